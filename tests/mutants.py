@@ -43,131 +43,23 @@ OPERATORS = re.compile(
     r"|perfsuite/.*"
 )
 """One or two for each kind of token. Not `|` and `*`, which stand in annotations and signatures, too."""
-LEFT_OUT = {
-    "": {  # in every module
-        r"@dataclass\(.*(frozen|kw_only)=False.*\)": "nothing is changed or made by position",
-        r"/,|.*[(,] /, \w+.*": "`*` of a signature: nothing is computed",
-        r".*\b(9{9,}|10{8,}1)\.0.*": "a part in 10^9",
-    },
-    "analysis/agreement.py": {
-        r".*reports\[ -1\]\.(tokens_per_step|world_size).*": "collect has checked that ranks agree",
-        r"flops = reports\[ -1\]\.flops": "those of the whole model, which each rank knows",
-        r".*(evidence\[ -?1\]|(of_ranks|seen)\[ -1\])\.data_parallel.*": "the case says it, of all ranks",
-        r"samples = fmean\(each\.samples or -?1 .*": "ranks without samples are left out before",
-        r"self\.tokens = fmean\(evidence\.tokens or -?1 .*": "ranks without tokens are left out before",
-    },
-    "analysis/trace.py": {
-        r"return number if number < self\.steps else - 2": "no step has this number either",
-    },
-    "case/hardware.py": {
-        r".*self\.compute_capability or \((?!0, 0\)).*": "every card that is known is newer",
-    },
-    "results/amounts.py": {
-        r".*if 0 (<= abs\(value\) <|< abs\(value\) <=) 100 .*": "0 and 100 read the same",
-    },
-    "results/baseline.py": {
-        r"if tenth <= 1:": "of ten steps each mean is over one",
-    },
-    "analysis/collect.py": {
-        r".*strict=False\).*": "checked just before: as many values of each rank",
-        r"if nodes >= 1:": "the ranks of one node have one host",
-        r"first = reports\[ -1\]": "where ranks disagree, that is told first",
-    },
-    "analysis/figures.py": {
-        r".*in zip\(steps, (lag|behind), strict=False\).*": "both have one entry a rank",
-        r"is_replicated = .* < 1e-6 .*": "no difference is just the bound",
-        r"middle = \(start - count\) // 2": "the same step, counted from the end",
-    },
-    "analysis/health.py": {
-        r"UNKNOWN = Health\(samples=0, .*= ?-?1.*": "nobody reads them without samples",
-        r".*\.get\(name, -1\).*": "no share is below 0, and both are no throttling",
-        r"return \(slowest, fastest, lag\) if lag >= .*": "no quotient of floats is just 0.1 below 1",
-    },
-    "results/count_baseline.py": {
-        r"return self\.counts\[ -1\]\.counts\.method": "all ranks are counted by one method",
-    },
-    "results/counts.py": {
-        r".*counts=group\[max\(group\)\]\).*": "the counts of a group are equal",
-    },
-    "results/quantities.py": {
-        r"allowed=lambda counts: -?1 if counts\.memory is None .*": "nothing is read without memory",
-    },
-    "results/run_dir.py": {
-        r"return sorted\(stacks, key=lambda each: \( ?- ?2 if .*": "before every rank, as -1 is",
-        r"return sorted\(.*key=lambda each: each\.number or -?1\)": "only for mypy: None is left out before",
-    },
-    "analysis/cause.py": {
-        r"innermost = place\.splitlines\(\)\[ 0:2\]": "the head of a stack names no file",
-    },
-    "verdict/loss.py": {
-        r".* apart >= CLEAR .*": "the same norms are told by nobody",
-        r"apart = .*min\(second\) - min\(first\)\)": "`CLEAR` times apart, no sides overlap",
-        r".*default= -1\)": "range(-1) is as empty as range(0)",
-        r".* if mean else -1\.0 for .*": "it sorts as 0; at the median a spread allows more",
-        r".*zip\(spreads, means, strict=False\).*": "both have one value for each tenth",
-    },
-    "verdict/comparability.py": {
-        r".* abs\(math\.log\(today / then\)\) >= .*": "no quotient has a logarithm of just 0.1",
-    },
-    "verdict/count_sentences.py": {
-        r".*if \(by\[name\] > -1\) == is_new.*": "what is 0 is left out before",
-        r".*changes\[ -1\].*": "a group and graphs change in one field",
-    },
-    "verdict/paired_comparison.py": {
-        r'return "regressed" if seen\.change >= 0 .*': "it is beyond the tolerance: not 0",
-        r".*(size >= t_quantile|\* error (>|<=) slow).*": "no estimate is just the bound",
-    },
-    "verdict/exact.py": {
-        r"noise = -1 if .*": "it is no more than the floor, and nothing is within it",
-        r".*zip\(by, launches, strict=False\).*": "`by` has one for each launch",
-        r".* > MANY_MORE \* quantity\.calls\(before\) >= 0 .*": "the same bytes need a call before, too",
-        r"return 6": "it stays the last",
-    },
-    "verdict/judge.py": {
-        r".*unjudged\(metric, runs\[ -1\], .*": "all launches are of one case",
-        r".*runs\[ -?1\]\.machine\.device.*": "all launches of a case are on one hardware class",
-        r'outcome = "regressed" if worsening >= 0 .*': "it is beyond the tolerance: not 0",
-    },
-    "verdict/arms.py": {
-        r".*zip\(\*(failed|healthy), strict=False\)": "of each pair there are both",
-        r".*\bb\[ -1\]\.machine\.device.*": "all launches of an arm are on one machine",
-        r".*zip\(\(ARM_A, ARM_B\), pair, strict=False\).*": "of each pair there are both",
-        r".*worst_verdict\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
-    },
-    "verdict/noise.py": {
-        r".*zip\(row, shared, strict=False\).*": "`shared` has one for each of a row",
-        r"of_one_case = .* else -1\.0": "no more than 0 in both places",
-    },
-    "verdict/robust.py": {
-        r"return math\.expm1\(logarithm\) if logarithm (<= 700|< 699|< 701) .*": "floats end at 709",
-        r".*math\.sqrt\(degrees \* .* if exponent (<= 700|< 699|< 701) else math\.inf": "floats end at 709",
-        r".*if q <= top else top for q in squares.*": "at the bound, the value is the bound",
-        r"for _ in range\( (99|101)\):.*": "the iteration ends long before",
-        r".*high if x >= high else x for x in logs.*": "at the bound, the value is the bound",
-        r".*low if x <= low else high .*": "at the bound, the value is the bound",
-    },
-    "verdict/sequential.py": {
-        r".*(change \+ half >|change - half <|change <=) .*": "no estimate is just the bound",
-        r"(regresses = change \+ shift >=|passes = change - shift .* <=) .*": "no estimate is just the bound",
-    },
-    "verdict/waivers.py": {
-        r".*round\(regression\.share, 7\).*": "it, too, takes off what floats add",
-    },
-    "launch/hang.py": {
-        r"self\._longest_warm_up_s = -?1\.0  #.*": "three times as long is less than `HANG_S`",
-        r"self\._last_at = -?1\.0": "the first sign of life sets it before it is read",
-        r"warm_up_s = -?1\.0 if self\._longest_s .*": "three times as long is less than `HANG_S`",
-    },
-    "node/health_sampler.py": {
-        r"energy_j=.*(after or ?-?1\b|before or ?-?1\b).*": "only for mypy: both are known",
-        r"devices: int = -?1,": "without NVML nobody reads it",
-        r"self\._step = -?\d": "the first sample is due anyway",
-        r"self\._whole_at = [-+]WHOLE_EVERY_S": "the first sample is due anyway",
-        r"while any\(\(size or -?1\) > HELD_BYTES .*": "so little is no more than `HELD_BYTES`",
-        r".*zip\(.*, strict=False\).*": "every look and the cards are of the same GPUs",
-    },
+EVERYWHERE = {
+    r"@dataclass\((frozen=True)?(, )?(kw_only=True)?\)": "nothing is changed or made by position",
+    r"(?<=[(,] )\*(?=, \w)|^ *\*,$": "`*` of a signature: nothing is computed",
+    r"\b1e(9|\d\d)\b": "a part in 10^9",
 }
-"""Mutants that no test can or should kill, by module and changed line (a regular expression): the reason."""
+"""Pieces of code in any module (regular expressions) whose mutants no test should kill: the reason."""
+PRAGMA = re.compile(r"# pragma: no mutate(?: (?P<old>.+?)(?: to (?P<new>.+?))?)?: (?P<reason>.+)")
+"""The reason in the code for a mutant that no test can kill, behind its line or in a comment just above.
+
+    device = runs[0].machine.device  # pragma: no mutate: all launches are of one device
+    # pragma: no mutate 0): a byte is not more than `HELD_BYTES`
+    while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
+    claimed = reports[0].tokens_per_step  # pragma: no mutate [0] to [-1]: all ranks have the same
+
+The first leaves out all mutants of the line, the second those inside the named piece of it, the third the one
+that makes this change.
+"""
 
 
 class Swap(Operator):  # type: ignore[misc]
@@ -217,10 +109,64 @@ def changed_line(mutant: MutationSpec) -> str:
     return next(new.strip() for old, new in lines if old != new)
 
 
+def pragmas(lines: Sequence[str], number: int) -> Iterator[re.Match[str]]:
+    """Find the pragmas of a line: behind it, and in the comments just above."""
+    first = number - 1
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    for line in lines[first:number]:
+        pragma = PRAGMA.search(line)
+        if pragma is not None:
+            yield pragma
+
+
+def is_meant(pragma: re.Match[str], mutant: MutationSpec, line: str) -> bool:
+    """Whether a pragma of a mutant's line is about this mutant."""
+    old, new = pragma["old"], pragma["new"]
+    if old is None:
+        return True
+    code = PRAGMA.sub("", line)
+    assert code.count(old) == 1, f"{mutant.module_path}: {old!r} is not once in {code.strip()!r}"
+    if new is None:
+        return is_inside(mutant, code.index(old), code.index(old) + len(old))
+    return is_inside(mutant, 0, len(code)) and (
+        spaceless(code.replace(old, new)) == spaceless(PRAGMA.sub("", changed_line(mutant)))
+    )
+
+
+def is_inside(mutant: MutationSpec, begin: int, end: int) -> bool:
+    """Whether a mutant only changes what stands between two columns of its line."""
+    row, column = mutant.start_pos
+    end_row, end_column = mutant.end_pos
+    is_within: bool = row == end_row and begin <= column and end_column <= end
+    return is_within
+
+
+def spaceless(text: str) -> str:
+    return "".join(text.split())
+
+
 def is_left_out(mutant: MutationSpec) -> bool:
-    """Whether `LEFT_OUT` names a mutant."""
-    lines = {**LEFT_OUT[""], **LEFT_OUT.get(mutant.module_path.relative_to("perfsuite").as_posix(), {})}
-    return any(re.fullmatch(line, changed_line(mutant)) for line in lines)
+    """Whether no test can or should kill a mutant: `EVERYWHERE` says so, or a pragma of its line."""
+    lines = mutant.module_path.read_text().splitlines()
+    number, _ = mutant.start_pos
+    line = lines[number - 1]
+    if any(is_meant(pragma, mutant, line) for pragma in pragmas(lines, number)):
+        return True
+    pieces = [piece.span() for code in EVERYWHERE for piece in re.finditer(code, line)]
+    return any(is_inside(mutant, *span) for span in pieces)
+
+
+def unused_pragmas(module: Path) -> list[str]:
+    """Return the lines with pragmas that leave out no mutant of a module."""
+    lines = module.read_text().splitlines()
+    used = {
+        pragma.string
+        for mutant in mutants(module)
+        for pragma in pragmas(lines, mutant.start_pos[0])
+        if is_meant(pragma, mutant, lines[mutant.start_pos[0] - 1])
+    }
+    return [line.strip() for line in lines if PRAGMA.search(line) and line not in used]
 
 
 def copy(directory: Path) -> None:
@@ -245,6 +191,9 @@ def main() -> int:
         files = [file for path in map(Path, options.paths) for file in sorted([path, *path.rglob("*.py")])]
         every = [mutant for file in files if file.is_file() for mutant in mutants(file)]
         random.Random(options.seed).shuffle(every)
+        stale = [pragma for file in files if file.is_file() for pragma in unused_pragmas(file)]
+        if stale:
+            raise SystemExit("\n".join(["these pragmas leave out no mutant: delete or correct them", *stale]))
         counted = (mutant for mutant in every if not is_left_out(mutant))
         chosen = list(islice(counted, options.sample or None))
         return test(sorted(chosen, key=lambda mutant: (mutant.module_path, mutant.start_pos)))

@@ -234,16 +234,14 @@ def test_refuses_a_directory_with_a_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, FileError])
-def test_checkpoints_are_removed_however_it_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: type[BaseException]
-) -> None:
+def test_checkpoints_are_removed_however_it_ends(tmp_path: Path, ended: type[BaseException]) -> None:
     def launch(*args: Any) -> None:
         (RunDir(tmp_path).checkpoints / "2").mkdir(parents=True)
         raise ended
 
-    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    how = Launching(launcher=Mock(launch=launch))
     with pytest.raises(ended):
-        launch_once(make_case(), make_machine(), tmp_path)
+        launch_once(make_case(), make_machine(), tmp_path, how)
     assert RunDir(tmp_path).case.exists()
     assert not RunDir(tmp_path).checkpoints.exists()
 
@@ -256,10 +254,9 @@ def test_broken_package_metric_prevents_launches(tmp_path: Path, packages: Packa
 
 
 def test_figures_that_cannot_be_written_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalLauncher, "launch", lambda *args: None)
     monkeypatch.setattr(flow, "collect", lambda *args, **options: make_run())
     RunDir(tmp_path).run.mkdir()
-    run = launch_once(CASE, MACHINE, tmp_path)
+    run = launch_once(CASE, MACHINE, tmp_path, Launching(launcher=Mock()))
     assert run.figures == make_run().figures
     assert run.notes[-1].startswith(f"cannot write {RunDir(tmp_path).run}: ")
 

@@ -28,6 +28,7 @@ send less than this if the model has more than 20,000 parameters."""
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if the ranks do not train the same model; None if they do."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
+    # pragma: no mutate evidence[0]: the case says it for all ranks
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
     if all(each.collectives == 0 for each in evidence):
@@ -94,6 +95,7 @@ its model was given."""
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if the model was not given the claimed tokens; None if it was."""
     seen = _tokens(reports, case)
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if seen is None or case.framework.promises.tokens_vary:
         return None
@@ -124,6 +126,7 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     if case.unit == "samples":
         return _sample_notes(reports)
     seen = _tokens(reports, case)
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding) or tokens_differ(reports, case):
         return ()
@@ -174,14 +177,18 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
     It is only a note, because forward calls need not correspond to samples.
     """
     seen = [each.evidence for each in reports if each.evidence is not None and each.evidence.samples]
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if not seen:
         return ()
+    # pragma: no mutate 0 for: ranks without samples are not in `seen`
+    # pragma: no mutate seen[0] to seen[-1]: the case says it for all ranks
     samples = fmean(each.samples or 0 for each in seen) * seen[0].data_parallel
     if _is_near(samples, claimed):
         return ()
     return (
         f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
+        # pragma: no mutate [0] to [-1]: the case says it for all ranks
         f"{seen[0].data_parallel} data-parallel ranks). In the second step, the model was called with "
         f"{samples:.0f}, according to the first dimension of its input. Correct the case if these are "
         "samples",
@@ -193,7 +200,9 @@ class _Seen:
 
     def __init__(self, of_ranks: Sequence[Evidence], world_size: int, parts: int) -> None:
         self.world_size = world_size
+        # pragma: no mutate [0] to [-1]: the case says it for all ranks
         self.data_parallel = of_ranks[0].data_parallel
+        # pragma: no mutate 0 for: ranks without tokens are not in `of_ranks`
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
         self.of_all_ranks = self.tokens * (parts if parts > 1 else world_size / self.data_parallel)
         """The number of tokens if all ranks were given different tokens, as with split sequences."""
@@ -210,6 +219,7 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
     if case.unit == "samples":  # here, integer inputs are not tokens
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     return _Seen(given, reports[0].world_size, _parts(reports)) if given else None
 
 
@@ -238,7 +248,7 @@ def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
     """Yield a reason if all ranks together compute less than a forward takes: 2 N + 4 L H Q S per token."""
-    flops = reports[0].flops
+    flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has those of the whole model
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
@@ -246,6 +256,7 @@ def _less_than_the_formula(
     parts = _parts(reports)
     attention = per_token - 2 * flops.matmul_parameters
     per_token -= attention * (parts - 1) / (2 * parts)  # ring attention skips this part of causal sequences
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)
     if seen < OF_THE_FORMULA * takes:
@@ -261,6 +272,7 @@ def _less_than_the_gradients(
     """Yield a reason if data-parallel ranks keep parameters equal while training, but send almost nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     replicas_differ = case.framework.promises.replicas_differ
+    # pragma: no mutate evidence[0]: the case says it for all ranks
     if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())

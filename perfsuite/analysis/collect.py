@@ -213,10 +213,13 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     window = find_window(series[:end], case.max_warmup_steps, unmeasured=unmeasured)
     run = bare.replace(
         step_s=tuple(series),
+        # pragma: no mutate True: every rank has as many, as checked above
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
+        # pragma: no mutate True: every rank has as many, as checked above
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
         spans=_longest_spans([report.spans for report in reports]),
+        # pragma: no mutate True: every rank has as many, as checked above
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
         window=(window.start, end),
         memory=tuple(report.memory for report in reports if report.memory is not None),
@@ -265,6 +268,7 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return the maximum seconds of any rank, for each step or occurrence."""
+    # pragma: no mutate True: every rank has as many, as `collect` has checked
     return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
 
 
@@ -297,6 +301,7 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
         whole = max(times, key=lambda each: sum(each.seconds))
         if len({each.steps for each in times}) == len({len(each.seconds) for each in times}) == 1:
             whole = whole.replace(
+                # pragma: no mutate True: their lengths were compared just above
                 seconds=tuple(map(max, zip(*(each.seconds for each in times), strict=True)))
             )
         longest[name] = whole
@@ -325,14 +330,15 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
     }
     for what, values in of_ranks.items():
         if len(set(values)) > 1:
+            # pragma: no mutate True: there is one value for each rank
             by_rank = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
             yield f"ranks disagree on {what} ({by_rank})"
     world = case.topology.world_size
     nodes = case.topology.nodes
-    first = reports[0]
+    first = reports[0]  # pragma: no mutate [0] to [-1]: where ranks disagree, an earlier message says so
     if first.world_size != world:
         yield f"a world size of {world} was requested, but {first.world_size} ran"
-    if nodes > 1:
+    if nodes > 1:  # pragma: no mutate > to >=: the ranks of one node are on one host
         hosts = {report.host for report in reports}
         if len(hosts) != nodes:
             yield f"{nodes} nodes were requested, but the ranks ran on {', '.join(sorted(hosts))}"

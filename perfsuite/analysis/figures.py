@@ -42,7 +42,9 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     series = []
     behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of the rank's first i-1 steps
     for steps in zip(*step_s, strict=True):
+        # pragma: no mutate True: both have one entry for each rank
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
+        # pragma: no mutate True: both have one entry for each rank
         behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
         series.append(took)
     return series
@@ -89,7 +91,7 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
     # A rolling median can be flat although up to two of its first steps are not. Skip those as well.
     while start < max_warmup and abs(step_s[start] - level) > bound:
         start += 1
-    middle = (start + count) // 2
+    middle = (start + count) // 2  # pragma: no mutate +: the same step, counted from the end
     drift = abs(median(step_s[start:middle]) - median(step_s[middle:]))
     return Window(start, drift <= bound)
 
@@ -216,6 +218,7 @@ def _gradient_norm(squares: Sequence[float | None]) -> float | None:
     measured = [each for each in squares if each is not None and math.isfinite(each)]
     if len(measured) < len(squares):
         return None
+    # pragma: no mutate <=: no difference is exactly the bound
     is_replicated = max(measured) - min(measured) <= 1e-6 * max(measured)
     return math.sqrt(measured[0] if is_replicated else sum(measured))
 

@@ -24,6 +24,7 @@ BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerB
 are normal."""
 DEVICE_LAG = 0.10  # relative amount by which the slowest GPU may lag behind the fastest in equal work
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the steps"
+# pragma: no mutate seconds=0, steps=0: nobody reads them without samples
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified failure may be a bug in a kernel
     "uncorrectable ecc",
@@ -78,6 +79,7 @@ def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
     """Return slowest rank, fastest rank and lag as a share; None if the lag is at most `DEVICE_LAG`."""
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
     lag = 1 - rates[slowest] / rates[fastest]
+    # pragma: no mutate >: no quotient of floats is exactly 0.1 below 1
     return (slowest, fastest, lag) if lag > DEVICE_LAG else None
 
 
@@ -126,6 +128,7 @@ def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
 
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     problems = [f"{device.name}: {fault}" for fault in device.memory_faults]
+    # pragma: no mutate name, 0 to name, -1: both are below every share that is bad
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
     bad = [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]
     if bad:

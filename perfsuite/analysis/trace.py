@@ -84,7 +84,7 @@ class _Window:
     def step(self, at: float) -> int:
         """Return the number of the step at a moment, as in `_Call`."""
         number = bisect_right(self.starts, at) - 1
-        return number if number < self.steps else -1
+        return number if number < self.steps else -1  # pragma: no mutate -1 to -2: no step has either number
 
 
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:

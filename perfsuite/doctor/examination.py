@@ -7,6 +7,7 @@ from perfsuite.doctor import gpus, machine, torch_checks
 from perfsuite.doctor.launches import launch_rows
 from perfsuite.doctor.rows import Row
 from perfsuite.extensions import Extension
+from perfsuite.worker.probes.doctor_facts import DoctorFile
 
 
 def examine(
@@ -15,8 +16,13 @@ def examine(
     quick: bool,
     load_command: Callable[[Extension], object],
     say: Callable[[str], None] = lambda text: None,
+    probe: Callable[..., DoctorFile | Row] = torch_checks.probe,
+    launch: Callable[[Machine, Callable[[str], None]], list[Row]] = launch_rows,
 ) -> list[Row]:
-    """Run all checks of a machine, which can take minutes. `say` is called to report progress."""
+    """Run all checks of a machine, which can take minutes. `say` is called to report progress.
+
+    `probe` tries torch in another process, and `launch` makes the launches.
+    """
     rows = [
         *machine.machine_rows(detected),
         *machine.system_rows(detected),
@@ -25,7 +31,7 @@ def examine(
         machine.extensions_row(load_command),
     ]
     say("importing torch" if quick else "training a small model in one process, with and without the clock")
-    probed = torch_checks.probe(detected, quick=quick)
+    probed = probe(detected, quick=quick)
     if isinstance(probed, Row):
         return [*rows, probed]
     rows += torch_checks.torch_rows(probed, detected)
@@ -34,5 +40,5 @@ def examine(
         rows += torch_checks.clock_rows(probed.clock)
     broken = {row.check for row in rows if row.status == "fail"}
     if not quick and not broken & {"torch and GPUs", "extensions"}:  # these failures prevent launches
-        rows += launch_rows(detected, say)
+        rows += launch(detected, say)
     return rows

@@ -72,7 +72,11 @@ def small_case(machine: Machine) -> Case:
 
 
 def inject_all(
-    case: Case, machine: Machine, *, expectations: tuple[Expectation, ...] = EXPECTED
+    case: Case,
+    machine: Machine,
+    *,
+    expectations: tuple[Expectation, ...] = EXPECTED,
+    max_unhealthy: int = UNHEALTHY_LAUNCHES,
 ) -> Iterator[Row]:
     """Record a baseline, test each fault, and finally test the case without a fault. Yields their rows."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
@@ -87,15 +91,22 @@ def inject_all(
         yield passed("baseline", observed)
         recorded = from_runs(verdict.healthy(runs))
         for expected in (*expectations, CLEAN):  # CLEAN is last, to expose processes left behind
-            yield _judged(case, machine, root, expected, recorded)
+            yield _judged(case, machine, root, expected, recorded, max_unhealthy)
 
 
-def _judged(case: Case, machine: Machine, root: Path, expected: Expectation, recorded: Baseline) -> Row:
+def _judged(
+    case: Case,
+    machine: Machine,
+    root: Path,
+    expected: Expectation,
+    recorded: Baseline,
+    max_unhealthy: int,
+) -> Row:
     name = f"inject {expected.inject or 'nothing'}"
     if expected.inject == "hang":
         needs_torch = framework_of(case).plan(case).needs_torch
         case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else 3)
-    policy = Policy(max_unhealthy=UNHEALTHY_LAUNCHES)
+    policy = Policy(max_unhealthy=max_unhealthy)
     reference = Reference(baseline=recorded, noise=class_noise([recorded]), policy=policy)
     launching = Launching(inject=expected.inject)
     runs, verdict = measure(case, machine, root / f"{expected.inject}", reference, launching)

@@ -1,7 +1,7 @@
 """The faults of `perfsuite selftest` that change the work of a step. Counts show them in one launch."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,20 +54,25 @@ def bases(machine: Machine) -> tuple[Base, ...]:
     )
 
 
-def inject_structural(machine: Machine) -> Iterator[Row]:
-    """Test each fault, and each case without a fault, in one launch each. Yields a row per launch."""
+def inject_structural(
+    machine: Machine, *, tried: Sequence[Base] | None = None, launch: Callable[..., Run] = launch_once
+) -> Iterator[Row]:
+    """Test each fault, and each case without a fault, in one launch each. Yields a row per launch.
+
+    `tried` are the cases with their faults, by default `bases`.
+    """
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
-        for base in bases(machine):
+        for base in bases(machine) if tried is None else tried:
             reason = unsupported(base.case, machine)
             if reason is not None:
                 yield from (unknown(f"inject {kind}", "not tested here", reason) for kind in base.faults)
             else:
-                yield from _counted(base, machine, Path(directory))
+                yield from _counted(base, machine, Path(directory), launch)
 
 
-def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
+def _counted(base: Base, machine: Machine, directory: Path, launch: Callable[..., Run]) -> Iterator[Row]:
     def launched(name: str, inject: str | None = None) -> Run:
-        return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
+        return launch(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
 
     before = launched("before")
     name = base.case.framework.name

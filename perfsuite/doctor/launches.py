@@ -28,7 +28,12 @@ REVIEWED_DEGREES = 30
 """Launches of a typical reviewed baseline, and degrees of freedom of the noise from several of them."""
 
 
-def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
+def launch_rows(
+    machine: Machine,
+    say: Callable[[str], None],
+    *,
+    measure: Callable[..., tuple[list[Run], Verdict]] = measure,
+) -> list[Row]:
     """Launch a small case on every device a few times, and check rates, health, noise, and the gate."""
     case = small_case(machine)
     reference = Reference(policy=Policy(record_launches=LAUNCHES))

@@ -71,35 +71,44 @@ def drive(
     process: subprocess.Popen[bytes],
     on_progress: OnProgress,
     is_broken: Callable[[], bool] = lambda: False,
+    *,
+    hang: HangDetector | None = None,
+    reports_s: float = REPORTS_S,
+    end_s: float = END_S,
 ) -> Failure | None:
     """Watch a job until its command ends. Return a failure if the job had to be ended, and None if not.
 
     If the job had to be ended, each rank has written its stacks, and each agent the health of its node. If an
-    agent died (`is_broken`), return at once: the launcher then ends the job.
+    agent died (`is_broken`), return at once: the launcher then ends the job. `hang` decides when the job
+    hangs.
     """
     with Beats(job.run_dir.lease) as beats:
-        failure = _watch(job, process, on_progress, is_broken)
+        failure = _watch(job, process, on_progress, is_broken, hang or HangDetector(), reports_s)
         if failure is not None:
             beats.end_job()
-            wait_for(process, END_S)
+            wait_for(process, end_s)
         return failure
 
 
 def _watch(
-    job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress, is_broken: Callable[[], bool]
+    job: Job,
+    process: subprocess.Popen[bytes],
+    on_progress: OnProgress,
+    is_broken: Callable[[], bool],
+    hang: HangDetector,
+    reports_s: float,
 ) -> Failure | None:
     run_dir = job.run_dir
     case = job.case
     began = listed_at = time.monotonic()
     steps = tokens = reports = 0
     running: dict[int, str] = {}
-    hang = HangDetector()
     while not (wait_for(process, POLL_S) or is_broken()):
         with contextlib.suppress(OSError, ValueError, FileError):
             steps, tokens = map(int, read_text(run_dir.progress, LARGEST_OWN).split())
         on_progress(steps, tokens)
         now = time.monotonic()
-        if now - listed_at > REPORTS_S:
+        if now - listed_at > reports_s:
             listed_at = now
             reports = len(run_dir.all_ranks()) + len(run_dir.all_profiles())
             running = run_dir.all_running()

@@ -13,16 +13,27 @@ LONGEST_WARM_UPS = 3
 
 
 class HangDetector:
-    """Detects a hanging job: one with no sign of life for `allowed_s` seconds.
+    """Detects a hanging job: one with no sign of life for a long time.
 
-    A sign of life is the start of training, a step, or the report of a rank.
+    That is `hang_s` seconds or `longest_steps` times the longest step, whichever is longer. A sign of life is
+    the start of training, a step, or the report of a rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        hang_s: float = HANG_S,
+        longest_steps: float = LONGEST_STEPS,
+        longest_warm_ups: float = LONGEST_WARM_UPS,
+    ) -> None:
+        self._hang_s = hang_s
+        self._longest_steps = longest_steps
+        self._longest_warm_ups = longest_warm_ups
         self._longest_s = 0.0  # the longest time between two signs of life after the warm-up steps
+        # pragma: no mutate 0.0: three times as long is less than `hang_s`
         self._longest_warm_up_s = 0.0  # the same, from the start of training to the end of warm-up
         self._last: tuple[bool, int, int] | None = None  # the last sign of life passed to `quiet_s`
-        self._last_at = 0.0
+        self._last_at = 0.0  # pragma: no mutate 0.0: the first sign of life sets it before it is read
 
     def quiet_s(
         self, now: float, *, is_training: bool, steps: int, reports: int, is_in_event: bool = False
@@ -56,5 +67,7 @@ class HangDetector:
     @property
     def allowed_s(self) -> float:
         """Maximum number of seconds without a sign of life."""
+        # pragma: no mutate 0.0: three times as long is less than `hang_s`
         warm_up_s = 0.0 if self._longest_s else self._longest_warm_up_s
-        return max(HANG_S, LONGEST_STEPS * self._longest_s, LONGEST_WARM_UPS * warm_up_s)
+        of_steps = self._longest_steps * self._longest_s
+        return max(self._hang_s, of_steps, self._longest_warm_ups * warm_up_s)

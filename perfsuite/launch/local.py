@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 from perfsuite.case.hardware import Machine
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
+from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.node.machine import detect
 from perfsuite.node.processes import JOB_MARK, KILL_S, has_ended, not_killed, sweep, wait_for
@@ -27,6 +29,13 @@ class LocalLauncher(Launcher):
     """Runs jobs of one node on this machine."""
 
     runs_here: ClassVar[bool] = True
+
+    def __init__(
+        self, *, new_detector: Callable[[], HangDetector] = HangDetector, kill_s: float = KILL_S
+    ) -> None:
+        """Create a launcher. `new_detector` decides when a job hangs; a killed agent is gone in `kill_s`."""
+        self._new_detector = new_detector
+        self._kill_s = kill_s
 
     def machine(self, shared: Path) -> Machine:
         """Return this machine with its GPUs, if it has any."""
@@ -40,19 +49,19 @@ class LocalLauncher(Launcher):
         variables = {**environment(job), **ours}
         with started(agent_command(job), job.run_dir.agent_log(0), variables, job.directory) as agent:
             try:
-                return drive(job, agent, on_progress)
+                return drive(job, agent, on_progress, hang=self._new_detector())
             finally:
-                _kill(agent, mark)
+                _kill(agent, mark, self._kill_s)
 
 
-def _kill(agent: subprocess.Popen[bytes], mark: str) -> None:
+def _kill(agent: subprocess.Popen[bytes], mark: str, kill_s: float) -> None:
     try:
         if not has_ended(agent):  # while the agent lives, orphans of the job are its children
             sweep(mark, agent.pid)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(agent.pid, signal.SIGKILL)
-        is_dead = wait_for(agent, KILL_S)
+        is_dead = wait_for(agent, kill_s)
         sweep(mark)
     if not is_dead:
         raise not_killed([agent.pid])

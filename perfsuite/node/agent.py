@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -69,7 +69,12 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
             os.environ[name] = f"{directory}-of-node-{node}"
 
 
-def _watched(job: AgentJob) -> list[Failure]:
+def _watched(
+    job: AgentJob,
+    *,
+    run: Callable[[AgentJob], list[Failure]] = ranks.run,
+    new_lease: Callable[..., Lease] = Lease,
+) -> list[Failure]:
     """Run the job and sample the node's health, until the job ends or the driver stops it.
 
     The first thread that acquires the lock `ending` writes this node's launch file, once. It is the agent's
@@ -113,10 +118,10 @@ def _watched(job: AgentJob) -> list[Failure]:
         ending.acquire(timeout=LATCH_S)
         _end(why)
 
-    Lease(job.run_dir.lease, end, lost).hold()
+    new_lease(job.run_dir.lease, end, lost).hold()
     watch.begin()
     try:
-        failures = ranks.run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
+        failures = run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
     except Exception as error:
         where = f"{socket.gethostname()}: " if job.topology.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {message_of(error)}"

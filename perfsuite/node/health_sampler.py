@@ -49,9 +49,10 @@ class Sampler:
     def __init__(
         self,
         *,
-        devices: int = 0,
+        devices: int = 0,  # pragma: no mutate 0: nobody reads it without NVML
         nvml: Any | None = None,
         pid: int | None = None,
+        job: JobProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         proc: Path = Path("/proc"),
@@ -60,16 +61,16 @@ class Sampler:
         self._sleep = sleep
         self._proc = proc
         self._cores = os.sched_getaffinity(0)
-        self._job = JobProcesses(pid or os.getpid())
+        self._job = job or JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
         # The cores near each GPU, after `prepare`; empty if unknown.
         self.near_cores: tuple[frozenset[int], ...] = ()
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
-        self._step = 0
+        self._step = 0  # pragma: no mutate 0: the first sample is due anyway
         self._sampled_at = -EVERY_S
-        self._whole_at = -WHOLE_EVERY_S
+        self._whole_at = -WHOLE_EVERY_S  # pragma: no mutate -: the first sample is due anyway
         self._scanned_at = -RESCAN_S
         # The sample at the beginning of training. On a CPU, until training begins, the sample at the
         # beginning of the launch.
@@ -82,6 +83,7 @@ class Sampler:
             return
         until = self._clock() + FREE_S
         held = self._gpus.used_bytes()
+        # pragma: no mutate 0): a byte is not more than `HELD_BYTES`
         while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
             self._sleep(FREE_POLL_S)
             held = self._gpus.used_bytes()
@@ -196,6 +198,7 @@ def _health(
     first = samples[0]
     last = samples[-1]
     seconds = last.at - first.at
+    # pragma: no mutate True: all samples are of the same GPUs
     gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
     cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
     slowest = [
@@ -207,6 +210,7 @@ def _health(
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,
+        # pragma: no mutate True: the cards and the samples are of the same GPUs
         devices=tuple(_device(card, readings) for card, readings in zip(cards, gpus, strict=True)),
         sm_clocks_mhz=tuple((step, median(clocks)) for step, clocks in slowest if clocks),
         notes=notes,
@@ -234,8 +238,9 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     reasons = _known(reading.reasons for reading in readings)
     before = readings[0].energy_j
     after = readings[-1].energy_j
-    # The counter may have been reset.
-    has_counted = before is not None and after is not None and after > before
+    energy_j = None
+    if before is not None and after is not None and after > before:  # else the counter was reset, or missing
+        energy_j = round(after - before, 3)
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes
     throttled = Counter(name for active in reasons for name in active)
@@ -245,7 +250,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
         sm_clock_mhz_min=min(clocks, default=None),
         utilisation=_mean(reading.utilisation for reading in readings),
         power_w=_mean(reading.power_w for reading in readings),
-        energy_j=round((after or 0) - (before or 0), 3) if has_counted else None,
+        energy_j=energy_j,
         temperature_c=max(_known(reading.temperature_c for reading in readings), default=None),
         throttled=shares if reasons else None,
         foreign_memory_bytes=max(_known(reading.foreign_bytes for reading in readings), default=None),

@@ -35,8 +35,9 @@ Wish = Literal["go", "end"]
 class Beats:
     """The driver's side: writes the text from a separate thread. Write errors are ignored."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, beat_s: float = BEAT_S) -> None:
         self._file = file
+        self._beat_s = beat_s
         self._wish: Wish = "go"
         self._changed = threading.Event()
         self._is_over = False
@@ -58,7 +59,7 @@ class Beats:
 
     def _work(self) -> None:
         for count in itertools.count(1):
-            self._changed.wait(BEAT_S)
+            self._changed.wait(self._beat_s)
             self._changed.clear()
             if self._is_over:
                 return

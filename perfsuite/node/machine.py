@@ -178,11 +178,11 @@ CPU_FILE = Path("/proc/cpuinfo")
 
 
 @functools.cache
-def _cpu_name() -> str:
+def _cpu_name(file: Path = CPU_FILE) -> str:
     try:
-        content = CPU_FILE.read_text()
+        content = file.read_text()
     except OSError as error:
-        raise MachineError(f"{CPU_FILE} cannot be read: {error.strerror}. Mount /proc") from None
+        raise MachineError(f"{file} cannot be read: {error.strerror}. Mount /proc") from None
     match = re.search(r"^model name\s*:\s*(.+)$", content, re.MULTILINE)
     return match[1].strip() if match else platform.machine()
 

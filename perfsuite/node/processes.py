@@ -92,7 +92,9 @@ class JobProcesses:
         return seconds
 
 
-def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
+def ask_for_stacks(
+    run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0, *, wait_s: float = STACKS_S
+) -> None:
     """Make the processes of a node that called `leash.listen` write their stacks.
 
     Returns when the files have stopped growing.
@@ -108,7 +110,7 @@ def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: i
                 process.send_signal(STACKS_SIGNAL)
                 expected.append(files[process.pid])
     before: list[int] = []
-    until = time.monotonic() + STACKS_S
+    until = time.monotonic() + wait_s
     while expected and time.monotonic() < until:
         sizes = [file.stat().st_size for file in expected]
         if all(sizes) and sizes == before:

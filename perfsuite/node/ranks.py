@@ -127,7 +127,9 @@ def _model_code(request: CaseFile) -> dict[str, str]:
     return {MODEL_CODE: f"transformers.models.{name}.modeling_{name}{adapters}"}
 
 
-def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
+def _fork(
+    job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str], *, server_s: float = SERVER_S
+) -> list[Failure]:
     """Fork ranks of perfsuite's worker from this process, or from the server that has imported torch."""
     path = str(job.run_dir.path)
     ranks: dict[int | None, BaseProcess] = {
@@ -138,25 +140,25 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
         for forked in ranks.values():
             forked.start()
     except (EOFError, OSError):
-        ended = _server_ended()
+        ended = _server_ended(server_s)
         if not ended:
             raise
         return ended
     _bind(job, ranks.values())
     failures = _wait(job, ranks)
     if any(failure.message == NO_EXIT_CODE for failure in failures):
-        return _server_ended() or failures  # the ranks die with the server
+        return _server_ended(server_s) or failures  # the ranks die with the server
     return failures
 
 
-def _server_ended() -> list[Failure]:
+def _server_ended(server_s: float) -> list[Failure]:
     """Return the failure of the fork server; empty if the server has not ended or does not exist."""
     import psutil
 
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     with contextlib.suppress(psutil.Error):
         if pid is not None:
-            end = _exit_code(psutil.Process(pid).wait(SERVER_S))
+            end = _exit_code(psutil.Process(pid).wait(server_s))
             message = f"multiprocessing's fork server, the parent of the ranks, ended with {end}"
             return [Failure(kind="error", message=message, at=time.time())]
     return []

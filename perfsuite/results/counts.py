@@ -260,6 +260,7 @@ class RankCounts(OfRanks):
 def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
     """Merge the counts of all ranks. Ranks with equal counts share an entry; entries are in rank order."""
     groups = grouped(counts, lambda one, other: one == other)
+    # pragma: no mutate min: the counts of a group are equal
     return tuple(RankCounts(ranks=tuple(group), counts=group[min(group)]) for group in groups)
 
 

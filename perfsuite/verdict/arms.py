@@ -66,6 +66,7 @@ def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """Return the machine's problems by number of the pair, from 1, for the pairs that are not evidence."""
     problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
+        # pragma: no mutate True: a pair has a run of each arm
         for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
             for problem in launch_problems(run, None):
                 problems.setdefault(number, []).append(f"{arm}: {problem}")
@@ -212,7 +213,7 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
         failed = [("mismatch", _changed_by(why)) for _, why in failed]
     if not failed:
         return None
-    (kind, *_), reasons = zip(*failed, strict=True)
+    (kind, *_), reasons = zip(*failed, strict=True)  # pragma: no mutate True: each failure has both
     launches = len(a) + len(b)
     return Verdict(outcome="failed", launches=launches, failure=kind, reasons=reasons, against=ARM_A)
 
@@ -254,6 +255,7 @@ def _judge_healthy(
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
     of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, but not judged
+    # pragma: no mutate [0] to [-1]: all launches of an arm are on one machine
     for metric in judged_metrics((run.figures for run in (*a, *b)), b[0].machine.device):
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
@@ -267,6 +269,7 @@ def _judge_healthy(
         findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
         outcome = "not counted" if counts.outcome == "not counted" else "passed"
         counts = counts.replace(outcome=outcome, findings=findings)
+    # pragma: no mutate +: `arms` counts the launches itself, at its end
     verdict = worst_verdict(checks, len(a) + len(b)).replace(counts=counts, explained=why)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
@@ -304,11 +307,12 @@ def _check(
         both = zip(a, b, strict=True)
         pairs = [pair for pair in both if all(metric.of(run.figures) is not None for run in pair)]
         if not pairs:
+            # pragma: no mutate b[0].machine to b[-1].machine: all launches of an arm are on one machine
             check = unjudged(metric, b[0], [], [metric.reference_s], metric.tolerance(b[0].machine.device))
             return check.replace(outcome="inconclusive", note=f"not seen in {ARM_B}; {UNSEEN_SPAN}")
         a, b = zip(*pairs, strict=True)
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
-    device = b[0].machine.device
+    device = b[0].machine.device  # pragma: no mutate [0] to [-1]: all launches of an arm are on one machine
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
     check = unjudged(metric, b[0], now, before, tolerance)
     for arm, values in ((ARM_A, before), (ARM_B, now)):

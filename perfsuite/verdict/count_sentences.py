@@ -14,10 +14,12 @@ MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a s
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
     """Describe the change of one quantity. `changes` are the fields that differ, at least one."""
+    # pragma: no mutate [0] to [-1]: only phases of Python are several, and all of these are in a step
+    change = changes[0]
     if isinstance(quantity, Group):
-        return _group(quantity, changes[0], before, now)
-    if quantity is quantities.GRAPHS and not changes[0].now:
-        return f"nothing is compiled any more, {changes[0].before} graphs before"
+        return _group(quantity, change, before, now)
+    if quantity is quantities.GRAPHS and not change.now:
+        return f"nothing is compiled any more, {change.before} graphs before"
     if quantity is quantities.FLOPS:
         changes = [change._replace(field=change.field.removeprefix("FLOPs in ")) for change in changes]
     first, *others = (
@@ -25,7 +27,7 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
     )
     fields = ", ".join([first, *(other.removeprefix(quantity.name).lstrip() for other in others)])
     of_no_step = quantity in quantities.COMPILED or quantity in quantities.OF_SPANS or quantity.of_worker
-    is_outside_of_steps = quantity.is_python and changes[0].field == quantity.name
+    is_outside_of_steps = quantity.is_python and change.field == quantity.name
     in_a_step = quantity.unit == "calls" and not (of_no_step or is_outside_of_steps)
     return fields + (" a step" if in_a_step else "") + _because(quantity, before, now)
 
@@ -85,6 +87,7 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
+    # pragma: no mutate > 0 to > -1: a name whose calls did not change is not in `by`
     new, old = ([name for name in by if (by[name] > 0) == is_new] for is_new in (True, False))
     is_told = (is_replaced or is_gone) and new and old
     return f"{' and '.join(new)} instead of {' and '.join(old)}" if is_told else ""

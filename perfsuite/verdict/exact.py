@@ -223,7 +223,7 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     device, so they come last.
     """
     if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
-        return 5
+        return 5  # pragma: no mutate 5 to 6: it stays last
     if quantity in _WAITS:
         return 1
     if finding.unit == "calls":
@@ -259,6 +259,7 @@ def _finding(
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
+    # pragma: no mutate 0 to -1: the floor is at least 0, and no change is within 0
     noise = 0 if target.startswith(DRY) else quantity.allowed(before)
     floor = 0 if _has_other_calls(quantity, before, launches, by) else quantity.floor(before)
     allowed = max(noise, floor)
@@ -269,6 +270,7 @@ def _finding(
         outcome = "regressed"
     elif all(each < -allowed for each in by):
         outcome = "improved"
+    # pragma: no mutate True: `by` has one entry for each launch
     now = min(zip(by, launches, strict=True), key=lambda each: abs(each[0]))[1]
     hidden = {*unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
@@ -302,6 +304,7 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
     return (
         isinstance(quantity, Group)
         and quantity.ranks > 1
+        # pragma: no mutate > 0 to >= 0: equal bytes mean that there were calls before
         and all(quantity.calls(counts) > MANY_MORE * quantity.calls(before) > 0 for counts in launches)
     )
 

@@ -142,6 +142,7 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
     failed = _unlike(runs, baseline) or _other_loss(runs, baseline)
     if failed is not None:
         return failed
+    # pragma: no mutate runs[0]: all launches of a case have one device
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
     checks = (_check(metric, runs, baseline, noise, policy) for metric in exact)
     worse = [check for check in checks if check.outcome == "regressed"]
@@ -164,6 +165,7 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics], len(runs))
     verdict = worst_verdict(checks, len(runs))
     both = zip(metrics, checks, strict=True)
+    # pragma: no mutate runs[0]: all launches of a case have one device
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
         return verdict.replace(outcome="undecided")
@@ -193,6 +195,7 @@ def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]
     # A span that the baseline lacks is shown, but not judged.
     of_spans = span_metrics(launch.figures for launch in before)
     figures = (launch.figures for launches in (runs, before) for launch in launches)
+    # pragma: no mutate 0: all launches of a case have one device
     metrics = judged_metrics(figures, runs[0].machine.device)
     return [metric for metric in metrics if not isinstance(metric, SpanSeconds) or metric in of_spans]
 
@@ -292,7 +295,7 @@ def _check(
         return check
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it again")
-    device = runs[0].machine.device
+    device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     metric = metric.against(launch.figures for launch in baseline.launches)
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, metric.tolerance(device))
@@ -322,10 +325,11 @@ def _span_check(
 ) -> Check:
     """Check a span in the launches that have it. The first may have compiled what the others reuse."""
     metric = metric.against(launch.figures for launch in baseline.launches)
-    device = runs[0].machine.device
+    device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     values = (metric.of(run.figures) for run in runs)
     now = [value for value in values if value is not None]
     then = baseline.values(metric.name)
+    # pragma: no mutate [0] to [-1]: all launches are of one case
     check = unjudged(metric, runs[0], now, then, metric.tolerance(device))
     if not now:
         cold = f"{COLD}{metric.label}"
@@ -373,6 +377,8 @@ def median_of(values: Sequence[float | None]) -> float | None:
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
     values = [metric.of(run.figures) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
+    # pragma: no mutate runs[0], to runs[-1],: all launches are of one case
+    # pragma: no mutate runs[0].machine: all launches of a case have one device
     check = unjudged(metric, runs[0], values, then, metric.tolerance(runs[0].machine.device))
     wrong = [
         f"the {what} is {value}"
@@ -459,5 +465,6 @@ def tolerance_check(metric: Metric, check: Check, tolerance: float) -> Check:
     worsening = metric.worsening(check.measured, check.baseline)
     outcome: Outcome = "passed"
     if abs(worsening) > tolerance:
+        # pragma: no mutate > 0 to >= 0: the change is beyond the tolerance, so it is not 0
         outcome = "regressed" if worsening > 0 else "improved"
     return check.replace(outcome=outcome, change=metric.change(worsening), minimum_detectable=check.allowed)

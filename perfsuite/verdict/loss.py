@@ -342,6 +342,8 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     if count < fewest:
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
     spreads = [_deviation(values, mean) for values, mean in zip(places, means, strict=True)]
+    # pragma: no mutate True: both have one entry for each place
+    # pragma: no mutate 0.0 to -1.0: it sorts like 0; as the median, the floor is more
     typical = median(spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True))
     sigmas = t_quantile(LOSS_SIGMAS, degrees * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
@@ -352,7 +354,7 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
 
 def _by_place(curves: Sequence[Curve]) -> list[list[float]]:
     """Return the values of all curves at each place, up to the end of the longest curve."""
-    longest = max(map(len, curves), default=0)
+    longest = max(map(len, curves), default=0)  # pragma: no mutate 0 to -1: range(-1) is as empty as range(0)
     return [[curve[place] for curve in curves if len(curve) > place] for place in range(longest)]
 
 

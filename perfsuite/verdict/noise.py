@@ -129,7 +129,9 @@ def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float
         rows.append([mean - fmean(means) for mean in means])
     degrees = len(cases[0]) - 1
     shared = [fmean(column) for column in zip(*rows, strict=True)]
+    # pragma: no mutate True: `shared` has one entry for each of a row
     residual = sum((value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True))
+    # pragma: no mutate 0.0 to -1.0: a variance below 0 counts as 0
     of_one_case = residual / (degrees * (len(cases) - 1)) if len(cases) > 1 else 0.0
     of_launches = sigma**2 * fmean(1 / len(launches) for case in cases for launches in case.values())
     observed = sum(common**2 for common in shared) / degrees

@@ -227,9 +227,13 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> Outcome:
     error = seen.sigma * seen.error / math.sqrt(count)
     size = abs(seen.change)
     toward = seen.ordered if seen.change >= 0 else [-value for value in reversed(seen.ordered)]
+    # pragma: no mutate size > to size >=: no estimate is exactly the bound
     is_sure = size > t_quantile(seen.z, seen.degrees) * error and _without_the_most(toward, seen)
+    # pragma: no mutate >= to >: no estimate is exactly the bound
     if is_sure and _is_shown_by_all(toward, size) and size + t_quantile(Z_99, seen.degrees) * error >= slow:
+        # pragma: no mutate > to >=: the change is beyond the tolerance, so it is not 0
         return "regressed" if seen.change > 0 else "improved"
+    # pragma: no mutate < to <=: no estimate is exactly the bound
     if size + t_quantile(_Z_PASS, seen.degrees) * error < slow:
         return "passed"
     if count == max_pairs or _hopeless(size, slow, seen, max_pairs):
@@ -260,5 +264,6 @@ def _hopeless(size: float, slow: float, seen: _Evidence, max_pairs: int) -> bool
     error = seen.sigma / math.sqrt(max_pairs)
     shift = _Z_HOPELESS * seen.sigma * math.sqrt(1 / count - 1 / max_pairs)
     changes = size + shift > t_quantile(seen.z, final) * error
+    # pragma: no mutate < to <=: no estimate is exactly the bound
     passes = size - shift + t_quantile(_Z_PASS, final) * error < slow
     return not (changes or passes)

@@ -29,6 +29,8 @@ def location(logs: list[float], sigma: float) -> float:
     centre = median(logs)
     low = centre - LOCATION_CLIP * sigma
     high = centre + LOCATION_CLIP * sigma
+    # pragma: no mutate <: at the bound, both values are the bound
+    # pragma: no mutate >: at the bound, both values are the bound
     return sum([low if x < low else high if x > high else x for x in logs]) / len(logs)
 
 
@@ -52,8 +54,10 @@ def clipped_variance(
     if not weight:
         return 0.0
     variance = (prior_degrees * prior + sum(squares)) / weight
+    # pragma: no mutate 100: the iteration ends long before
     for _ in range(100):  # with one outlier in five, the excess halves every other round
         top = SCALE_CLIP**2 * variance
+        # pragma: no mutate <: at the bound, both values are the bound
         clipped = sum([q if q < top else top for q in squares]) / _SCALE_CLIPPED_SQUARE
         lower = (prior_degrees * prior + clipped) / weight
         if lower >= 0.999 * variance:
@@ -70,9 +74,11 @@ def t_quantile(z: float, degrees: float) -> float:
     causes fewer false alarms.
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
+    # pragma: no mutate < 700: floats end at 709
     return math.sqrt(degrees * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 def relative(logarithm: float) -> float:
     """Convert a difference of logarithms to a relative change; infinite if it overflows."""
+    # pragma: no mutate < 700: floats end at 709
     return math.expm1(logarithm) if logarithm < 700 else math.inf

@@ -131,11 +131,15 @@ def decide(
 
     mirrored = [-x for x in reversed(logs)]
     outcome: Outcome = "undecided"
+    # pragma: no mutate >=: no estimate is exactly the bound
     if change + half >= slow and _surely_above(logs, centre, len(reference), noise):
         outcome = "regressed"
+    # pragma: no mutate <=: no estimate is exactly the bound
     elif change - half <= -slow and _surely_above(mirrored, -centre, len(reference), noise):
         outcome = "improved"
     elif change + _wald_margin(slow, error, noise) < slow:
+        # pragma: no mutate change <: no estimate is exactly the bound
+        # pragma: no mutate <=: no estimate is exactly the bound
         looks_faster = change < -_Z_LOOKS_FASTER * error and change - half <= -slow
         outcome = "undecided" if looks_faster and len(logs) < max_launches else "passed"
     elif len(logs) == max_launches or _hopeless(change, slow, noise, len(reference), len(logs), max_launches):
@@ -222,6 +226,8 @@ def _hopeless(
     final = _later(noise, most - launches)
     error = _error(final, baseline_launches, most)
     shift = _Z_HOPELESS * noise.sigma * math.sqrt(1 / launches - 1 / most)
+    # pragma: no mutate >: no estimate is exactly the bound
     regresses = change + shift > t_quantile(_Z_CHANGE, final.degrees_of_freedom) * error
+    # pragma: no mutate <: no estimate is exactly the bound
     passes = change - shift + _wald_margin(slow, error, final) < slow
     return not (regresses or passes)

@@ -188,6 +188,11 @@ def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     assert (failure.kind, failure.rank) == ("crash", 2)
     assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then reported: {PEER}0"
+
+
+def test_names_deaths_before_the_agents(tmp_path: Path) -> None:
+    reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
+    cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     RunDir(tmp_path).launch(0).unlink()
     assert failure_of(collected(RunDir(tmp_path))).message.startswith(
         "the agent died before rank 2, 3 of 4 had"

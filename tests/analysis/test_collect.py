@@ -230,11 +230,14 @@ def test_scripts_loss_need_not_fall_but_be_finite(
     assert failure is None or (failure.kind == "loss" and str(said) in failure.message)
 
 
-def test_bad_loss_fails_and_an_unseen_is_noted(
+def test_a_loss_of_nan_fails(
     tmp_path: Path,
 ) -> None:
     run_dir = of_two(tmp_path / "a", {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})
     assert failure_of(collected(run_dir)).message == "the loss is nan at step 7"
+
+
+def test_an_unobserved_loss_is_noted(tmp_path: Path) -> None:
     unobserved = make_case(framework=Script(path="train.py", loss=None))
     run = collected(both(tmp_path / "b", loss=(), case=unobserved))
     assert (run.failure, run.figures.loss_last, run.notes) == (None, None, (LOSS_NOT_OBSERVED,))

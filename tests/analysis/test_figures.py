@@ -174,6 +174,9 @@ def test_averages_loss_and_takes_peak_memory(tmp_path: Path) -> None:
     assert run.memory == (one, other)
     assert run.notes == ("2 allocator retries: memory is nearly full, which slows down steps",)
     assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
+
+
+def test_memory_is_unknown_if_one_ranks_is(tmp_path: Path) -> None:
     run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
     assert (run.failure, run.figures.peak_memory_bytes, run.figures.reserved_memory_bytes) == (None,) * 3
 

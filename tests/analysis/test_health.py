@@ -218,7 +218,13 @@ def test_worst_node_merges_gpus_and_slowest_clocks() -> None:
     assert worst is not None
     assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
     assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
+
+
+def test_worst_of_unsampled_nodes_is_unknown() -> None:
     assert health.worst_health([Node(name="n1"), Node(name="n2")]) is None
+
+
+def test_a_sampled_node_is_the_worst() -> None:
     unknown = Node(name="n2", health=quiet(foreign_cpu=None, steal=None))
     worst = health.worst_health([Node(name="n1"), unknown])
     assert worst is not None

@@ -19,8 +19,8 @@ import psutil
 from perfsuite import DDP, Case
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError
-from perfsuite.launch import hang
 from perfsuite.launch.base import Launcher
+from perfsuite.launch.hang import HANG_S, HangDetector
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
@@ -37,12 +37,14 @@ CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]
 
 
-def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | None) -> tuple[float, str]:
+def seconds(
+    case: Case, machine: Machine, new_launcher: Callable[..., Launcher], breaks: Breaks | None
+) -> tuple[float, str]:
     """Break one launch once both ranks run. Returns how long its verdict took from then on, and its kind.
 
     Without `breaks` the time begins with the last step that is seen, and only seconds are let pass.
     """
-    hang.HANG_S = 120 if breaks else 4
+    launcher = new_launcher(new_detector=partial(HangDetector, hang_s=HANG_S if breaks else 4))
     began: list[float] = []
     seen = 0
 
@@ -94,7 +96,7 @@ def kill_agent(run_dir: RunDir) -> None:
 def rows() -> Iterator[tuple[str, str, str]]:
     """Rows of this machine."""
     for name, breaks in (("rank is killed", kill_rank), ("agent is killed", kill_agent), ("hang", None)):
-        yield cells(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher(), breaks))
+        yield cells(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher, breaks))
 
 
 if __name__ == "__main__":

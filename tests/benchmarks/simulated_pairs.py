@@ -56,6 +56,7 @@ def simulate(
     corrects: bool = True,
     slows_probe: bool = False,
     max_pairs: int = MAX_PAIRS,
+    disturbed: float = DISTURBED,
     trials: int = 20_000,
     seed: int = 0,
 ) -> Table:
@@ -71,7 +72,7 @@ def simulate(
     nearest = min(changes, key=abs)
     detectable = []
     launches = 2 * max_pairs
-    alone = days(sigma, drift, launches, two_speeds=two_speeds, trials=trials, seed=seed)
+    alone = days(sigma, drift, launches, two_speeds=two_speeds, disturbed=disturbed, trials=trials, seed=seed)
     for logs, probes in _followed(alone, probe_sigma, exponent, launches, seed):
         told = probes if probe_sigma and corrects else None
         for change, count in counts.items():
@@ -120,7 +121,15 @@ def arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float],
 
 
 def days(
-    sigma: float, drift: float, launches: int, *, two_speeds: float = 0.0, trials: int, seed: int
+    sigma: float,
+    drift: float,
+    launches: int,
+    *,
+    two_speeds: float = 0.0,
+    disturbed: float = DISTURBED,
+    steps_for_drift: float = STEPS_FOR_DRIFT,
+    trials: int,
+    seed: int,
 ) -> Iterator[list[float]]:
     """Yield log(seconds) of the launches of unchanged code, in a row, for each trial."""
     rng = np.random.default_rng(seed)
@@ -128,8 +137,8 @@ def days(
     for _ in range(trials):
         logs = sigma * rng.standard_normal(launches)
         logs += np.cumsum(walk * rng.standard_normal(launches))
-        logs += DISTURBED_BY * (rng.random(launches) < DISTURBED)
-        begins = rng.random(launches) < STEPS_FOR_DRIFT * drift
+        logs += DISTURBED_BY * (rng.random(launches) < disturbed)
+        begins = rng.random(launches) < steps_for_drift * drift
         lengths = rng.geometric(1 / STEP_LAUNCHES, launches)
         sizes = rng.uniform(*STEP_SIZES, launches) * rng.choice((-1, 1), launches)
         ends = 0

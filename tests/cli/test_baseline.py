@@ -8,7 +8,7 @@ from tests.synthetic import commit
 from tests.twin_counts import counts, launch
 
 
-def test_list_and_show(repository: Path) -> None:
+def test_list_has_reviewed_and_local_baselines(repository: Path) -> None:
     assert "no baselines in baselines" in told("list")
     accept("1", 5, "--reason", "first")
     other = make_machine(hardware_class="cpu-other-4c")
@@ -19,13 +19,22 @@ def test_list_and_show(repository: Path) -> None:
     first, second = sorted(rows(told("list", "--json")), key=lambda row: str(row["accepted_by"]))
     assert (first["accepted_by"], second["accepted_by"]) == ("Ada", None)
     assert (first["tokens_per_s"], first["launches"]) == (50_150, 5)
+
+
+def test_show_has_what_was_accepted(repository: Path) -> None:
+    accept("1", 5, "--reason", "first")
     shown = told("show", CASE.id)
     assert "accepted by Ada" in shown
     assert "reason: first" in shown
     assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown
     (held,) = rows(told("show", CASE.id, "--json"))
     assert held["baseline"]["accepted"]["by"] == "Ada"
-    assert Path(held["file"]).parent.name == first["hardware_class"]
+    (listed,) = rows(told("list", "--json"))
+    assert Path(held["file"]).parent.name == listed["hardware_class"]
+
+
+def test_show_names_a_pattern_that_matches_nothing(repository: Path) -> None:
+    accept("1", 5, "--reason", "first")
     assert "no baseline matches 'nothing'" in told("show", "nothing", status=2)
 
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from perfsuite.cli.app import command_of
-from perfsuite.doctor import examination, machine, torch_checks
+from perfsuite.doctor import machine
 from perfsuite.doctor.examination import examine
 from perfsuite.doctor.rows import passed
 from perfsuite.node.machine import detect
@@ -33,6 +33,9 @@ def test_dying_probe_is_a_failed_row(
     row = examine(make_machine(), quick=True, load_command=command_of)[-1]
     assert (row.check, row.status) == ("torch", "fail")
     assert "it ended with status 1" in row.found
+
+
+def test_missing_package_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     for package, quick in (("torch", True), ("torch", False), ("transformers", False)):
         monkeypatch.setattr(
@@ -45,16 +48,19 @@ def test_dying_probe_is_a_failed_row(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_broken_extension_stops_launches(
-    monkeypatch: pytest.MonkeyPatch, packages: Packages, broken: bool
-) -> None:
+def test_broken_extension_stops_launches(packages: Packages, broken: bool) -> None:
     """Each launch would end in that error, and every other row would be lost."""
     if broken:
         packages.install("perf-mine", "1 / 0", metrics="m = perf_mine:M")
     probed = DoctorFile(memory={"peak": 1, "method": "x"}, expected_peak=1, clock=CLOCK)
-    monkeypatch.setattr(torch_checks, "probe", lambda found, quick: probed)
-    monkeypatch.setattr(examination, "launch_rows", lambda found, say: [passed("launches", "")])
-    status = {row.check: row.status for row in examine(make_machine(), quick=False, load_command=command_of)}
+    rows = examine(
+        make_machine(),
+        quick=False,
+        load_command=command_of,
+        probe=lambda machine, quick: probed,
+        launch=lambda machine, say: [passed("launches", "")],
+    )
+    status = {row.check: row.status for row in rows}
     assert ("launches" in status) is not broken
     assert status["extensions"] == ("fail" if broken else "pass")
     assert {status[check] for check in ("peak memory", "clock", "cost of measuring")} == {"pass"}

@@ -75,7 +75,7 @@ def test_unreported_nvml_values_are_unknown() -> None:
     assert "Driver Not Loaded" in row.found
 
 
-def test_compares_gpus_with_peers_and_data_sheet() -> None:
+def test_compares_gpus_with_their_peers() -> None:
     reports = [
         make_report(rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else 2400.0, "matmul_tflops": 700.0})
         for rank in range(8)
@@ -85,7 +85,9 @@ def test_compares_gpus_with_peers_and_data_sheet() -> None:
     assert "GPU 3 is 20% slower than the fastest" in str(copy.advice)
     assert (matmul.status, matmul.found) == ("pass", "700 to 700 over 8 GPUs, 71% of the data sheet's peak")
     assert device_rows(reports, make_machine()) == []
-    # A single one is compared with its data sheet alone.
+
+
+def test_compares_a_single_gpu_with_its_data_sheet() -> None:
     report = make_report(device_probe={"copy_gb_s": 3000.0, "matmul_tflops": 300.0})
     copy, matmul = device_rows([report], make_gpu_machine(count=1))
     assert (copy.status, matmul.status) == ("unknown", "fail")

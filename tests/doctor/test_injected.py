@@ -5,7 +5,6 @@ import pytest
 
 from perfsuite import Case, Fake, measure
 from perfsuite.case.hardware import Machine
-from perfsuite.doctor import injected as injections
 from perfsuite.doctor.injected import EXPECTED, Expectation, inject_all, small_case
 from perfsuite.doctor.rows import Row
 from perfsuite.launch.requirements import unsupported
@@ -24,7 +23,7 @@ def test_catches_every_fault_and_no_clean_run() -> None:
 
 
 def injected(
-    monkeypatch: pytest.MonkeyPatch, *expectations: Expectation, disturbed_from: int = 99
+    monkeypatch: pytest.MonkeyPatch, *expectations: Expectation, disturbed_from: int = 99, **limits: int
 ) -> list[Row]:
     """The rows of these faults by launches that are stood in for. From a row on others use the machine."""
     told: list[Row] = []
@@ -41,7 +40,7 @@ def injected(
         )
 
     monkeypatch.setattr(measure, "launch_once", launch_once)
-    for row in inject_all(make_case(), make_machine(), expectations=expectations):
+    for row in inject_all(make_case(), make_machine(), expectations=expectations, **limits):
         told.append(row)
     return told
 
@@ -72,11 +71,13 @@ def test_uncaught_fault_fails_the_self_test(
 
 def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is recorded in quiet; then others use the machine."""
-    monkeypatch.setattr(injections, "UNHEALTHY_LAUNCHES", 2)
-    rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1)
+    rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1, max_unhealthy=2)
     assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash is one anywhere"
     assert rows[1].found == "the machine was unhealthy in 2 launches, so nothing is known"
-    [row] = injected(monkeypatch, SLOW, disturbed_from=0)
+
+
+def test_no_baseline_on_an_unhealthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    [row] = injected(monkeypatch, SLOW, disturbed_from=0, max_unhealthy=2)
     assert (row.check, row.status) == ("baseline", "unknown")
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from perfsuite.doctor import launches
 from perfsuite.doctor.injected import small_case
 from perfsuite.doctor.launches import LAUNCHES, launch_rows, noise_row, well_row
 from perfsuite.results.outcome import Verdict
@@ -13,17 +12,16 @@ from tests.samples import make_gpu_machine, make_launches, make_machine, make_re
 RECORDED = Verdict(outcome="recorded", launches=LAUNCHES)
 
 
-def test_few_launches_show_rates_health_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_launches_show_rates_health_and_noise() -> None:
     def measure(case: Any, machine: Any, directory: Path, reference: Any, how: Any) -> Any:
         how.on_launch(case, 1)
         report = make_report(device_probe={"matmul_tflops": 700.0})
         write_launch(directory / "launch-1", report, make_report(1, device_probe=report.device_probe))
         return make_launches(1.0, 1.01, 0.99, 1.005, 0.995), RECORDED
 
-    monkeypatch.setattr(launches, "measure", measure)
     said: list[str] = []
     machine = make_gpu_machine(count=2)
-    rows = launch_rows(machine, said.append)
+    rows = launch_rows(machine, said.append, measure=measure)
     assert [row.check for row in rows] == ["matmul_tflops", "launches", "noise"]
     assert {row.status for row in rows} == {"pass"}
     assert said == [f"launch 1 of {small_case(machine).id}"]

@@ -27,11 +27,17 @@ def test_names_the_machine_and_its_markers() -> None:
         ("pass", f"989.5 TFLOP/s dense at 16 bit ({H100.product.source if H100.product else ''})"),
         ("pass", "-m cpu, -m gpu, -m h100 (to see why another does not: --expect MARKER)"),
     ]
+
+
+def test_names_why_no_gpu_was_found() -> None:
     note = "NVML found no GPU: it is not there"
     assert [row.found for row in machine_rows(make_machine(note=note))[1:]] == [
         note,
         "-m cpu (to see why another does not: --expect MARKER)",
     ]
+
+
+def test_peak_of_an_unlisted_gpu_is_unknown() -> None:
     _, peak, _ = machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))
     assert (peak.check, peak.status) == ("peak FLOP/s", "unknown")
     assert "its datasheet to perfsuite/case/accelerators.json" in str(peak.advice)
@@ -101,13 +107,16 @@ def test_who_else_uses_the_machine() -> None:
     assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
 
 
-def test_lists_extensions_and_explains_bad_ones(packages: Packages) -> None:
+def test_lists_extensions(packages: Packages) -> None:
     row = extensions_row(command_of)
     assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
     packages.install("perf-mine", MINE, frameworks="mine = perf_mine:Mine")
     packages.install("perf-k8s", PODS, launchers="k8s = perf_k8s:Pods")
     row = extensions_row(command_of)
     assert (row.status, row.found, row.advice) == ("pass", "mine of perf-mine, k8s of perf-k8s", None)
+
+
+def test_explains_bad_extensions(packages: Packages) -> None:
     packages.install("perf-ddp", MINE.replace('"mine"', '"ddp"'), frameworks="ddp = perf_ddp:Mine")
     packages.install("perf-x", MINE.replace('"mine"', '"x"'), frameworks="y = perf_x:Mine")
     packages.install("perf-three", "M = 3", metrics="m = perf_three:M")

@@ -4,13 +4,21 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite import Case, Model, Script, Topology
-from perfsuite.measure import launch_once
+from perfsuite.measure import USUAL, Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
 from tests.frameworks import test_base as base
 
 
-def launched(directory: Path, text: str, *, ranks: int = 1, env: dict[str, Any], **options: Any) -> Run:
+def launched(
+    directory: Path,
+    text: str,
+    *,
+    ranks: int = 1,
+    env: dict[str, Any],
+    how: Launching = USUAL,
+    **options: Any,
+) -> Run:
     """Launch a script with this text; `options` are those of `Script`."""
     directory.mkdir(exist_ok=True)
     path = directory / "train.py"
@@ -25,7 +33,7 @@ def launched(directory: Path, text: str, *, ranks: int = 1, env: dict[str, Any],
         max_warmup_steps=4,
         steps=10,
     )
-    return launch_once(case, detect(), directory / "run")
+    return launch_once(case, detect(), directory / "run", how)
 
 
 def that_went_well(run: Run) -> Run:

@@ -1,11 +1,14 @@
 """What launches tell of events and phases of a script, which stays as it is."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.launch import hang
+from perfsuite.launch.hang import HangDetector
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.measure import USUAL, Launching
 from perfsuite.results.count_baseline import from_runs
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
@@ -113,9 +116,10 @@ def launched(
     text: str = TRAIN,
     ranks: int = 1,
     phases: dict[str, str] | None = None,
+    how: Launching = USUAL,
     **env: Any,
 ) -> Run:
-    return net_scripts.launched(directory, text, ranks=ranks, env=env, phases=phases or {})
+    return net_scripts.launched(directory, text, ranks=ranks, env=env, how=how, phases=phases or {})
 
 
 def measured(directory: Path, **how: Any) -> Run:
@@ -178,8 +182,8 @@ def test_sharded_checkpoint_counts_each_rank(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 @pytest.mark.nightly
-def test_a_checkpoint_longer_than_a_hang_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("HANG_S", 15), ("LONGEST_STEPS", 0), ("LONGEST_WARM_UPS", 0)):
-        monkeypatch.setattr(hang, name, value)
-    run = measured(tmp_path / "slow", text=SLOW, SLEEP_S=30)
+def test_a_checkpoint_longer_than_a_hang_ends(tmp_path: Path) -> None:
+    impatient = partial(HangDetector, hang_s=15, longest_steps=0, longest_warm_ups=0)
+    how = Launching(launcher=LocalLauncher(new_detector=impatient))
+    run = measured(tmp_path / "slow", text=SLOW, how=how, SLEEP_S=30)
     assert run.spans["save checkpoint"].steps == (9,)

@@ -7,7 +7,8 @@ import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from perfsuite.errors import FileError
-from perfsuite.launch import driving, hang
+from perfsuite.launch import driving
+from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.job import Job, no_progress
 from perfsuite.results.run_dir import RunDir
 from tests.processes import wait_until
@@ -69,24 +70,19 @@ def test_asks_an_overdue_job_to_end_first(tmp_path: Path) -> None:
     assert log.read_text() == "told\n"
 
 
-def test_job_overdue_in_an_event_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driving, "REPORTS_S", 0)
-    monkeypatch.setattr(driving, "END_S", 0)
+def test_job_overdue_in_an_event_says_so(tmp_path: Path) -> None:
     ours = job(tmp_path, timeout_s=0.01)
     ours.run_dir.running(3).write_text("save checkpoint")
     with driving.started(["sleep", "600"], tmp_path / "log", PATH) as process:
-        failure = driving.drive(ours, process, no_progress)
+        failure = driving.drive(ours, process, no_progress, reports_s=0, end_s=0)
         process.kill()
         process.wait()
     assert known(failure).message.endswith(" steps; rank 3 was in save checkpoint")
 
 
-def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path) -> None:
     """Without an event, or after it, each look at this job finds a hang."""
-    for name in ("HANG_S", "LONGEST_STEPS", "LONGEST_WARM_UPS"):
-        monkeypatch.setattr(hang, name, 0)
-    monkeypatch.setattr(driving, "REPORTS_S", 0)
-    monkeypatch.setattr(driving, "END_S", 0)
+    impatient = HangDetector(hang_s=0, longest_steps=0, longest_warm_ups=0)
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
     ours.run_dir.running(0).write_text("save checkpoint")
@@ -98,7 +94,7 @@ def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path, monkeypatch: pytest
             ours.run_dir.running(0).unlink()
 
     with driving.started(["sleep", "600"], tmp_path / "log", PATH) as process:
-        failure = driving.drive(ours, process, end_the_event)
+        failure = driving.drive(ours, process, end_the_event, hang=impatient, reports_s=0, end_s=0)
         process.kill()
         process.wait()
     assert " s without a step " in known(failure).message
@@ -112,10 +108,9 @@ def test_leaves_a_broken_job_to_its_launcher(tmp_path: Path) -> None:
     assert process.wait(20) == 0
 
 
-def test_leaves_an_unresponsive_job_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driving, "END_S", 0)
+def test_leaves_an_unresponsive_job_after_a_while(tmp_path: Path) -> None:
     with driving.started(["sleep", "600"], tmp_path / "log", {}) as process:
-        assert driving.drive(job(tmp_path, timeout_s=0.01), process, no_progress) is not None
+        assert driving.drive(job(tmp_path, timeout_s=0.01), process, no_progress, end_s=0) is not None
         assert process.poll() is None, "its launcher kills it"
         process.kill()
         process.wait()

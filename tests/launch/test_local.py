@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 from perfsuite import DDP, Case, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import LaunchError
-from perfsuite.launch import hang, local
+from perfsuite.launch import local
+from perfsuite.launch.hang import HANG_S, HangDetector
 from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
@@ -82,10 +84,17 @@ def driver(
 
 
 def failed(
-    case: Case, directory: Path, inject: str | None = None, on_progress: OnProgress = no_progress
+    case: Case,
+    directory: Path,
+    inject: str | None = None,
+    on_progress: OnProgress = no_progress,
+    *,
+    hang_s: float = HANG_S,
 ) -> Failure:
     """How a launch failed."""
-    run = launch_once(case, detect(), directory, Launching(inject=inject, on_progress=on_progress))
+    launcher = LocalLauncher(new_detector=partial(HangDetector, hang_s=hang_s))
+    how = Launching(launcher=launcher, inject=inject, on_progress=on_progress)
+    run = launch_once(case, detect(), directory, how)
     assert run.failure is not None
     return run.failure
 
@@ -108,9 +117,8 @@ def test_the_deadline_kills_a_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("hang in a collective")
-def test_hang_is_seen_by_missing_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang, "HANG_S", 5)
-    failure = failed(DDP_TINY, tmp_path, "hang")
+def test_hang_is_seen_by_missing_steps(tmp_path: Path) -> None:
+    failure = failed(DDP_TINY, tmp_path, "hang", hang_s=5)
     assert failure.kind == "timeout"
     allowed = r"killed after \d+ s without a step \(\d+ s are allowed here\), when"
     assert re.match(allowed, failure.message)
@@ -259,16 +267,15 @@ def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
 def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a KeyboardInterrupt comes in `Popen.wait`, between taking the lock and its `try`."""
 
-    def interrupted(job: Job, agent: subprocess.Popen[bytes], on_progress: object) -> None:
+    def interrupted(job: Job, agent: subprocess.Popen[bytes], *_: object, **options: object) -> None:
         agent._waitpid_lock.acquire()  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "drive", interrupted)
-    monkeypatch.setattr(local, "KILL_S", 5)
     sleeps = executable(tmp_path / "python", "exec sleep 1000")
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(sleeps))
     with pytest.raises(KeyboardInterrupt):
-        LocalLauncher().launch(job)
+        LocalLauncher(kill_s=5).launch(job)
 
 
 def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,8 +288,7 @@ def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch)
     swept: list[Any] = []
     monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
     monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
-    monkeypatch.setattr(local, "KILL_S", 0.1)
     monkeypatch.setattr(local, "sweep", lambda *job: swept.append(job))
     with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* Look at dmesg"):
-        local._kill(Stuck(), "mark")  # type: ignore[arg-type]
+        local._kill(Stuck(), "mark", 0.1)  # type: ignore[arg-type]
     assert swept == [("mark", 4711), ("mark",)], "its ranks are killed, if they can be"

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +16,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import LaunchError
 from perfsuite.frameworks.script import Script
-from perfsuite.node import agent, health_sampler, ranks
+from perfsuite.node import agent, health_sampler
 from perfsuite.node.agent import oom_kills
 from perfsuite.node.health_sampler import Sampler
 from perfsuite.node.lease import Lease
@@ -43,16 +45,9 @@ def written(job: AgentJob, node: int = 0) -> LaunchFile:
 Run = Callable[[AgentJob], list[Failure]]
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[AgentJob, Run], list[Failure]]:
-    """Runs the agent while its driver lives; the function stands in for its ranks."""
-    monkeypatch.setattr(Lease, "hold", lambda self: None)
-
-    def watched(job: AgentJob, run: Run) -> list[Failure]:
-        monkeypatch.setattr(ranks, "run", run)
-        return agent._watched(job)
-
-    return watched
+def watched(job: AgentJob, run: Run) -> list[Failure]:
+    """Run the agent while its driver lives. `run` stands in for its ranks."""
+    return agent._watched(job, run=run, new_lease=Mock(spec=Lease))
 
 
 def test_signal_ends_the_job_then_the_agent(
@@ -87,24 +82,25 @@ def test_ranks_that_an_agent_kills_have_not_failed(
         ranks_are_killed.set()
         has_told.wait(20)
 
-    class Lease:
-        def __init__(self, file: Path, on_end: Any, on_lost: Any) -> None:
-            ends = on_end if is_told else partial(on_lost, "the driver is gone")
-            self.hold = threading.Thread(target=ends, daemon=True).start
+    def new_lease(file: Path, on_end: Any, on_lost: Any) -> Any:
+        ends = on_end if is_told else partial(on_lost, "the driver is gone")
+        return SimpleNamespace(hold=threading.Thread(target=ends, daemon=True).start)
 
-    monkeypatch.setattr(agent, "Lease", Lease)
-    monkeypatch.setattr(ranks, "run", run)
     monkeypatch.setattr(agent, "_sweep", sweep)
     monkeypatch.setattr(os, "_exit", codes.put)
     job = job_of(tmp_path)
     returned: list[Any] = []
-    threading.Thread(target=lambda: returned.append(agent._watched(job)), daemon=True).start()
+
+    def watch() -> None:
+        returned.append(agent._watched(job, run=run, new_lease=new_lease))
+
+    threading.Thread(target=watch, daemon=True).start()
     assert (codes.get(timeout=20), returned) == (code, [])
     assert job.run_dir.launch(0).exists() == is_told
     assert not is_told or written(job).failures == ()
 
 
-def test_writes_a_failure_while_other_ranks_run(tmp_path: Path, watched: Any) -> None:
+def test_writes_a_failure_while_other_ranks_run(tmp_path: Path) -> None:
     seen: list[LaunchFile] = []
     job = job_of(tmp_path)
 
@@ -119,7 +115,7 @@ def test_writes_a_failure_while_other_ranks_run(tmp_path: Path, watched: Any) ->
 
 
 @pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
-def test_what_stops_an_agent_fails_the_launch(tmp_path: Path, watched: Any, nodes: int, where: str) -> None:
+def test_what_stops_an_agent_fails_the_launch(tmp_path: Path, nodes: int, where: str) -> None:
     def run(job: AgentJob) -> NoReturn:
         raise LaunchError("node 0 has not told")
 
@@ -130,9 +126,7 @@ def test_what_stops_an_agent_fails_the_launch(tmp_path: Path, watched: Any, node
     assert (failure.kind, failure.message) == ("error", f"{where}LaunchError: node 0 has not told")
 
 
-def test_ranks_are_told_the_cores_near_their_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Any
-) -> None:
+def test_ranks_are_told_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near: list[frozenset[int]] = []
 
     def run(job: AgentJob) -> list[Failure]:

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from perfsuite.node import health_sampler
 from perfsuite.node.cpu import Cpu
 from perfsuite.node.health_sampler import EVERY_S, HealthWatch, Sampler
 from perfsuite.node.nvml import Gpu
+from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth, Health
 from tests.node.fake_nvml import CARD, GIB, Clock, NotSupported, Nvml, NVMLError, sampled, using, watched
 from tests.node.test_cpu import stat
@@ -250,9 +252,8 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     clock = Clock()
-    sampler = Sampler(clock=clock, proc=tmp_path)
-    job_s = iter((5.0, 8.0))
-    monkeypatch.setattr(sampler._job, "cpu_s", lambda: next(job_s))
+    job = Mock(spec=JobProcesses, cpu_s=Mock(side_effect=(5.0, 8.0)))
+    sampler = Sampler(job=job, clock=clock, proc=tmp_path)
     none = (0, 0, 0, 0, 0, 0, 0, 0)
     (tmp_path / "stat").write_text(stat(none, none, none))
     sampler.sample(1)
@@ -282,11 +283,11 @@ def test_samples_every_250_ms_or_when_steps_move() -> None:
     assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
 
 
-def test_looks_for_processes_every_2_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_for_processes_every_2_seconds() -> None:
     clock = Clock()
-    sampler = Sampler(clock=clock)
     scans: list[float] = []
-    monkeypatch.setattr(sampler._job, "scan", lambda: scans.append(clock.now))
+    job = Mock(spec=JobProcesses, scan=lambda: scans.append(clock.now), cpu_s=lambda: 0.0)
+    sampler = Sampler(job=job, clock=clock)
     start = clock.now
     for step in range(1, 20):
         sampler.sample(step)

@@ -20,9 +20,8 @@ time.sleep(600)
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That of a launch that is prepared, whose text changes often."""
-    monkeypatch.setattr(lease, "BEAT_S", 0.01)
+def file(tmp_path: Path) -> Path:
+    """The lease of a launch that is prepared."""
     file = tmp_path / "lease"
     file.write_text(lease.text_of(0, "go"))
     return file
@@ -30,7 +29,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_lease_changes_until_the_job_is_gone(file: Path) -> None:
     texts: set[str] = set()
-    with Beats(file):
+    with Beats(file, beat_s=0.01):
         while len(texts) < 4:
             texts.add(file.read_text())
     assert all(text.endswith(" go \n") for text in texts)
@@ -42,7 +41,7 @@ def test_lease_changes_until_the_job_is_gone(file: Path) -> None:
 def test_a_text_is_written_over_the_one_before(file: Path) -> None:
     """A file that grows needs space on the disk, and a new one may stay unseen on NFS. One that is gone ends
     no driver."""
-    with Beats(file) as beats:
+    with Beats(file, beat_s=0.01) as beats:
         before = file.stat()
         beats.end_job()
         while not file.read_text().endswith(" end\n"):
@@ -57,7 +56,8 @@ def test_a_text_is_written_over_the_one_before(file: Path) -> None:
 def test_agent_sees_the_end_and_a_closed_stdin(file: Path) -> None:
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", AGENT, str(file)]
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process, Beats(file) as beats:
+    driver = Beats(file, beat_s=0.01)
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process, driver as beats:
         assert process.stdin is not None
         assert process.stdout is not None
         said = map(str.strip, process.stdout)

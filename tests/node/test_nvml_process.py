@@ -25,9 +25,12 @@ def test_detects_machine_in_its_own_process(child: Path) -> None:
     assert machine.detect() == gpus
     asked = child.with_name("python.asked")
     assert asked.read_text() == "-m perfsuite.node.machine\n"
+
+
+def test_sees_users_of_gpus_in_its_own_process(child: Path) -> None:
     executable(child, 'echo "$@" > $0.asked', 'echo a warning; echo \'{"answer": ["9 MiB of GPU 0"]}\'')
     assert quiet.see_gpus(4) == ["9 MiB of GPU 0"]
-    assert asked.read_text() == "-m perfsuite.launch.quiet 4\n"
+    assert child.with_name("python.asked").read_text() == "-m perfsuite.launch.quiet 4\n"
 
 
 @pytest.mark.parametrize(
@@ -51,12 +54,15 @@ def test_unresponsive_child_is_an_error(
             asked()
 
 
-def test_starts_no_process_where_nothing_can_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without NVML's library, and where the GPUs are hidden."""
+def test_starts_no_process_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
     monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")
     assert quiet.see_gpus(1) == []
     assert machine.detect().device == "cpu"
+
+
+def test_starts_no_process_for_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
     monkeypatch.setattr(nvml_process, "has_library", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert machine.detect().device == "cpu"

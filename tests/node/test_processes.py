@@ -148,11 +148,8 @@ def test_unkillable_process_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatc
     assert now == processes.KILL_S + 5
 
 
-def test_asks_only_listeners_for_stacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
-) -> None:
+def test_asks_only_listeners_for_stacks(tmp_path: Path, start: Start) -> None:
     """The signal would end any other process."""
-    monkeypatch.setattr(processes, "STACKS_S", 60)
     run_dir = RunDir(tmp_path)
     listens = (
         "import pathlib; from perfsuite.worker import leash\n"
@@ -162,7 +159,7 @@ def test_asks_only_listeners_for_stacks(
         "import sys; print(flush=True); sys.stdin.read()"
     )
     started = [start(sys.executable, "-c", listens), start()]
-    ask_for_stacks(run_dir, [psutil.Process(process.pid) for process in started])
+    ask_for_stacks(run_dir, [psutil.Process(process.pid) for process in started], wait_s=60)
     for process in started:
         process.communicate()
     assert [process.returncode for process in started] == [0, 0]

@@ -197,14 +197,14 @@ def test_killed_fork_server_is_the_cause(
     kind: Any = OfADeadServer
     if not starts:
         monkeypatch.setattr(kind, "start", staticmethod(fail))
-    monkeypatch.setattr(ranks, "SERVER_S", 0.05)
     with subprocess.Popen(["sleep", "1000"]) as server:
         monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
         with contextlib.nullcontext() if starts else pytest.raises(EOFError):
-            assert [each.message for each in ranks._fork(job, kind, {})] == 2 * ["exit code 255"]
+            failures = ranks._fork(job, kind, {}, server_s=0.05)
+            assert [failure.message for failure in failures] == 2 * ["exit code 255"]
         server.kill()
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
-        (failure,) = ranks._fork(job, kind, {})
+        (failure,) = ranks._fork(job, kind, {}, server_s=0.05)
     assert (failure.kind, failure.rank) == ("error", None)
     assert failure.message == (
         "multiprocessing's fork server, the parent of the ranks, ended with exit code -9 (SIGKILL)"

@@ -62,6 +62,9 @@ def test_names_periodic_work_beside_its_memory() -> None:
         *(f"at the peak: {part}" for part in ("allocated in recompute", "unsharded")),
     ]
     assert [name for name, _ in kept.rows[:-3]] == [*parts, "at the peak: allocated before the step"]
+
+
+def test_tables_list_compiled_code() -> None:
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels in compiled code are not included. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
@@ -88,6 +91,10 @@ def test_remarks_are_unsteady_fields_and_notes() -> None:
     assert counts.remarks(make_check()) == [f"{unsteady} live peak of rank 1", *notes]
     assert counts.remarks(make_check(unsteady=(), notes=())) == counts.remarks(NOT_COUNTED) == []
     assert counts.remarks(NOT_COUNTED.replace(compared=True)) == ["a", "b"]
+
+
+def test_remarks_cut_many_unsteady_fields() -> None:
+    unsteady = "differs between launches, not judged:"
     many = make_check(unsteady=tuple("abcdefg"), notes=())
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 

@@ -90,6 +90,11 @@ def test_traceback_names_its_launch_and_rank() -> None:
     for changes, titles in (({"rank": None}, ["launch 1, traceback"]), ({"traceback": None}, [])):
         sections = explained(make_result(make_run(failure=crash.replace(**changes))))
         assert [title for title, _ in sections.tracebacks] == titles
+
+
+def test_traceback_names_its_arm() -> None:
+    crash = Failure(kind="crash", message="x", rank=3, traceback="line 1\n")
+    failed = make_run(failure=crash)
     both = explained(make_compared().replace(before=(failed,), runs=(failed,)))
     titles = [f"arm {arm}, launch 1, traceback of rank 3" for arm in "AB"]
     assert [title for title, _ in both.tracebacks] == titles

@@ -40,7 +40,7 @@ def test_markdown_orders_counts_urgent_and_rest() -> None:
     assert parsed.said("summary") == ["1 recorded, 8 passed", "Spans of the runs: 40", "3 skipped"]
 
 
-def test_row_shows_figures_sharing_and_blindness() -> None:
+def test_row_shows_figures() -> None:
     rows = Parsed(render([make_session(1, lambda number: "regressed")])).rows
     assert dict(zip(*rows[:2], strict=True)) == {
         "verdict": "regressed",
@@ -50,7 +50,13 @@ def test_row_shows_figures_sharing_and_blindness() -> None:
         "vs baseline": "-7.5%",
         "memory": "31.0 GiB",
     }
+
+
+def test_row_shows_that_others_used_the_machine() -> None:
     assert of(make_shared()).rows[1][0] == "unhealthy (shared)"
+
+
+def test_row_shows_blindness() -> None:
     parsed = of(make_gpu_result(2), make_blind(make_gpu_result(2)))
     assert parsed.said("h2") == ["perfsuite: 2 passed (1 blind), 3 skipped"]
     assert "2 passed (1 blind)" in parsed.said("summary")

@@ -37,9 +37,12 @@ def test_calls_precede_counts_and_times() -> None:
         assert profile.because(verdict) == lines
 
 
-def test_one_line_lists_step_parts_and_traces() -> None:
+def test_one_line_lists_step_parts() -> None:
     parts = "compute 60.0, optimizer 10.0, all_gather exposed 12.1, idle 17.9"
     assert profile.split(make_profile().split) == f"100.0 ms a step: {parts}"
+
+
+def test_a_line_lists_each_trace() -> None:
     file = "/tmp/runs/x/profile/trace-0.json.gz (opens in https://ui.perfetto.dev)"
     of_arms = [f"trace of arm A, rank 0: {file}", f"trace of arm B, rank 0, with 1 other: {file}"]
     assert profile.traces(make_explained()) == of_arms

@@ -3,11 +3,14 @@ import pytest
 from perfsuite.report.safe_text import printable, visible
 
 
-def test_escapes_text_for_terminal_and_github() -> None:
+def test_escapes_text_for_terminals() -> None:
     title = "\x1b]0;owned\x07"
     clear = "\x1b[2J\r\x9b2J"
     assert printable(f"{title}{clear}") == "\\x1b]0;owned\\x07\\x1b[2J\\x0d\\x9b2J"
     assert printable("\ud800") == "\\xd800"
+
+
+def test_escapes_commands_of_github() -> None:
     text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
     assert printable(text) == "a::b\n  \t: :add-mask::x\n: :stop-commands::y\nlog: ## [error]z"
     assert printable("±0.5% · µs → 12 GiB\n\ttab") == "±0.5% · µs → 12 GiB\n\ttab"

@@ -102,11 +102,17 @@ def test_provenance_is_that_of_the_launches() -> None:
     assert little == expected | unknown | {"time in launches": "0.0 min"}
     dirty = summary.provenance(SESSION.replace(dirty=True))
     assert dirty["commit"] == "0123456789ab with uncommitted changes"
+
+
+def test_provenance_names_the_parts_of_a_session() -> None:
     first = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
     second = first.replace(started_at="2026-01-02T05:06:07+00:00", status="complete", cases=1)
     parts = "2026-01-02 03:04:05 UTC: 12 cases, interrupted; 2026-01-02 05:06:07 UTC: 1 case, complete"
     assert "parts" not in summary.provenance(SESSION.replace(parts=(first,)))
     assert summary.provenance(SESSION.replace(parts=(first, second)))["parts"] == parts
+
+
+def test_provenance_describes_arms() -> None:
     arms = {"arm A": "main X=1 (commit 0123abcd0123, X 1)", "arm B": ". ()"}
     assert (summary.arm_descriptions(samples.ARMS), summary.arm_descriptions(())) == (arms, {})
     assert arms.items() <= summary.provenance(SESSION.replace(arms=samples.ARMS)).items()
@@ -161,10 +167,19 @@ def test_one_line_covers_what_needs_no_action() -> None:
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
     assert line.endswith("each can find: see -v or the HTML report")
+
+
+def test_a_stale_waiver_is_an_excuse_that_is_named() -> None:
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
+
+
+def test_an_injected_fault_is_named() -> None:
     faulty = make_result(*[now().replace(inject="nan")] * 2)
     assert summary.in_short([faulty]) == [f"{faulty.case_id}: a fault was injected: nan"]
+
+
+def test_reason_names_unknown_and_hidden_changes() -> None:
     assert summary.reason(VAGUE) == "blind to changes of tokens/s of any size"
     unknown = summary.reason(make_result(now(), noise=ClassNoise(by_metric={})))
     assert unknown.startswith("tokens/s not known, ")
@@ -185,7 +200,7 @@ def test_counts_each_distinct_note_once() -> None:
     assert summary.notes(make_result(now().replace(machine=make_machine(note="NVML found no GPU")))) == []
 
 
-def test_properties_hold_verdict_and_qualifiers() -> None:
+def test_properties_hold_the_verdict() -> None:
     properties = summary.properties(REGRESSED)
     assert (properties["outcome"], properties["launches"], properties["hardware_class"]) == (
         "regressed",
@@ -196,9 +211,15 @@ def test_properties_hold_verdict_and_qualifiers() -> None:
     low, change, high = (float(properties[f"tokens_per_s_change{end}"]) for end in ("_low", "", "_high"))
     assert low < change < high < 0
     assert "peak_memory_bytes_change_low" not in properties  # exact on a GPU
+
+
+def test_properties_of_unlaunched_cases() -> None:
     never = " ".join(summary.properties(samples.never_run()))
     assert never == "case_id framework outcome reason launches"
     assert summary.properties(make_dry())["outcome"] == "regressed"
+
+
+def test_properties_hold_qualifiers() -> None:
     blind, sharp, waived = map(summary.properties, (make_blind(PASSED), PASSED, WAIVED))
     assert (blind["blind"], blind["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
     assert blind["reason"] == HIDDEN

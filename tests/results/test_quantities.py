@@ -34,13 +34,16 @@ def group(*rows: Any) -> Group:
     return first
 
 
-def test_orders_collectives_by_group_and_bytes() -> None:
+def test_orders_collectives_by_group() -> None:
     far = GATHERED.replace(apart=8)
     names = [each.name for each in quantities([counts(), counts(collectives=(far, BARRIER))])]
     shapes = ("all_gather of 2 ranks", "reduce_scatter of 2 ranks", "all_gather of 2 ranks, 8 apart")
     others = ("FLOPs", "host reads", "blocking copies between devices", "copies between devices")
     assert names[:8] == [*shapes, "barrier of 2 ranks", *others]
     assert group(GATHERED.replace(ranks=1, apart=0)).name == "all_gather of 1 rank"
+
+
+def test_collectives_count_bytes_and_barriers_calls() -> None:
     gathered = group(GATHERED)
     barrier = group(BARRIER)
     assert gathered.read(counts()) == {"all_gather of 2 ranks: bytes": 2 * BYTES}
@@ -74,9 +77,15 @@ def test_judges_each_phase_and_their_sum() -> None:
     assert FLOPS.changes(counts(flops={}), counts(flops={"forward": 5})) == [
         Change("FLOPs in forward", "FLOP", 0, 5)
     ]
+
+
+def test_unknown_copies_are_no_change() -> None:
     some, none = (counts(device_copies={} if way is None else {way: 2}) for way in ("x", None))
     assert COPIES.changes(counts(device_copies={"x": 0}), none) == []
     assert COPIES.changes(none, some) == [Change("copies x", "calls", 0, 2)]
+
+
+def test_names_copies_by_direction() -> None:
     copies = counts(device_copies={"cuda to cpu": 2}, blocking_copies={"cuda to cpu": 1})
     assert BLOCKING.read(copies) == {"blocking copies cuda to cpu": 1}
     assert COPIES.read(copies) == {"copies cuda to cpu": 2}

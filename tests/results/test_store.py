@@ -179,7 +179,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_finds_sessions_and_launches_in_order() -> None:
+def test_finds_sessions_in_order() -> None:
     store = Store()
     names = [store.new_session().name for _ in range(3)]
     assert names == sorted(set(names))
@@ -189,6 +189,10 @@ def test_finds_sessions_and_launches_in_order() -> None:
     ]
     results.append(write(store.new_session().results))
     assert store.results() == results
+
+
+def test_finds_launches_in_order() -> None:
+    store = Store()
     runs = ("1/gpt2/launch-1", "1/llama/launch-9", "1/llama/launch-10", "1/llama.2/launch-1")
     gpt2, *llama = [write(store.sessions / name / "run.json") for name in (*runs, "2/llama/launch-1")]
     write(store.sessions / "1/llama/launch-11/case.json")  # interrupted

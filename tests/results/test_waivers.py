@@ -32,10 +32,13 @@ def write(file: Path, **changes: str | None) -> None:
     file.write_text("".join(f"[[waiver]]\n{each}\n" for each in fields))
 
 
-def test_reads_each_waiver_and_its_tolerance(file: Path) -> None:
+def test_no_waivers_without_a_file_or_entries(file: Path) -> None:
     assert read(file) == (), "without a file"
     file.write_text("# none now\n")
     assert read(file) == ()
+
+
+def test_reads_each_waiver_and_its_tolerance(file: Path) -> None:
     write(file, tolerated="24", until="2026-12-30")
     first, second = read(file)
     fields = {"case": "fsdp2-*", "metric": "tokens_per_s", "issue": "https://example.org/1", "owner": "@me"}

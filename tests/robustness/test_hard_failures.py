@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from perfsuite import DDP, Script, Topology
-from perfsuite.launch import hang
 from perfsuite.results.run_dir import RunDir
 from tests.launch.test_local import failed, processes_of, started
 from tests.processes import agent_among, pid_of
@@ -118,16 +117,13 @@ while True:
 
 @pytest.mark.fault("hang in forward")
 @pytest.mark.parametrize("is_command", [False, True], ids=["ranks of a script", "a command"])
-def test_hang_in_forward_shows_every_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_command: bool
-) -> None:
+def test_hang_in_forward_shows_every_rank(tmp_path: Path, is_command: bool) -> None:
     """A command is one process here, of which perfsuite starts no ranks."""
-    monkeypatch.setattr(hang, "HANG_S", 2)
     file = tmp_path / "train.py"
     file.write_text(STUCK_IN_FORWARD)
     script = Script(command=("python", str(file))) if is_command else Script(path=str(file))
     ranks = Topology(processes_per_node=1 if is_command else 2)
-    failure = failed(FAKE.replace(framework=script, topology=ranks), tmp_path / "run")
+    failure = failed(FAKE.replace(framework=script, topology=ranks), tmp_path / "run", hang_s=2)
     assert (failure.kind, failure.rank) == ("timeout", None)
     assert processes_of(tmp_path) == [], "at once"
     who, _, where = str(failure.traceback).partition(" stopped at:")

@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,7 +10,6 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.launch import local
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
@@ -38,12 +38,10 @@ def test_which_outcomes_fail(sessions: Sessions, strict: frozenset[str]) -> None
         assert options.is_failing(result) is (outcome in {"regressed", "failed", *strict})
 
 
-def test_cpu_case_sees_gpu_machine_as_cpu_machine(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_case_sees_gpu_machine_as_cpu_machine(sessions: Sessions) -> None:
     gpus = make_gpu_machine()
-    monkeypatch.setattr(local, "detect", lambda: gpus)
     ours = sessions.make()
+    ours.setup.host.launcher = Mock(machine=lambda shared: gpus)
     assert ours.setup.host.machine_for(make_case(hardware="cpu")).device == "cpu"
     assert ours.setup.host.machine_for(make_case(hardware=("cpu", "h100"))) == gpus
     assert ours.setup.host.machine_for(make_case(hardware="a100")) == gpus
@@ -80,7 +78,7 @@ class Nodes:
         self.bad = list(bad)
         self.session = sessions.make(**options)
         self.session.setup.host.machine = make_machine().replace(nodes=4, allocation=FOUR)
-        sessions.patch.setattr(self.session.setup.host.launcher, "check_nodes", self.check)
+        self.session.setup.host.launcher = Mock(check_nodes=self.check, runs_here=True)
         sessions.launch(make_run())
 
     def check(self, machine: Machine, nodes: int, directory: Path, *, names: list[str]) -> Preflight:

@@ -104,10 +104,14 @@ def test_ends_after_the_most_pairs_allowed() -> None:
     assert judged(arm(A[:1]), unhealthy[:1], max_unhealthy=1).outcome == "unhealthy"
 
 
-def test_names_the_failing_arm_and_its_hardware() -> None:
-    error = "CUDA error: uncorrectable ECC error encountered"
+def test_names_the_failing_arm() -> None:
     failed = make_run(failure=Failure(kind="crash", message="boom", at=0.0))
     assert judged([failed], arm(A[:1])).reasons == ("arm A failed: crash: boom",)
+
+
+def test_names_the_hardware_of_a_failing_arm() -> None:
+    error = "CUDA error: uncorrectable ECC error encountered"
+    failed = make_run(failure=Failure(kind="crash", message="boom", at=0.0))
     broken = make_run(failure=Failure(kind="timeout", message=error, at=0.0), health=DISTURBED)
     verdict = judged([failed], [broken])
     assert (verdict.outcome, verdict.failure) == ("failed", "crash")

@@ -113,12 +113,15 @@ def test_other_quantities(changes: dict[str, Any], expected: str) -> None:
     assert sentences_of(counts(), counts(**changes)) == [expected]
 
 
-def test_calls_of_python_and_compiled_models() -> None:
+def test_describes_calls_of_python() -> None:
     calls = "Python 3.11 calls in forward: 6,000 -> 66,000 a step (library.module.in_forward +60,000)"
     more = python(forward=66_000, backward=4_000)
     assert sentences_of(python(), more) == [calls]
     reads = more.replace(host_reads={"forward": 2, "optimizer": 39})
     assert sentences_of(python(), reads) == ["host reads in forward: 1 -> 2 a step", calls]
+
+
+def test_describes_changes_of_compiled_models() -> None:
     assert sentences_of(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
     assert sentences_of(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
         *("compiled graphs: 2 -> 4", "graph breaks: 0 -> 2 (call of print +2)"),

@@ -38,10 +38,13 @@ def test_new_or_gone_calls_come_first() -> None:
     )
 
 
-def test_equal_changes_put_kernels_and_views_last() -> None:
+def test_views_come_last_among_equal_changes() -> None:
     calls = {"permute": (80, 900), "softmax": (4, 100), "exp": (4, 200), "bmm": (24, 100)}
     now = plus(*(Work(name=f"aten::{name}", calls=count, us=us) for name, (count, us) in calls.items()))
     assert names(now) == ["aten::bmm", "aten::exp", "aten::softmax", "aten::permute"]
+
+
+def test_kernels_come_after_operators() -> None:
     kernels = (*BEFORE.kernels, Work(name="softmax_warp_forward", calls=24, us=9000))
     now = BEFORE.replace(operators=(Work(name="aten::mm", calls=25, us=9100), *BEFORE.operators[1:]))
     assert names(now.replace(kernels=kernels)) == ["aten::mm", "softmax_warp_forward"]
@@ -64,11 +67,14 @@ def test_unsteady_calls_are_not_compared() -> None:
     assert compare(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
 
 
-def test_cuts_many_differences_and_names_ranks() -> None:
+def test_cuts_many_differences() -> None:
     now = plus(*(Work(name=f"aten::new{number}", calls=1, us=number) for number in range(9)))
     assert len(calls(now)) == MOST_CALLS + 1
     assert calls(now)[-1] == "and 4 more names with a changed number of calls"
     assert len(calls(now.replace(operators=now.operators[:-4]))) == MOST_CALLS
+
+
+def test_names_the_ranks_that_differ() -> None:
     other = launch_profile(BEFORE, plus(Work(name="aten::bmm", calls=24, us=700)), BEFORE)
     ranks = compared(launch_profile(BEFORE, BEFORE, BEFORE), other, "the baseline")
     assert ranks.calls == ("aten::bmm 0 -> 24 calls a step (rank 1)",)

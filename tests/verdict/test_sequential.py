@@ -124,10 +124,13 @@ def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome
     assert judge(today, **settings).outcome == outcome
 
 
-def test_too_noisy_stops_early_and_may_be_blind() -> None:
+def test_too_noisy_stops_early() -> None:
     decision = judge([1.03, 1.01, 1.02, 1.0, 1.04, 1.02], noise=LOUD)
     assert (decision.outcome, decision.blind) == ("inconclusive", True)
     assert decision.launches_used < MAX_LAUNCHES
+
+
+def test_blind_below_the_minimum_detectable_drop() -> None:
     minimum = judge(UNCHANGED[:3]).minimum_detectable_drop
     assert not judge(UNCHANGED[:3], tolerance=minimum).blind
     assert judge(UNCHANGED[:3], tolerance=minimum - 1e-6).blind

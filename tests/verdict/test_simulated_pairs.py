@@ -11,9 +11,8 @@ MODERATE = 0.015
 """A drift of 0.3% a launch; in one launch of 48 a slower or faster time begins."""
 
 
-def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
-    table = simulate(sigma=1e-6, drift=0, changes=(-0.05, 0.0, 0.05), trials=3)
+def test_without_scatter_each_change_has_one_outcome() -> None:
+    table = simulate(sigma=1e-6, drift=0, changes=(-0.05, 0.0, 0.05), disturbed=0, trials=3)
     faster, same, slower = table.rows
     assert (faster.improved, same.passed, slower.regressed) == (1, 1, 1)
     assert (faster.regressed, slower.inconclusive) == (0, 0)
@@ -21,26 +20,28 @@ def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyP
     assert table.minimum_detectable < 0.01
 
 
-def test_launches_scatter_and_drift_as_requested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_launch_in_twenty_is_slow() -> None:
     values = [value for logs in days(1e-9, 0, 24, trials=400, seed=1) for value in logs]
     assert {round(math.exp(value), 4) for value in values} == {1.0, 1.1}
     assert fmean(values) / math.log(1.1) == pytest.approx(0.05, abs=0.01)
-    monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
-    still = [value for logs in days(0.01, 0, 24, trials=400, seed=1) for value in logs]
+
+
+def test_launches_scatter_as_requested() -> None:
+    still = [value for logs in days(0.01, 0, 24, disturbed=0, trials=400, seed=1) for value in logs]
     assert pstdev(still) == pytest.approx(0.01, rel=0.05)
     assert abs(fmean(still)) < 0.001
-    monkeypatch.setattr("tests.benchmarks.simulated_pairs.STEPS_FOR_DRIFT", 0.0)
-    last = [logs[-1] for logs in days(1e-9, 0.05, 24, trials=400, seed=1)]
-    assert pstdev(last) == pytest.approx(0.05, rel=0.1)
 
 
-def test_drifting_machine_is_slower_and_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
-    changed = [abs(logs[12]) > 0.045 for logs in days(1e-9, 0.001, 24, trials=4000, seed=1)]
+def test_launches_drift_as_requested() -> None:
+    walks = days(1e-9, 0.05, 24, disturbed=0, steps_for_drift=0, trials=400, seed=1)
+    assert pstdev(logs[-1] for logs in walks) == pytest.approx(0.05, rel=0.1)
+
+
+def test_drifting_machine_is_slower_and_faster() -> None:
+    changed = [abs(logs[12]) > 0.045 for logs in days(1e-9, 0.001, 24, disturbed=0, trials=4000, seed=1)]
     assert fmean(changed) == pytest.approx(6 * 0.0014, rel=0.4)  # they begin as often, and last 6 launches
-    sizes = [logs[12] for logs in days(1e-9, 0.01, 24, trials=2000, seed=1) if abs(logs[12]) > 0.045]
+    middles = [logs[12] for logs in days(1e-9, 0.01, 24, disturbed=0, trials=2000, seed=1)]
+    sizes = [size for size in middles if abs(size) > 0.045]
     assert min(sizes) < -0.2
     assert max(sizes) > 0.15
 

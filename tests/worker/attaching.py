@@ -23,6 +23,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
 from perfsuite.worker.script import attach
 from perfsuite.worker.script.attach import Attached
+from perfsuite.worker.script.script_rank import ScriptRank
 from perfsuite.worker.spans import phases
 from tests.samples import make_case
 
@@ -39,6 +40,13 @@ providers = cache(importlib.metadata.packages_distributions)
 version = cache(importlib.metadata.version)
 
 
+class Unprobed(ScriptRank):
+    """A rank whose device is not probed."""
+
+    def probed(self) -> dict[str, float]:
+        return {}
+
+
 @contextmanager
 def attaching(directory: Path) -> Iterator[Start]:
     """A function that attaches to this process for a case, of which more may be asked later; undone then."""
@@ -48,11 +56,13 @@ def attaching(directory: Path) -> Iterator[Start]:
     def hooking(register: Any) -> Any:
         return lambda hook: handles.append(register(hook))
 
-    def start(case: Case = ALONE, **later: Any) -> Attached:
+    def start(
+        case: Case = ALONE, *, new_rank: Callable[..., ScriptRank] = ScriptRank, **later: Any
+    ) -> Attached:
         run_dir = RunDir(directory / "launch-1")
         run_dir.path.mkdir(parents=True, exist_ok=True)
         request = CaseFile(case=case, device="cpu", counts=case.max_warmup_steps >= COUNTED_STEP)
-        attached = Attached(run_dir, request)
+        attached = Attached(run_dir, request, new_rank=new_rank)
         attached.request = request.replace(**later)
         return attached
 

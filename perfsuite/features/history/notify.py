@@ -77,7 +77,7 @@ def _safe(text: str) -> str:
     return escape(code(text.replace("->", "→")).replace("@", "@\u200b"), quote=False)
 
 
-def post(variable: str, text: str) -> str | None:
+def post(variable: str, text: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
     """Post a text to the address in a variable. Returns None, or the reason of a failure.
 
     The reason does not contain the address, because it is a secret.
@@ -89,7 +89,7 @@ def post(variable: str, text: str) -> str | None:
     try:
         content = {"Content-Type": "application/json"}
         request = Request(address, json.dumps({"text": text}).encode(), content)
-        build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S).close()
+        build_opener(_NoRedirect).open(request, timeout=timeout_s).close()
     except HTTPError as error:
         return f"the answer was {error.code}"
     except (OSError, HTTPException, ValueError) as error:  # the text of these errors can contain the address

@@ -63,6 +63,7 @@ def trend(
     repo: Path | None = None,
     branch: str = "",
     baselines: Path = BASELINES,
+    period: timedelta = PERIOD,
 ) -> Trend:
     """Find the changes since a day.
 
@@ -80,7 +81,7 @@ def trend(
     wanted = {sessions.cases[name].id for name in store.matching(sessions.cases, case)}
     if not any(key.case in wanted for key in sessions.series):
         raise FileError(f"{directory} has no case that matches {case!r}. See: perfsuite history list")
-    return changes(sessions, cases=wanted, since=since, baselines=baselines)
+    return changes(sessions, cases=wanted, since=since, baselines=baselines, period=period)
 
 
 class Sessions(NamedTuple):
@@ -118,18 +119,19 @@ def changes(
     cases: Collection[str] | None = None,
     since: date | None = None,
     baselines: Path = BASELINES,
+    period: timedelta = PERIOD,
 ) -> Trend:
     """Find changes as `trend` does, in the series of the cases with these ids (default: all cases)."""
     series = sessions.series
     if cases is not None:
         series = {key: points for key, points in series.items() if key.case in cases}
-    from_day = since or sessions.newest - PERIOD
+    from_day = since or sessions.newest - period
     judge = partial(
         _findings,
         correlations=_correlations(sessions.series),
         order=sessions.order,
         baselines=BaselineStore(baselines),
-        measured_since=_day(sessions.places[-1]) - PERIOD,
+        measured_since=_day(sessions.places[-1]) - period,
     )
     findings = [finding for key, points in series.items() for finding in judge(key, points)]
     reported = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]

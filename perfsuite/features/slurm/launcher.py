@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from perfsuite.inputs import files
 from perfsuite.inputs.setting import Setting, words
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
+from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.node import lease
 from perfsuite.node.agent import NODE_VARIABLE
@@ -89,8 +90,18 @@ class SlurmLauncher(Launcher):
         ),
     )
 
-    def __init__(self, srun_options: Sequence[str] | None = None, python: str | None = None) -> None:
-        """Raise `MachineError` if this process is not in an allocation."""
+    def __init__(
+        self,
+        srun_options: Sequence[str] | None = None,
+        python: str | None = None,
+        *,
+        new_detector: Callable[[], HangDetector] = HangDetector,
+        end_s: float = END_S,
+    ) -> None:
+        """Raise `MachineError` if this process is not in an allocation.
+
+        `new_detector` returns what decides when a job hangs. Slurm has `end_s` seconds to end a step.
+        """
         job_id = os.environ.get(JOB_ID)
         if job_id is None:
             raise MachineError(
@@ -100,6 +111,8 @@ class SlurmLauncher(Launcher):
         self.job_id = job_id
         self._options = srun_options or ()
         self._python = python or sys.executable
+        self._new_detector = new_detector
+        self._end_s = end_s
         self._longest_s = 0.0
         self._left_over: str | None = None
 
@@ -111,7 +124,7 @@ class SlurmLauncher(Launcher):
 
     @cached_property
     def _allocated(self) -> commands.SlurmJob:
-        return patiently(time.monotonic() + END_S, commands.job, self.job_id)
+        return patiently(time.monotonic() + self._end_s, commands.job, self.job_id)
 
     @property
     def lock(self) -> str:
@@ -177,9 +190,13 @@ class SlurmLauncher(Launcher):
         command = [*self._srun(nodes, mark, *options), *agent_command(job)]
         prepare(job.run_dir)
         given = _for_srun(environment(job))
+
+        def is_broken() -> bool:
+            return _bad_end(job.run_dir) is not None
+
         with started(command, job.run_dir.scheduler_log, given, job.directory) as srun:
             try:
-                failure = drive(job, srun, on_progress, lambda: _bad_end(job.run_dir) is not None)
+                failure = drive(job, srun, on_progress, is_broken, hang=self._new_detector())
             finally:
                 self._longest_s = max(self._longest_s, time.monotonic() - began)
                 said = self._end(job, srun, mark)
@@ -199,7 +216,7 @@ class SlurmLauncher(Launcher):
         ]
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
-        until = time.monotonic() + END_S
+        until = time.monotonic() + self._end_s
         while (job := patiently(until, commands.job, self.job_id)).is_completing and time.monotonic() < until:
             time.sleep(POLL_S)  # only the final state shows why the job ended
         if job.is_over:
@@ -234,7 +251,7 @@ class SlurmLauncher(Launcher):
     def _end_step(self, mark: str) -> None:
         """End a step on every node.
 
-        Raises `LaunchError` if the step still exists after `END_S`, and `SlurmError` if Slurm does not
+        Raises `LaunchError` if the step still exists after `end_s`, and `SlurmError` if Slurm does not
         answer.
         """
 
@@ -244,12 +261,12 @@ class SlurmLauncher(Launcher):
                 commands.cancel(step, "--signal=KILL")
             return left
 
-        until = time.monotonic() + END_S
+        until = time.monotonic() + self._end_s
         while left := patiently(until, kill, mark):
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"Slurm did not end step {', '.join(left)} within {END_S:.0f} s. The next launch would "
-                    "share the nodes with it. Check its nodes (scontrol show step)"
+                    f"Slurm did not end step {', '.join(left)} within {self._end_s:.0f} s. The next launch "
+                    "would share the nodes with it. Check its nodes (scontrol show step)"
                 )
             time.sleep(POLL_S)
         self._left_over = None

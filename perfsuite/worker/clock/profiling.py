@@ -28,11 +28,14 @@ class ProfileTaken(BaseException):
 class Profiling:
     """Records the steps after the first `warmup` steps. An error of the profiler becomes a note."""
 
-    def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(
+        self, *, warmup: int, device: Literal["cpu", "cuda"], largest_trace: int = LARGEST_TRACE
+    ) -> None:
         self.notes: list[str] = []  # why there is no profile
         self.is_over = False  # whether all steps to be recorded have ended
         self._warmup = warmup
         self._device = device
+        self._largest_trace = largest_trace
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
@@ -68,9 +71,10 @@ class Profiling:
         trace = run_dir.trace(rank)
         self._profiler.export_chrome_trace(str(trace))
         with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
-            text = file.read(LARGEST_TRACE + 1)
-        if len(text) > LARGEST_TRACE:
-            raise ReportError(f"{trace} is kept, but too large to summarise (over {LARGEST_TRACE >> 30} GiB)")
+            text = file.read(self._largest_trace + 1)
+        if len(text) > self._largest_trace:
+            limit = f"{self._largest_trace >> 30} GiB"
+            raise ReportError(f"{trace} is kept, but too large to summarise (over {limit})")
         events = json.loads(text)["traceEvents"]
         documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
 

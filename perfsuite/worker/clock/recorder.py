@@ -49,8 +49,10 @@ class Recorder:
         probe: Callable[[], object] | None = None,
         before_end: Callable[[int, Recorder], None] | None = None,
         memory: HostMemory | CudaMemory | None = None,
+        progress_every_s: float = PROGRESS_EVERY_S,
     ) -> None:
         self.timer = timer
+        self._progress_every_s = progress_every_s
         self.memory = memory
         # Called with the number of finished steps.
         self.on_progress: Callable[[int], object] = lambda step: None
@@ -130,7 +132,7 @@ class Recorder:
             self.levels.boundary(self.steps)
         if self.growth is not None and self.growth.is_due(self.steps):
             self._count_objects(self.growth)
-        if ended_at - self._progress_at > PROGRESS_EVERY_S:
+        if ended_at - self._progress_at > self._progress_every_s:
             self._progress_at = ended_at
             self.on_progress(self._steps_past())
         if self.between_steps is not None:

@@ -268,6 +268,23 @@ def _counting(
     return count
 
 
+def process_start() -> float | None:
+    """Return the start time of this process, in seconds since the machine booted; None if unknown.
+
+    The kernel reports the time in clock ticks (proc_pid_stat(5), starttime), usually hundredths of a second.
+    """
+    try:
+        with open("/proc/self/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _boot_clock() -> float:
+    return clock_gettime(CLOCK_BOOTTIME)  # has the same origin as the kernel's ticks, and is never adjusted
+
+
 _clock: StartUpClock | None = None  # the clock of this process, or of its parent if it was forked
 
 
@@ -290,14 +307,14 @@ class Part:
             self._entered.leave()
 
 
-def begin(before: str) -> None:
+def begin(before: str, *, start_of: Callable[[], float | None] = process_start) -> None:
     """Start the clock of this process, unless its start time is unknown.
 
-    The time up to now belongs to the part `before`.
+    The time up to now belongs to the part `before`. `start_of` returns when the process started.
     """
     global _clock
     now = _boot_clock()
-    started_at = process_start()
+    started_at = start_of()
     if started_at is not None and -FUTURE_S <= now - started_at <= OLDEST_S:
         _clock = StartUpClock(min(started_at, now), before=before, now=_boot_clock)
         _watch_imports(_clock)
@@ -361,23 +378,6 @@ def watch(owner: Any, name: str, part: str) -> None:
             continue
         if names.get(name) is function:
             setattr(module, name, watched)
-
-
-def process_start() -> float | None:
-    """Return the start time of this process, in seconds since the machine booted; None if unknown.
-
-    The kernel reports the time in clock ticks (proc_pid_stat(5), starttime), usually hundredths of a second.
-    """
-    try:
-        with open("/proc/self/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _boot_clock() -> float:
-    return clock_gettime(CLOCK_BOOTTIME)  # has the same origin as the kernel's ticks, and is never adjusted
 
 
 def _watch_imports(clock: StartUpClock) -> None:

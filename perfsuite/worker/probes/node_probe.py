@@ -48,7 +48,9 @@ def all_reduce_probe(device: torch.device) -> dict[str, float]:
     return _rounded({"all_reduce_gb_s": _all_reduce_gb_s(device)}) if has_peers else {}
 
 
-def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
+def node_probe(
+    device: torch.device, nodes: int, on_round: Callable[[int], object], *, rounds: int = ROUNDS
+) -> dict[str, float]:
     """Return the rates of `device_probe`, and the rates of all-reduces between neighbouring nodes.
 
     The job must have two or more nodes, with consecutive ranks on each node. Every rank must call this.
@@ -62,7 +64,7 @@ def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], objec
     has only a next node, and the second one only a previous node.
     """
     best: dict[str, float] = {}
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, rounds + 1):
         dist.barrier()
         best = {name: max(rate, best.get(name, 0.0)) for name, rate in _alone(device, best=True).items()}
         on_round(number)

@@ -120,9 +120,12 @@ class Attached:
     Processes that a rank forks also count as `aside`.
     """
 
-    def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
+    def __init__(
+        self, run_dir: RunDir, request: CaseFile, *, new_rank: Callable[..., ScriptRank] = ScriptRank
+    ) -> None:
         self.run_dir = run_dir
         self.request = request
+        self._new_rank = new_rank
         self.case = request.case
         self.state: State = "waiting"
         self.rank: ScriptRank | None = None  # this process's measurement, from its first step on
@@ -270,7 +273,7 @@ class Attached:
         leash.die_with_parent()
         empty = self._empty
         leash.listen(self.run_dir, empty.rank)  # again, because `attach` may not have known the rank
-        rank = ScriptRank(
+        rank = self._new_rank(
             *(self.run_dir, self.request, empty),
             losses=self._losses,
             optimizers=self._optimizers,

@@ -149,7 +149,7 @@ def test_omits_unmeasured_figures() -> None:
     assert empty == {"hud": "[]\n", "openmetrics": "# EOF\n"}
 
 
-def test_exports_unlaunched_and_newest_outcomes() -> None:
+def test_exports_unlaunched_outcomes() -> None:
     result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
     (only,) = records(result)
     (excused,) = records(result.replace(excused="known issue"))
@@ -157,6 +157,9 @@ def test_exports_unlaunched_and_newest_outcomes() -> None:
     assert "runners" not in only
     assert samples(result)["perfsuite_outcome", result.case_id][1]["outcome"] == "failed"
     assert excused["metric"]["extra_info"]["outcome"] == "known issue"
+
+
+def test_exports_the_newest_result_of_a_case() -> None:
     first, last = (
         make_result(make_run(figures=make_figures(tokens_per_s=speed)), before=None) for speed in (100, 200)
     )

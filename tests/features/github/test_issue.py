@@ -52,7 +52,7 @@ def issue_of(*cases: str) -> Issue:
     return Issue(7, f"text\n<!-- perfsuite: {json.dumps(list(cases))} -->")
 
 
-def test_regression_opens_and_edits_an_issue() -> None:
+def test_regression_opens_an_issue() -> None:
     assert told(GOOD) == told(crashed("x", excused="known issue")) == []
     label, create = told(GOOD, SLOW)
     assert label.arguments[:3] == ("label", "create", LABEL)
@@ -61,6 +61,9 @@ def test_regression_opens_and_edits_an_issue() -> None:
     assert "tokens/s: 50,000, baseline 98,765" in create.text
     assert "p95/p50" not in create.text
     assert Issue(1, create.text).subjects == [CASE]
+
+
+def test_regression_edits_an_open_issue() -> None:
     (edit,) = told(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
     assert edit.arguments == ("issue", "edit", "7", "--body-file", "-")
     assert Issue(7, edit.text).subjects == [CASE]

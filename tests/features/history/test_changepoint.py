@@ -23,20 +23,23 @@ def told(change: ChangePoint) -> tuple[float, ...]:
     return (change.index, change.earliest, change.latest, change.before, change.after, *change.interval)
 
 
-def test_finds_each_step_with_place_and_size() -> None:
+def test_finds_a_step_with_place_and_size() -> None:
     [change] = found(series((60, 2.0), (60, 2.06)))
     assert 58 <= change.index <= 62
     assert change.earliest <= 60 <= change.latest <= change.earliest + 6
     assert change.interval[0] < 0.03 < change.interval[1] < change.interval[0] + 0.015
     assert (change.before, change.after) == pytest.approx((2.0, 2.06), rel=0.005)
     assert change.relative == pytest.approx(change.after / change.before - 1)
+
+
+def test_finds_a_step_and_its_end() -> None:
     first, second = found(series((50, 1.0), (12, 1.05), (50, 1.0)))
     assert [first.index, second.index] == pytest.approx([50, 62], abs=1)
     assert [first.relative, second.relative] == pytest.approx([0.05, -0.05], abs=0.01)
     assert second.after == pytest.approx(first.before, rel=0.005)
 
 
-def test_three_bad_nights_make_a_change() -> None:
+def test_fewer_than_three_bad_nights_make_no_change() -> None:
     for nights in (*range(6), 200):
         assert found(series((nights, 1.0))) == found([1000.0] * nights) == []
     for nights in (1, 2):
@@ -44,6 +47,9 @@ def test_three_bad_nights_make_a_change() -> None:
         values[30 : 30 + nights] = [1.5] * nights
         assert found(values) == []
     assert found(series((60, 1.0), (2, 1.2))) == found([1000.0] * 3 + [1100.0] * 2) == []
+
+
+def test_three_bad_nights_make_a_change() -> None:
     [change] = found(series((60, 1.0), (3, 1.2)))
     assert change.index == 60
     [change] = found([1000.0] * 3 + [1100.0] * 3)

@@ -99,13 +99,16 @@ def failed(case: str) -> Night:
     return Night(place, case, StoredVerdict(word="failed"))
 
 
-def test_posted_text_mentions_nobody_and_is_cut() -> None:
+def test_posted_text_mentions_nobody() -> None:
     bad = "`<!channel> @here <@U1> *b* & [x](https://evil)\n# all_gather 7 -> 14"
     *_, line = notify.message([failed("a`@all")], {("cpu-x", "a`@all"): bad}, "").splitlines()
     assert line == (
         "newly red: `a'@\u200ball` on `cpu-x`: failed: "
         "`'&lt;!channel&gt; @\u200bhere &lt;@\u200bU1&gt; *b* &amp; [x](https://evil) # all_gather 7 → 14`"
     )
+
+
+def test_a_long_posted_text_is_cut() -> None:
     changed = [failed(f"case-{number}") for number in range(50)]
     lines = notify.message(changed, {}, "https://x").splitlines()
     assert lines[-2:] == ["and 10 more", "https://x"]
@@ -120,12 +123,17 @@ def test_follows_no_redirect_and_reports_bad_answers(tmp_path: Path, service: Se
     assert [path for path, _, _ in service.posted] == [f"/{SECRET}"] * 3
 
 
-def test_a_webhook_that_hangs_or_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_a_webhook_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}/{SECRET}")
-        assert add(tmp_path, night(tmp_path, 1, 50_000)) == "--notify: nothing was posted: TimeoutError\n"
+        assert notify.post(VARIABLE, "x", timeout_s=0.2) == "TimeoutError"
+
+
+def test_names_a_webhook_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{closed.getsockname()[1]}/{SECRET}")
     assert notify.post(VARIABLE, "x") == "Connection refused"
 
 

@@ -90,16 +90,18 @@ def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commi
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_mended_regression_does_not_fail(
-    root: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mended_regression_does_not_fail(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     found = trend(HISTORY)
     assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
     assert found.failing == []
-    monkeypatch.setattr("perfsuite.features.history.trend.PERIOD", timedelta(days=3))
-    assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
-    assert trend(HISTORY).findings == (), "mended long ago"
+
+
+def test_regression_mended_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
+    write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
+    few_days = timedelta(days=3)
+    assert [f.case for f in trend(root / "history", period=few_days).findings] == [SLOWER, LARGER]
+    assert trend(HISTORY, period=few_days).findings == (), "mended long ago"
 
 
 def test_assumes_bad_weeks_for_a_month(commits: list[str]) -> None:
@@ -189,14 +191,12 @@ def test_baseline_of_a_partial_recovery_accepts_it(commits: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
-def test_unmeasured_period_fails_nothing(
-    commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("perfsuite.features.history.trend.PERIOD", timedelta(days=days))
+def test_unmeasured_period_fails_nothing(commits: list[str], days: int, is_open: bool) -> None:
+    period = timedelta(days=days)
     write_history(HISTORY, commits[:30], CASES[:1], slower(0.05, 16))
-    assert trend(HISTORY).failing
+    assert trend(HISTORY, period=period).failing
     write_history(HISTORY, commits[30:], CASES[1:2], first=30)
-    found = trend(HISTORY, since=date(2024, 1, 1))
+    found = trend(HISTORY, since=date(2024, 1, 1), period=period)
     assert [f.open for f in found.findings] == [bool(found.failing)] == [is_open]
 
 

@@ -30,7 +30,7 @@ def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
 run = partial(commands.run, "night", "--hardware", "cpu")
 
 
-def test_night_checks_machine_and_gate_first(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_night_checks_machine_and_gate_first(tonight: Jobs) -> None:
     tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
     options = ("--shard=2/8", "--budget=2h", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
@@ -42,7 +42,10 @@ def test_night_checks_machine_and_gate_first(tonight: Jobs, monkeypatch: pytest.
     assert {"--perf-report=out", "--perf-shard=2/8", "--perf-budget=2h"} <= {*pytest_}
     assert "## perfsuite: 1 " in PAGE.read_text()
     assert "perfsuite history push out/results.json" in said.stderr
-    monkeypatch.setattr(night, "find_spec", lambda name: None)  # without transformers nothing is trained
+
+
+def test_trains_nothing_without_transformers(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(night, "find_spec", lambda name: None)
     run()
     assert tonight.commands[-2] == ["perfsuite.cli", "selftest", "--framework=fake"]
 

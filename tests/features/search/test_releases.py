@@ -115,15 +115,22 @@ def test_page_shows_changes_by_release(runs: Runs) -> None:
     assert second.startswith("1.2 → 2.0\n")
     assert "  - regressed: kernels in forward: 90 → 95 a step" in second
     assert same.splitlines() == ["The same in every case", "", "- 1.0 → 1.1", "- 1.1 → 1.1.1"]
+
+
+def test_json_has_the_changes_of_each_release(runs: Runs) -> None:
+    runs.kernels = {"1.2": 90, "2.0": 95}
     first, *_, last = commands.rows(command("--from", "1.0", "--json").stdout)
     assert (first["title"], first["same"], first["rows"]) == ("1.0", 0, [])
     assert last["title"] == "1.2 -> 2.0"
     assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
 
 
-def test_page_shows_where_cases_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_where_cases_ran(runs: Runs) -> None:
     both = "No case uses: mixed precision (autocast), gradient accumulation.\n"
     assert both in command("--from", "1.2").stdout
+
+
+def test_page_shows_the_pretended_gpu(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
     commands.hold(monkeypatch, gpu)
     runs.machine = pretended_gpu("NVIDIA H100 80GB HBM3", gpu.topology)
@@ -182,8 +189,11 @@ def test_launches_both_releases_if_not_dry(runs: Runs) -> None:
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch on CPUs" in told
     assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in told
+
+
+def test_launches_every_case_on_request(runs: Runs) -> None:
     command("--from", "1.2", "--launch", ids=(OTHER.id,))
-    assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
+    assert [made[:2] for made in runs.made] == [("launch", "1.2"), ("launch", "2.0")]
 
 
 def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +214,6 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
 
 
 def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ids the other cases go on, and it is left out."""
     gpu = make_case(hardware="h100", steps=22)
     commands.hold(monkeypatch, gpu, CASE)
     asked = list[str]()
@@ -217,6 +226,11 @@ def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.Mon
     said = commands.error_of("releases", "some_thing", "--from", "1.2", "--launch", gpu.id)
     assert f"{gpu.id}: it is meant for h100, but this machine is " in said
     assert asked == []
+
+
+def test_leaves_out_unrunnable_cases_among_others(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = make_case(hardware="h100", steps=22)
+    commands.hold(monkeypatch, gpu, CASE)
     said = command("--from", "1.2", "--launch", "-k", "any", ids=()).stderr
     assert f"{gpu.id}: it is meant for h100" in said
     assert {case for _, _, case in runs.made} == {CASE.id}
@@ -239,6 +253,10 @@ def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
     result = command("--from", "1.2", ids=(CASE.id, OTHER.id))
     assert f"left out: {OTHER.id} does not use some_thing" in result.stderr
     assert OTHER.id not in result.stdout.partition("\n## ")[2]
+
+
+def test_cases_without_the_package_are_an_error(runs: Runs) -> None:
+    runs.uses = {OTHER.id: None}
     said = command("--from", "1.2", ids=(OTHER.id,), status=2).stderr
     assert "no case uses some_thing: give a case that imports it" in said
 

@@ -40,7 +40,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
         def once(fault: str) -> tuple[float, str]:
             allocation.take()
             os.environ[JOB_ID] = allocation.job_id
-            return seconds(case, machine, SlurmLauncher(), faults[fault])
+            return seconds(case, machine, SlurmLauncher, faults[fault])
 
         for fault in faults:
             yield cells(fault, partial(once, fault))

@@ -219,10 +219,9 @@ def test_asks_a_busy_controller_again(slurm: Slurm) -> None:
     assert slurm.cancelled == [("7.1", "--signal=KILL")] * 2
 
 
-def test_next_launch_waits_for_a_lingering_step(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = SlurmLauncher()
+def test_next_launch_waits_for_a_lingering_step(slurm: Slurm) -> None:
+    ours = SlurmLauncher(end_s=0.05)
     slurm.left = [SlurmError("still busy")]
-    monkeypatch.setattr(launcher, "END_S", 0.05)
     assert slurm.launch(ours, "kept") is None
     with pytest.raises(SlurmError, match="still busy"):
         slurm.launch(ours, "next")

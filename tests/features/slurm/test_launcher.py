@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,8 +14,8 @@ import pytest
 from perfsuite import DDP, FSDP2, Case, Topology, documents
 from perfsuite.errors import AllocationOverError, MachineError
 from perfsuite.features.slurm.launcher import SlurmLauncher
-from perfsuite.launch import hang
 from perfsuite.launch.arm import Arm
+from perfsuite.launch.hang import HangDetector
 from perfsuite.launch.job import OnProgress, no_progress
 from perfsuite.measure import Launching, launch_once
 from perfsuite.results.rank_report import Failure, RankReport
@@ -227,11 +228,10 @@ def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("hang on several nodes")
-def test_ends_a_hang_with_every_nodes_stacks(
-    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hang, "HANG_S", 3)
-    failure = launched(DDP_TINY, tmp_path, inject="hang").failure
+def test_ends_a_hang_with_every_nodes_stacks(allocation: Allocation, tmp_path: Path) -> None:
+    impatient = SlurmLauncher(new_detector=partial(HangDetector, hang_s=3))
+    how = Launching(inject="hang", launcher=impatient)
+    failure = launch_once(DDP_TINY, MACHINE, tmp_path, how).failure
     assert failure is not None
     assert failure.kind == "timeout"
     told = str(failure.traceback)

@@ -94,6 +94,9 @@ def test_window_and_band_are_drawn_in_place() -> None:
     assert float(window["x"]) == pytest.approx(middle)
     height = float(band["height"])
     assert 0 < height == pytest.approx(float(baseline["y1"]) - float(band["y"]), abs=0.2)
+
+
+def test_a_step_off_the_chart_is_marked() -> None:
     bare = step_chart((0.1,) * 30 + (5.0,), (0, 0), band=None)
     assert [len(parts(bare, kind)) for kind in ("window", "band", "off")] == [0, 0, 1]
 
@@ -137,6 +140,9 @@ def test_a_change_is_drawn_between_zero_and_limit() -> None:
     )
     places = [float(each) for each in (bar["x"], dot["cx"], allowed["x1"], zero["x1"])]
     assert sorted(places) == places
+
+
+def test_more_memory_is_drawn_on_the_other_side() -> None:
     more_memory = interval(metric="peak_memory_bytes", unit="bytes", change=0.1, interval=None)
     [zero], [allowed], [dot] = (parts(more_memory, kind) for kind in ("axis", "allowed", "estimate"))
     assert float(zero["x1"]) < float(allowed["x1"]) < float(dot["cx"]), "on the other side"

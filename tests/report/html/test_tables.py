@@ -10,7 +10,7 @@ def columns(table: Table) -> list[dict[str, str]]:
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 
-def test_checks_show_metric_baseline_and_blindness() -> None:
+def test_checks_show_metric_and_baseline() -> None:
     speed, _, memory = columns(checks(make_gpu_result(2, "regressed"), "a"))
     told = ("metric", "verdict", "measured", "baseline", "allowed")
     assert [speed[name] for name in told] == ["tokens/s", "regressed", "4,336", "4,669", "2.9%"]
@@ -18,6 +18,9 @@ def test_checks_show_metric_baseline_and_blindness() -> None:
     assert " to -" in speed["99% interval"]
     assert speed["chart"].startswith("<svg")
     assert (memory["change"], memory["99% interval"]) == ("+0.0%", NONE)
+
+
+def test_checks_show_blindness_and_correction() -> None:
     result = make_result(now())
     [first, *others] = result.verdict.checks
     blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)
@@ -27,18 +30,24 @@ def test_checks_show_metric_baseline_and_blindness() -> None:
     assert (corrected in table.caption, corrected in checks(result, "a").caption) == (True, False)
 
 
-def test_launch_row_shows_memory_and_validity() -> None:
+def test_launch_row_shows_memory_and_times() -> None:
     first = Memory(peak=2**30, reserved=2 * 2**30, alloc_retries=1, method="cuda")
     run = BEFORE.replace(memory=(first, first.replace(peak=3 * 2**30, reserved=2**30, alloc_retries=2)))
     [row] = columns(launches(make_result(run), [run]))
     assert (row["peak memory"], row["least peak"]) == ("3.00 GiB (rank 1)", "1.00 GiB")
     assert (row["reserved"], row["retries"], row["counts"]) == ("2.00 GiB", "3", "yes")
     assert (row["window"], row["longest"], row["p95/p50"]) == ("0 to 24", "250.0 ms", "1.10")
+
+
+def test_launch_row_shows_why_it_is_not_valid() -> None:
     crash = make_gpu_result(1, "crash")
     throttled = make_gpu_result(3, "throttled")
     [crashed] = columns(launches(crash, crash.runs))
     assert (crashed["counts"], crashed["window"], crashed["tokens/s"]) == ("no: crash", NONE, NONE)
     assert {row["counts"] for row in columns(launches(throttled, throttled.runs))} == {"no: set aside"}
+
+
+def test_launch_row_leaves_out_unknown_figures() -> None:
     run = make_run(memory=())
     [row] = columns(launches(make_result(run, before=None), [run]))
     assert {row[name] for name in ("peak memory", "reserved", "retries", "p50")} == {NONE}

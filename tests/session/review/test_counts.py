@@ -142,6 +142,9 @@ def test_list_and_show(repository: Path) -> None:
     assert "\nspans of the run:\n" in shown
     assert "\nstep 4 of rank 0, counted:\n" in shown
     assert " all_gather 2 ranks float32 backward 5 3.50 MiB " in flat(shown)
+
+
+def test_list_and_show_of_compiled_models(repository: Path) -> None:
     counted("2", 1, "--reason", "compiled models have no live tensors", **seen(compiled()))
     assert "855 not counted 1 2026" in flat(told("list"))
     assert "generated kernels 31" in flat(told("show", "*"))

@@ -49,6 +49,10 @@ def test_refresh_measures_in_its_own_store(jobs: Jobs) -> None:
     assert pytest_[-2:] == ["-k", "fsdp2 and not 8b"]
     asked = "baseline accept --store=.perfsuite/refresh --baselines=baselines --reason=torch 2.14"
     assert asked in Path("there/before-after.txt").read_text()
+
+
+def test_refresh_without_a_difference_is_an_error(jobs: Jobs) -> None:
+    new_baselines("--out", "there")
     assert "no baseline in baselines changed" in new_baselines(status=2)
 
 

@@ -17,7 +17,6 @@ from perfsuite import documents
 from perfsuite.results.profile import PROFILED_STEPS, Profile, RankProfileFile, merged
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.profiled import compared
-from perfsuite.worker.clock import profiling as profiling_module
 from perfsuite.worker.clock.profiling import ProfileTaken, Profiling
 from tests.fake_group import alone
 
@@ -42,9 +41,11 @@ class Attention(nn.Module):
         return out
 
 
-def taken(directory: Path, model: nn.Module | None = None, *, warmup: int = WARMUP) -> Profiling:
+def taken(
+    directory: Path, model: nn.Module | None = None, *, warmup: int = WARMUP, **limits: int
+) -> Profiling:
     """What is left of 20 steps with the profiler between them, as in a rank, unless it ends them."""
-    profiling = Profiling(warmup=warmup, device="cpu")
+    profiling = Profiling(warmup=warmup, device="cpu", **limits)
     model = model or Attention()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pytest.raises(ProfileTaken) if warmup == WARMUP else nullcontext():
@@ -91,9 +92,8 @@ def test_an_error_of_the_profiler_is_a_note(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
-def test_a_trace_that_is_too_large_is_only_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling_module, "LARGEST_TRACE", 1000)
-    (note,) = taken(tmp_path).notes
+def test_a_trace_that_is_too_large_is_only_kept(tmp_path: Path) -> None:
+    (note,) = taken(tmp_path, largest_trace=1000).notes
     trace = RunDir(tmp_path).trace(0)
     assert note.startswith(f"no profile: ReportError: {trace} is kept, but too large ")
     assert list(tmp_path.iterdir()) == [trace]

@@ -9,7 +9,6 @@ import torch
 
 from perfsuite.results.counts import KeptObjects, StepsToCount
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker.clock import recorder as recording
 from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.clock.levels import MemoryLevels
 from perfsuite.worker.clock.recorder import Recorder
@@ -202,11 +201,10 @@ def test_gpu_steps_are_events_awaited_once(gpu: FakeGPU) -> None:
     assert recorder.step_s == pytest.approx([0.03, 0.01, 0.02])
 
 
-def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(CudaTimer(GPU))
+def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU) -> None:
+    recorder = Recorder(CudaTimer(GPU), progress_every_s=-1)
     told = list[int]()
     recorder.on_progress = told.append
-    monkeypatch.setattr(recording, "PROGRESS_EVERY_S", -1)
     after_steps(recorder, *[10] * 6, work=partial(gpu.work, ahead_ms=25))
     assert told == [0, 0, 0, 1, 2, 3, 6]
     assert gpu.waits == [0, 60]

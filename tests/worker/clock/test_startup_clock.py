@@ -2,6 +2,7 @@ import atexit
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,14 +58,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def now() -> float:
+    """The start of a process that is young: this one may be too old for a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], StartUp]:
     """A function that ends the real clock of this process, whose imports are watched."""
     bootstrap: Any = importlib._bootstrap
     monkeypatch.setattr(bootstrap, "_find_and_load", bootstrap._find_and_load)
     monkeypatch.setattr(startup_clock, "_clock", None)
-    monkeypatch.setattr(startup_clock, "OLDEST_S", float("inf"))
-    startup_clock.begin(PERFSUITE)
+    startup_clock.begin(PERFSUITE, start_of=now)
     return lambda: known(startup_clock.end())
 
 
@@ -240,8 +245,7 @@ def test_the_start_of_a_process_is_the_kernels() -> None:
 
 def test_without_a_start_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_clock, "_clock", None)
-    monkeypatch.setattr(startup_clock, "process_start", lambda: None)
-    startup_clock.begin(IMPORTS)
+    startup_clock.begin(IMPORTS, start_of=lambda: None)
     assert not startup_clock.is_running()
     assert startup_clock.end() is None
 
@@ -372,6 +376,5 @@ def test_calls_are_counted_only_where_asked(asked: bool, monkeypatch: pytest.Mon
         monkeypatch.setenv(startup_clock.COUNTS_CALLS, "1")
     monkeypatch.setattr(startup_clock, "_clock", None)
     monkeypatch.setattr(startup_clock, "_watch_imports", lambda clock: None)
-    monkeypatch.setattr(startup_clock, "OLDEST_S", float("inf"))
-    startup_clock.begin(IMPORTS)
+    startup_clock.begin(IMPORTS, start_of=now)
     assert (known(startup_clock.end()).calls is not None) is asked

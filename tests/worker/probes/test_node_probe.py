@@ -69,10 +69,9 @@ def test_neighbours_talk_once_one_pair_at_a_time(nodes: int) -> None:
 
 
 def as_node(rank: int, file: str) -> None:
-    node_probe.ROUNDS = 2
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
     rounds = list[int]()
-    probed = node_probe.node_probe(CPU, 3, rounds.append)
+    probed = node_probe.node_probe(CPU, 3, rounds.append, rounds=2)
     assert rounds == [1, 2]
     assert sorted(probed) == ["all_reduce_gb_s", "copy_gb_s", "matmul_tflops", "next_gb_s", "previous_gb_s"]
     assert min(probed.values()) > 0

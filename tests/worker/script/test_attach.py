@@ -32,7 +32,7 @@ from perfsuite.worker.script import script_rank
 from perfsuite.worker.script.attach import Attached, Measured
 from perfsuite.worker.script.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known
-from tests.worker.attaching import ALONE, Start, attaching
+from tests.worker.attaching import ALONE, Start, Unprobed, attaching
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
@@ -240,10 +240,14 @@ def test_probe_needs_all_ranks_and_may_fail(
     start: Start, monkeypatch: pytest.MonkeyPatch, others_failed: bool
 ) -> None:
     """It would wait for that one in the all-reduce."""
+
+    class BesideOthers(ScriptRank):
+        def are_all_measured(self) -> bool:
+            return not others_failed
+
     probe = Mock(side_effect=torch.OutOfMemoryError)
     monkeypatch.setattr(script_rank, "device_probe", probe)
-    monkeypatch.setattr(ScriptRank, "are_all_measured", lambda rank: not others_failed)
-    assert measured(start()).device_probe == {}
+    assert measured(start(new_rank=BesideOthers)).device_probe == {}
     assert probe.called is not others_failed
 
 
@@ -524,8 +528,7 @@ def test_other_allocator_hides_peak_memory(start: Start, monkeypatch: pytest.Mon
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
     monkeypatch.setattr(memory, "CudaMemory", refuses)
     monkeypatch.setattr(timers, "clock_for", lambda device: (timers.HostTimer(), None))
-    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
-    report = measured(start(device="cuda"))
+    report = measured(start(new_rank=Unprobed, device="cuda"))
     assert report.memory is None
     assert report.notes == (
         "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not support "

@@ -26,8 +26,7 @@ from perfsuite.worker.counting.steps import warm_up
 from perfsuite.worker.observation import observe  # noqa: F401  imported before it is seen
 from perfsuite.worker.script import attach  # noqa: F401  imported before it is seen
 from perfsuite.worker.script.attach import Attached, Measured
-from perfsuite.worker.script.script_rank import ScriptRank
-from tests.worker.attaching import ALONE, attaching
+from tests.worker.attaching import ALONE, Unprobed, attaching
 
 OURS = str(Path(perfsuite.__file__).parent)
 STEPS = COUNTED_STEP + 3
@@ -87,7 +86,7 @@ def calls(seen: Callable[[CodeType], object]) -> Iterator[None]:
 def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[float], RankReport | None]:
     """The losses of the script when it is measured, and the report of it."""
     with attaching(directory) as start:
-        measured: Attached = start(CASE)
+        measured: Attached = start(CASE, new_rank=Unprobed)
         with calls(seen):
             losses = train()
             measured.exits()
@@ -97,7 +96,6 @@ def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[
 def test_no_error_of_ours_reaches_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
     monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
     warm_up()  # what is done once in a process cannot fail a second time
     gc.freeze()  # so that a collection takes no tenth of a second, neither here nor in later tests
