@@ -137,7 +137,7 @@ def test_every_name_says_what_is_lost_and_its_versions(name: str) -> None:
     said = str(NAMES[name].missing())
     assert NAMES[name].package in NAMES[name].seen
     assert f"{NAMES[name].full}, a private name (seen in {NAMES[name].seen})" in said
-    assert f"Without it, {NAMES[name].without}: install" in said
+    assert f"Without it, {NAMES[name].without}. Install" in said
 
 
 def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_loads_no_module_to_look_up_a_name(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_loaded_module_without_the_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
-    with pytest.raises(PrivateNameError, match=r"what torch\.compile made is not known"):
+    with pytest.raises(PrivateNameError, match=r"the kernels of torch\.compile are unknown"):
         private.if_loaded("dynamo_counters")
 
 
