@@ -40,7 +40,16 @@ def test_gate_is_blind_to_tolerance_sized_changes() -> None:
         assert metric_check(minimum_detectable=least).blind is blind
 
 
-FINDING = Finding.model_construct()
+FINDING = Finding(
+    field="host_reads",
+    quantity="host reads",
+    unit="calls",
+    before=1,
+    now=2,
+    ranks="all",
+    outcome="passed",
+    sentence="1 more host read",
+)
 
 
 @pytest.mark.parametrize(
