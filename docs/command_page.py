@@ -111,8 +111,8 @@ def line(option: Any) -> str:
     meaning = said(option.help).removesuffix(".")
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = "" if option.is_flag or option.default in (None, (), "", "*") else f" (`{option.default}`)"
-    is_acronym = meaning[:2].isupper()  # URL
-    return f"- {names}{default}: {meaning if is_acronym else meaning[0].lower() + meaning[1:]}"
+    is_name = any(letter.isupper() for letter in meaning.split()[0][1:])  # URL, TensorBoard
+    return f"- {names}{default}: {meaning if is_name else meaning[0].lower() + meaning[1:]}"
 
 
 def in_short(text: str | None) -> str:

@@ -28,7 +28,7 @@ send less than this if the model has more than 20,000 parameters."""
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if the ranks do not train the same model; None if they do."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
-    # pragma: no mutate evidence[0]: the case says it for all ranks
+    # pragma: no mutate evidence[0]: `data_parallel` is the same on all ranks
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
     if all(each.collectives == 0 for each in evidence):
@@ -188,7 +188,7 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
         return ()
     return (
         f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
-        # pragma: no mutate [0] to [-1]: the case says it for all ranks
+        # pragma: no mutate [0] to [-1]: `data_parallel` is the same on all ranks
         f"{seen[0].data_parallel} data-parallel ranks). In the second step, the model was called with "
         f"{samples:.0f}, according to the first dimension of its input. Correct the case if these are "
         "samples",
@@ -200,7 +200,7 @@ class _Seen:
 
     def __init__(self, of_ranks: Sequence[Evidence], world_size: int, parts: int) -> None:
         self.world_size = world_size
-        # pragma: no mutate [0] to [-1]: the case says it for all ranks
+        # pragma: no mutate [0] to [-1]: `data_parallel` is the same on all ranks
         self.data_parallel = of_ranks[0].data_parallel
         # pragma: no mutate 0 for: ranks without tokens are not in `of_ranks`
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
@@ -272,7 +272,7 @@ def _less_than_the_gradients(
     """Yield a reason if data-parallel ranks keep parameters equal while training, but send almost nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     replicas_differ = case.framework.promises.replicas_differ
-    # pragma: no mutate evidence[0]: the case says it for all ranks
+    # pragma: no mutate evidence[0]: `data_parallel` is the same on all ranks
     if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())

@@ -185,10 +185,10 @@ def _unseen_phase(reports: Sequence[RankReport], case: Case) -> str | None:
     for phase, function in getattr(case.framework, "phases", {}).items():
         if phase not in seen:
             return (
-                f"phases={{{phase!r}: {function!r}}}: no rank began and ended a call of it in the "
-                f"{case.total_steps} steps, in the thread that trains. Name a function that the script "
-                "calls in these steps, in the form in which the script imports it. Or give more steps, or "
-                "leave out the phase"
+                f"phases={{{phase!r}: {function!r}}}: in the {case.total_steps} steps, no rank completed a "
+                "call of this function in the thread that trains. Name a function that the script calls in "
+                "these steps, with the module from which the script imports it. Or give more steps, or leave "
+                "out the phase"
             )
     return None
 

@@ -72,6 +72,6 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
     )
     advice = (
         f"verdicts here are marked as blind to drops below {by[1]}: lock the clocks, keep other jobs off the "
-        "machine, or take longer steps"
+        "machine, or use cases whose steps are longer"
     )
     return checked("noise", observed, ok=later <= allowed, advice=advice)

@@ -116,5 +116,7 @@ def _overhead_row(clock: ClockFacts) -> Row:
         return passed(check, observed)
     if low <= MAX_OVERHEAD:  # at least a quarter of the blocks is below the limit
         return unknown(check, observed, "the machine is too noisy to decide: check again when it is quiet")
-    advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer steps"
+    advice = (
+        f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: use cases whose steps are longer"
+    )
     return failed(check, observed, advice)

@@ -30,8 +30,8 @@ CONTEXT = MemoryPart(
 NCCL_LOW = 100 * MIB
 NCCL_HIGH = 1024 * MIB
 """Memory of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a
-ring has a few channels over PCIe, and up to 32 over NVLink. 1.6 GB with the context was reported for one
-(nccl issue 864)."""
+ring has a few channels over PCIe, and up to 32 over NVLink. One report measured 1.6 GB for a communicator and
+the CUDA context together (nccl issue 864)."""
 
 MATMUL_THREADS = 2  # forward's and autograd's, each with a cuBLAS handle and its own workspace
 

@@ -33,8 +33,8 @@ from perfsuite.worker.observation.observe import owner, wrapping
 STEPS_OF_GROWTH = 3
 """Number of steps after the counted ones, to count the objects that each step keeps.
 
-`Growth` counts objects before the first of these steps, after it, and after the third. Holders are searched
-for objects of the second step, because those of the third may still be in use."""
+`Growth` counts objects before the first of these steps, after it, and after the third. The
+holders of objects of the second step are looked for, because objects of the third may still be in use."""
 
 
 class DryGrowth(Growth):

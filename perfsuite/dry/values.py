@@ -201,8 +201,9 @@ def _parameter_of_its_class(new: Any) -> Any:
 def let_masks_be_skipped(transformers: Any) -> None:
     """Keep transformers from mistaking fake tensors for tracing.
 
-    It would create full masks, with which no fused attention runs. It checks for this since version 5.
-    Earlier versions (seen in 4.50 to 4.57) have no such function, and skip masks on their own.
+    It would create full masks, with which no fused attention runs. transformers has checked for fake tensors
+    since version 5. Earlier versions (seen in 4.50 to 4.57) have no such function, and skip masks on their
+    own.
     """
     if Version(transformers.__version__).major >= 5:
         replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
@@ -314,7 +315,7 @@ _LIBRARY = Library("c10d", "IMPL")  # its registrations live as long as it does
 
 
 def pretend_ranks() -> None:
-    """Answer for the other ranks, with fake process groups. Call it after all imports."""
+    """Simulate the other ranks with fake process groups. Call this after all imports."""
     init = dist.init_process_group
     new_group = dist.new_group
 

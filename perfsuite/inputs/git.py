@@ -25,9 +25,11 @@ from typing import NamedTuple
 from perfsuite.errors import GitError
 from perfsuite.inputs.files import LARGEST
 
-OF_A_HOOK = frozenset(  # variables that git sets for hooks; with them, git would always use that repository
+OF_A_HOOK = frozenset(
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
+"""Variables that git sets when it runs a hook. A git command that inherited them would use the hook's
+repository, whatever its working directory is."""
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
 """Options of git for commits by perfsuite where no user is configured, as in a job."""
 READS = frozenset(

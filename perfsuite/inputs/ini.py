@@ -62,7 +62,8 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
             content = tomllib.loads(text)
         else:
             sections = IniConfig(file, data=text).sections
-    except (ParseError, ValueError, RecursionError) as error:  # ValueError: also for very long numbers
+    # `TOMLDecodeError` is a ValueError. A number with thousands of digits raises a ValueError, too.
+    except (ParseError, ValueError, RecursionError) as error:
         raise FileError(f"{file} cannot be read: {error}") from error
     if file.suffix == ".toml":
         try:

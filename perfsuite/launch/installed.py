@@ -126,7 +126,7 @@ def once(directory: Path, install: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Make other commands that create the same directory wait until the end of the `with`."""
+    """Hold a lock until the end of the `with`. Other commands that create the same directory wait for it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

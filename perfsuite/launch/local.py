@@ -33,7 +33,11 @@ class LocalLauncher(Launcher):
     def __init__(
         self, *, new_detector: Callable[[], HangDetector] = HangDetector, kill_s: float = KILL_S
     ) -> None:
-        """Create a launcher. `new_detector` decides when a job hangs; a killed agent is gone in `kill_s`."""
+        """Create a launcher.
+
+        `new_detector` returns the detector that decides whether a job hangs. A killed agent must end within
+        `kill_s` seconds.
+        """
         self._new_detector = new_detector
         self._kill_s = kill_s
 

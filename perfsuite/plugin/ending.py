@@ -178,7 +178,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 def _write_same_work(terminal: Any, record: Record) -> None:
     """Say in how many cases the counts of the work are the same, if any were compared.
 
-    Counts have no noise: on a busy machine they are judged where times are left open.
+    Counts have no noise, so they are judged even on a busy machine, where times may remain undecided.
     """
     checks = [result.verdict.counts for result in record.results if result.verdict.counts is not None]
     if any(check.compared and check.outcome != "recorded" for check in checks):
@@ -245,7 +245,7 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record
     if any(is_shared(run.health, run.machine) for run in launches):
         terminal.write_line(
             "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer for them to end. "
-            "--perf-allow-shared judges only counts while they run; figures are only shown."
+            "--perf-allow-shared does not wait: it judges the counts, and shows timings without judging them."
         )
     for skip in record.skipped[:20]:
         terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))

@@ -8,7 +8,7 @@ import pytest
 EMPTY_REASON = "got empty parameter set"
 """Beginning of pytest's reason to skip a test whose parametrization is empty (seen in pytest 8 and 9).
 
-Without it, `is_unset` still finds such a test, but then the test is an error."""
+Without it, `is_unset` still finds such a test, but collection then ends with an error."""
 
 
 def parameters(item: pytest.Item) -> Mapping[str, object]:

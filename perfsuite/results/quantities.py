@@ -227,7 +227,7 @@ def _of_memory(name: str, read: Callable[[StepMemory], int], share_of: str, floo
         name=name,
         unit="bytes",
         read=lambda counts: None if counts.memory is None else {name: read(counts.memory)},
-        # pragma: no mutate 0 if: nobody reads it without memory
+        # pragma: no mutate 0 if: without counts of memory nothing is judged, so this value is not used
         allowed=lambda counts: 0 if counts.memory is None else LOOSE * getattr(counts.memory, share_of),
         floor=lambda _: floor,
     )

@@ -86,7 +86,7 @@ SlopeUnit = Literal["bytes", "s"]
 
 
 def timed_span(figure: str) -> str | None:
-    """Return the span whose seconds are in the figure of this name; None for other figures."""
+    """Return the span that the named figure times; None if the figure is not the time of a span."""
     return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
 
 

@@ -69,7 +69,7 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Mark changes as new if arm A added the case after the arms diverged: arm B did not lose the case.
+    """Mark changes as new, instead of lost by arm B, if arm A added the case after the arms diverged.
 
     If the commit at which the arms diverged, or its cases, are unknown, no change is marked as new.
     """
@@ -99,7 +99,8 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
     paths = _paths(arm, selection)
     if selection.paths and not paths:
         return ()  # this commit has no cases yet
-    store.mkdir(parents=True, exist_ok=True)  # containers can access the store
+    store.mkdir(parents=True, exist_ok=True)
+    # The file is in the store, not in /tmp, because a container can access only the repository and the store.
     with tempfile.TemporaryDirectory(dir=store) as temporary:
         case_list = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"

@@ -31,7 +31,7 @@ DIGITS: Mapping[str, float] = {
 floats of their own size and below those of the next larger size. Larger integers are left out, because they
 may be indices or packed numbers."""
 PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 matmuls, by torch's names
-PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings that have one of these names as value
+PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings whose value is a key of `PRECISE`
 LAYOUT = (
     *("wrapper", "sharding", "parallelism", "mesh", "world_size", "rank_holds", "offload", "pipeline"),
     *("experts_per_rank", "lora", "quantised_layers"),
@@ -147,7 +147,7 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
     is_told = now.is_dry or len(before) + len(today) >= FEWEST
     if is_steady and is_told and before[0] != today[0]:
         yield (
-            f"another number of tokens than in {whose}: in the second step, the model was given "
+            f"a different number of tokens than in {whose}: in the second step, the model was given "
             f"{today[0]:.0f} instead of {before[0]:.0f}"
         )
 

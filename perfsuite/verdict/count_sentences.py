@@ -14,7 +14,7 @@ MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a s
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
     """Describe the change of one quantity. `changes` are the fields that differ, at least one."""
-    # pragma: no mutate [0] to [-1]: only phases of Python are several, and all of these are in a step
+    # pragma: no mutate [0] to [-1]: only Python calls can change in several fields, all of them in a step
     change = changes[0]
     if isinstance(quantity, Group):
         return _group(quantity, change, before, now)

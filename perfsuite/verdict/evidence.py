@@ -1,4 +1,4 @@
-"""Separate launches, or pairs of launches, that are evidence from those made on an unhealthy machine."""
+"""Sort launches, or pairs of launches, into evidence and those set aside for an unhealthy machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

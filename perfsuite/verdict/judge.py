@@ -54,7 +54,7 @@ NOT_THE_SAME = (
 )
 NEGLIGIBLE = f"changes below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, do not count"
 NEGLIGIBLE_SPAN = f"changes below {SPAN_S:g} s do not count"
-UNSEEN_SPAN = "its time is unknown, which is not better. If it no longer happens, accept a new baseline"
+UNSEEN_SPAN = "its time is unknown, which is no improvement. If it no longer happens, accept a new baseline"
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 LOOKS_CHANGED = 0.5
 """Change of a span, as a share of the allowed change, above which more launches are worth their time."""
@@ -233,10 +233,10 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     """Return the checks, after leaving open those for which another launch is not worth its time.
 
     If only spans and the CPU time are undecided, those that look changed ask for another launch. Both scatter
-    more than the speed: excluding a change would take several launches in each nightly run, where the other
-    metrics need one or two. The CPU time, which complements the speed, asks for no more than the launches
-    that can show a change. `launches` is the number of launches of a side so far. `awaited` is the metric of
-    a search: it stays undecided until it is decided.
+    more than the speed: excluding a change would take several launches in each nightly run, whereas the other
+    metrics need one or two. The CPU time only complements the speed: it asks for another launch only until
+    there are enough launches to show a change. `launches` is the number of launches of a side so far.
+    `awaited` is the metric of a search: it stays undecided until it is decided.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)

@@ -173,7 +173,10 @@ def minimum_detectable_drop(
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
-    """Average the noise of class and case by degrees of freedom. `_OWN_SPREAD` gives the lower limit."""
+    """Average the noise of the hardware class and of the case, weighted by their degrees of freedom.
+
+    `_OWN_SPREAD` gives the lower limit.
+    """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
     variance = clipped_variance(today, degrees, noise.sigma**2, noise.degrees_of_freedom)

@@ -97,8 +97,8 @@ def comment(
     commit: Annotated[
         str,
         typer.Option(
-            help="Commit of the pull request that was measured. It gets the check (default: the commit in "
-            "the results).",
+            help="Measured commit of the pull request, to which the check is attached (default: the commit "
+            "in the results).",
             envvar="HEAD_SHA",
         ),
     ] = "",

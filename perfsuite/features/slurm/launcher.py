@@ -100,7 +100,8 @@ class SlurmLauncher(Launcher):
     ) -> None:
         """Raise `MachineError` if this process is not in an allocation.
 
-        `new_detector` returns what decides when a job hangs. Slurm has `end_s` seconds to end a step.
+        `new_detector` returns the detector that decides whether a job hangs. Slurm has `end_s` seconds to
+        end a step.
         """
         job_id = os.environ.get(JOB_ID)
         if job_id is None:

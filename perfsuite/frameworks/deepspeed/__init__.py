@@ -50,8 +50,8 @@ USUAL = {  # what "auto" means for keys that the case has no field for: the valu
 OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" means DeepSpeed's own default
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-"""Attributes of the optimizer with a rank's shards of the trained parameters: in ZeRO 3, in ZeRO 1 and 2, and
-in ZeRO 1 with bf16."""
+"""Attributes of the optimizer that hold a rank's shards of the trained parameters. In this order: in ZeRO 3,
+in ZeRO 1 and 2, and in ZeRO 1 with bf16."""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
 """Attributes of the optimizer that are true if it offloads optimizer state or parameters."""
 

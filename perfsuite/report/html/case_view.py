@@ -17,7 +17,9 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P5
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
-MOST_ENTRIES = 8  # maximum number of `RankCounts` on the page: all 64 ranks of a job might differ in bytes
+MOST_ENTRIES = 8
+"""Maximum number of `RankCounts` on the page. Ranks with equal counts share one, but in a large job every
+rank may have its own."""
 
 
 def case_view(

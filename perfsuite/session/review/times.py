@@ -42,7 +42,8 @@ class Shown(Generic[B]):
     """How baselines of one kind are shown."""
 
     on: str = "on"  # the words between a case and its folder
-    # Columns of the list, in addition to the date and who accepted the baseline. Empty: not listed.
+    # Columns of the list, without the last two (date and acceptance), which every list has. Empty if
+    # baselines of this kind are not listed.
     headings: Sequence[str] = ()
     # Values of a baseline in the list, after its folder and case. Their names include units.
     figures: Callable[[B], dict[str, float | None]] = lambda known: {}

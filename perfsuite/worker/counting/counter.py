@@ -142,7 +142,9 @@ class StepCounter(TorchDispatchMode):
         self.memory = LiveMemory(self._phase)
         # The first error in counting, which must not reach the training.
         self.error: Exception | None = None
-        self.is_entered = False  # whether the mode counts; autograd may restore the mode after it was left
+        # Whether the mode has been entered and not exited. Calls are counted only then, because autograd may
+        # reactivate the mode after it was exited.
+        self.is_entered = False
         self.collectives: set[str] = set()  # operators of collectives called since the mode was entered
         self._has_gpu = torch.cuda.is_available()
         # Ids of the step counters that torch's optimizers keep on the host.

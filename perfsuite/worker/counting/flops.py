@@ -89,7 +89,9 @@ def _unknown(case: Case) -> str | None:
     if window is None or sequence_length <= window:
         kinds.discard("sliding_attention")
     if getattr(config, "num_attention_heads", 0) and not kinds <= {"full_attention"}:  # a Mamba has no heads
-        return f"not all layers of {model.name} attend to all tokens, as {FORMULA} assumes"
+        return (
+            f"{FORMULA} assumes that all layers attend to all tokens, but some layers of {model.name} do not"
+        )
     if case.lora is not None and not case.framework.promises.builds_model:
         try:
             _built(config, case.lora)

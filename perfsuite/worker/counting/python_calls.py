@@ -19,12 +19,12 @@ from perfsuite.results.counts import OUTSIDE_OF_STEPS, Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = f"{Path(__file__).parents[2]}{os.sep}"
-# File whose functions are not counted, nor their calls.
+# File whose functions are not counted. The calls that they make are not counted either.
 COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
-"""Functions that are not counted, nor their calls. torch calls the first one for each operator under a
-dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of addresses collide, which depends on
-chance."""
+"""Functions that are not counted. The calls that they make are not counted either. torch calls the first one
+for each operator under a dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of addresses
+collide, which depends on chance."""
 WRAPPER = "watched"  # name of our wrappers that notice the calls of a function of the training
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)

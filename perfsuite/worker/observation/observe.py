@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 GRAPHS_NOT_OBSERVED = "not observed (torch does not count graphs)"
-# The attention of a model that has none, such as Mamba. Only a case's default attention matches it.
+# Observed for a model without attention, such as Mamba. It matches only a case with the default attention.
 NO_ATTENTION = "none"
 ADAPTERS = ("trained", "lora", "adapters")
 FIELDS = {  # field of a script's case, by observed setting

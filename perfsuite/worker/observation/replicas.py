@@ -44,7 +44,7 @@ def _shards() -> list[str]:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of squares of this rank's gradients; None if unknown. The operators are not counted.
+    """Return the sum of squares of this rank's gradients; None if unknown.
 
     A part that n ranks of a mesh hold has the weight 1/n, so that the sums of all ranks add up. If each rank
     holds all gradients, as in DDP, its sum is already the sum of the job.

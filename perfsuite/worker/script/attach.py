@@ -134,7 +134,8 @@ class Attached:
         # Take the memory baseline now, because the script can build its model at any time.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
-            memory.keep_peaks()  # before the script can import torch's function by name
+            # Now: later, the script could have imported `reset_peak_memory_stats` by name.
+            memory.keep_peaks()
         calls.watch()
         frozen.watch()
         gradients.watch()

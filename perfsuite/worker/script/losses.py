@@ -108,7 +108,8 @@ class Losses:
         if usual != micro_batches and not (more_come and len(set(passes)) > 1):
             raise MismatchError(
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
-                "losses per step. Correct the case, or give loss=None if the losses are not the micro-batches"
+                "losses per step. Correct the case, or give loss=None if the script does not call backward "
+                "on one loss per micro-batch"
             )
 
 

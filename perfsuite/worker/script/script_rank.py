@@ -84,7 +84,7 @@ class Claim:
             has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
         if has_ended_by_itself:
             return "next"
-        self._add(TWICE)  # the first process does not know yet
+        self._add(TWICE)  # the first process cannot know yet that a second one trains as its rank
         raise self.twice()
 
     def give(self, evidence: Evidence) -> None:

@@ -70,9 +70,9 @@ def tables(all_results: Results) -> str:
         [
             f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
             f"Of the other {ran - first - later}, {len(alike_both)} do not show in a step of our scripts, "
-            f"and {grades.count('missed')} were missed for another reason. {len(others)} more regressions "
-            f"were not run. {len(again)} pairs were run both on a quiet machine and on a busy one; the "
-            f"verdict and the first line are the same for {len(alike)} of them.\n\n"
+            f"and {grades.count('missed')} were missed for another reason. Another {len(others)} "
+            f"regressions were not run. {len(again)} pairs were run both on a quiet machine and on a busy "
+            f"one. For {len(alike)} of these, the verdict and the first line are the same.\n\n"
             f"Regressions found, by where they appear: {by_kind}.\n",
             "| thread | where | good, bad | regression | verdict | first line | s, quiet | s, busy |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",

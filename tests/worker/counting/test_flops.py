@@ -78,7 +78,7 @@ def test_mamba_counts_include_the_small_scan() -> None:
 )
 def test_formula_is_for_full_attention_only(fields: dict[str, Any], is_known: bool) -> None:
     case = make_case(model=Model(name="x", config=fields), sequence_length=64)
-    why = "MFU is unknown: not all layers of x attend to all tokens, as palm-1 assumes"
+    why = "MFU is unknown: palm-1 assumes that all layers attend to all tokens, but some layers of x do not"
     assert notes(case) == (() if is_known else (why,))
 
 
