@@ -130,7 +130,7 @@ def test_builds_configs_older_than_transformers_5() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "gpt2", "rope_theta": 1.0}, "GPT2Config has no rope_theta: correct the spelling"),
+        ({"model_type": "gpt2", "rope_theta": 1.0}, "GPT2Config has no rope_theta. Correct the spelling"),
         ({"model_type": "llama", "hidden_sise": 5}, "LlamaConfig has no hidden_sise"),
         ({"model_type": "lama"}, "transformers has no model_type 'lama'"),
     ],

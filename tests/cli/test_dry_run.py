@@ -76,7 +76,7 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     dry_runs.refused = COMPILED
     result = command(COMPILED.id, CASE.id, status=2)
     assert "not by a dry run: torch.compile" in result.stderr
-    assert f"{CASE.id}: recorded by a dry run" in result.stdout
+    assert f"{CASE.id}: recorded in a dry run" in result.stdout
     (file,) = Path(".perfsuite").glob("runs/*/results.json")
     session = documents.read(file, SessionFile)
     assert (session.status, session.dry) == ("complete", True)

@@ -50,7 +50,7 @@ def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
     file = write(tmp_path / "results.json", passed.replace(results=(blind,)))
     short = run(file).stdout
     assert ": passed after" not in short
-    assert "\nblind: in 1 of 1 case noise hides" in short
+    assert "\nblind: in 1 of 1 case, noise hides" in short
     long = run(file, "-v").stdout
     assert ": passed after" in long
     assert "blind: this gate finds only changes of 32.4% or more" in long

@@ -12,7 +12,7 @@ from tests.cli.commands import rows, run
 from tests.samples import make_gpu_machine
 
 
-@pytest.mark.parametrize("why", ["no [such] thing", "torch 2.13.0+cpu is built without CUDA"])
+@pytest.mark.parametrize("why", ["no [such] thing", "torch 2.13.0+cpu was built without CUDA"])
 def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     if why.startswith("torch"):
         monkeypatch.setattr(selftest, "detect", make_gpu_machine)

@@ -237,14 +237,14 @@ def test_a_case_with_variables_reads_back() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"path": "gone.py"}, "path='gone.py': No such file or directory in /.*relative to the directory"),
+        ({"path": "gone.py"}, "path='gone.py': No such file or directory in /.*relative to cwd"),
         ({"path": "folder"}, "path='folder': Is a directory"),
         ({"path": "train.sh"}, r"path='train.sh' is not Python \(.*Use command"),
         ({"path": "data.bin"}, "path='data.bin' is not Python"),
         ({"path": "good.py", "cwd": "nowhere"}, "cwd='nowhere': no such directory"),
-        ({"module": "no_such.train"}, "module='no_such.train': no module no_such in"),
+        ({"module": "no_such.train"}, "module='no_such.train': no_such is neither in . nor installed"),
         ({"command": ("no-such-cli", "train")}, "'no-such-cli' is neither on PATH nor next to .*python"),
-        ({"command": ("./good.py",)}, "'./good.py' is not on PATH"),
+        ({"command": ("./good.py",)}, "'./good.py' is neither on PATH nor next to"),
     ],
 )
 def test_missing_file_prevents_a_launch(

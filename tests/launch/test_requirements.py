@@ -29,7 +29,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     ("changes", "reason"),
     [
         ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
-        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "no gradient_accumulation"),
+        ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "set gradient_accumulation to 1"),
         ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
         ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
         ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),

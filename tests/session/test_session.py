@@ -114,7 +114,7 @@ def test_keeps_launches_before_an_error(
     told = documents.read(file, SessionFile)
     if isinstance(end, KeyboardInterrupt):
         assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, tuple(runs))
-        assert "was not judged (2 launches of it in results.json);" in str(interruption(told))
+        assert "was not judged (2 launches of it in results.json). Later cases" in str(interruption(told))
         return
     (result,) = told.results
     assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
@@ -333,7 +333,7 @@ def test_result_names_its_baselines(sessions: Sessions) -> None:
 def test_passed_cases_and_blind_ones_share_lines(sessions: Sessions) -> None:
     ours = sessions.make()
     ours.record.results = [make_blind(make_result(now()))]
-    blind = "blind: in 1 of 1 case noise hides changes as large as the tolerance"
+    blind = "blind: in 1 of 1 case, noise hides changes as large as the tolerance"
     for whole in (False, True):
         told = "\n".join(lines(ours.record, whole=whole, color=False, width=None))
         assert (blind in told, ": passed after 1 launch" in told) == (not whole, whole)

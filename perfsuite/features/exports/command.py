@@ -21,7 +21,7 @@ def export(
     *,
     output_format: Annotated[
         Literal["hud", "openmetrics"],
-        typer.Option("--format", help="hud: PyTorch HUD's benchmark database. openmetrics: Prometheus."),
+        typer.Option("--format", help="Format: hud for PyTorch HUD's benchmark database, openmetrics for Prometheus."),
     ],
     session: Annotated[
         Path | None,

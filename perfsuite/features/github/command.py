@@ -50,7 +50,7 @@ _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 
 @app.command()
 def issue(
-    results: Annotated[list[Path], typer.Argument(help="results.json files of the sessions of a night.")],
+    results: Annotated[list[Path], typer.Argument(help="Results (results.json) of the sessions of a night.")],
     run_url: Annotated[str, typer.Option(help="URL of the job's page.", envvar="RUN_URL")],
     trend: Annotated[
         Path | None, typer.Option(help="Output of `perfsuite history trend --json`, to include its drifts.")
@@ -87,7 +87,7 @@ def issue(
 
 @app.command()
 def comment(
-    results: Annotated[list[Path], typer.Argument(help="results.json files of the sessions of a job.")],
+    results: Annotated[list[Path], typer.Argument(help="Results (results.json) of the sessions of a job.")],
     run_url: Annotated[str, typer.Option(help="URL of the job's page.", envvar="RUN_URL")],
     pull_request: Annotated[
         int | None,

@@ -65,7 +65,7 @@ def add(
     *,
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="results.json files of sessions (default: all sessions in the local store)."),
+        typer.Argument(help="Results (results.json) of sessions (default: all sessions in the local store)."),
     ] = None,
     history_dir: History = HISTORY,
     notify: Notify = None,
@@ -151,7 +151,7 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
 
 @app.command(hidden=True)
 def push(
-    results: Annotated[list[Path], typer.Argument(help="results.json files of sessions.")],
+    results: Annotated[list[Path], typer.Argument(help="Results (results.json) of sessions.")],
     history_dir: History = WORKTREE,
     branch: HistoryBranch = BRANCH,
     notify: Notify = None,

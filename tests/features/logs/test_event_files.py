@@ -94,7 +94,7 @@ def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
     with pytest.raises(FileError, match=r"no scalar 'iteration-time'. .* Its tags: 'args/text_summary', '"):
         read_log(tmp_path, MEGATRON_TAG)
     for tag in ("args/text_summary", "params"):
-        with pytest.raises(FileError, match=f"'{tag}' is no scalar"):
+        with pytest.raises(FileError, match=f"'{tag}' is not a scalar"):
             read_log(tmp_path, tag)
 
 

@@ -92,7 +92,7 @@ def test_what_the_message_suggests_passes(name: str, case: Case) -> None:
     with pytest.raises(MismatchError) as caught:
         finetuning.check_asked(case, model, blocks_of(model), observed)
     said = str(caught.value)
-    code = said.partition("say lora=")[2].removesuffix(" in the case")
+    code = said.partition("set lora=")[2].removesuffix(" in the case")
     suggested = case.replace(lora=eval(code, {"LoRA": LoRA}))
     assert difference(suggested, model) is None
     finetuning.check_asked(suggested, model, blocks_of(model), observed)

@@ -184,8 +184,8 @@ def experts(ranks: int, degrees: int) -> Case:
         (overridden("--training.sequence=7"), "Unrecognized options: --training.sequence=7"),
         (overridden("--training.seq_len=long"), "Error parsing --training.seq-len: invalid literal for int"),
         (registered("qwen3_5", "qwen35_0_8b"), r"Cannot import .*'qwen3_5' .*\(No module named 'fla'\)"),
-        (registered("flux", "flux_debugmodel"), "flux_debugmodel trains images"),
-        (registered("kimi_k2_7", "kimi_k2_5"), "kimi_k2_5 trains images"),
+        (registered("flux", "flux_debugmodel"), "flux_debugmodel trains on images"),
+        (registered("kimi_k2_7", "kimi_k2_5"), "kimi_k2_5 trains on images"),
         (registered("kimi_k2_7", "moonlight_16b_a3b"), "DistMuon needs spmd_types, .* with AdamW"),
         (overridden(degree("tensor", 3)), "tensor_parallel_degree 3, .* product must be .* of the case, 2"),
         (overridden("--parallelism.data_parallel_shard_degree=3"), OF_ALL_DEGREES),
@@ -195,8 +195,8 @@ def experts(ranks: int, degrees: int) -> Case:
         (overridden(degree("context", 2)), "context_parallel_degree 2 needs a GPU. Run the case dry"),
         (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length needs 32"),
         (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch needs 4"),
-        (overridden("--training.global_batch_size=8"), "all ranks: 2.0, but .*gradient_accumulation says 1"),
-        (LLAMA.replace(precision="fp32"), "precision_param: 'bf16-mixed', but the case's precision says"),
+        (overridden("--training.global_batch_size=8"), "all ranks: 2.0, but .*gradient_accumulation needs 1"),
+        (LLAMA.replace(precision="fp32"), "precision_param: 'bf16-mixed', but the case's precision needs"),
         (LLAMA.replace(activation_checkpointing="full"), "checkpoint: 'selective-op', but the case's"),
         (LLAMA.replace(compile=True), "compile.enable: False, but the case's compile needs True"),
         (overridden("--debug.seed=3"), "debug.seed: 3, but the case's seed needs 0"),
@@ -222,7 +222,7 @@ def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
 def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtitan.components.quantization.float8.Float8Linear", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    told = r"refuses .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"
+    told = r"rejects .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"
     with pytest.raises(MismatchError, match=told):
         EMULATED.framework.expected(EMULATED)  # type: ignore[attr-defined]
 

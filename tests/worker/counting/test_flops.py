@@ -122,7 +122,7 @@ def test_formula_counts_the_experts_of_a_token(kind: str) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"model_type": "llama", "hidden_sise": 5}, "x: LlamaConfig has no hidden_sise: correct the spell"),
+        ({"model_type": "llama", "hidden_sise": 5}, "x: LlamaConfig has no hidden_sise. Correct the spell"),
         ({"model_type": "gemma3"}, "x is more than a language model"),
         ({"model_type": "dbrx"}, "the configuration of x does not say how many experts a token passes"),
     ],
