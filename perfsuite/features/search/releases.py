@@ -22,7 +22,8 @@ from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, Step, page
 from perfsuite.inputs.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
-from perfsuite.launch.installed import Consent, versions
+from perfsuite.launch.download import Consent
+from perfsuite.launch.installer import versions
 from perfsuite.measure import launch_once
 from perfsuite.report.console import print_json, say
 from perfsuite.report.markdown import text
