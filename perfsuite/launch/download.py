@@ -5,7 +5,7 @@ import re
 import shutil
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,11 +47,17 @@ class Plan:
         return [each for each in self.changes if not each.is_here]
 
     @cached_property
+    def sizes(self) -> Mapping[str, int | None]:
+        """The sizes of the files by address, in bytes; None where a server does not report one."""
+        urls = [each.url for each in self.downloads]
+        with ThreadPoolExecutor(8) as threads:
+            there = dict(zip(urls, threads.map(size_of, urls), strict=True))
+        return {**there, **{each.url: _size_here(each.url) for each in self.changes if each.is_here}}
+
+    @property
     def unpacked_bytes(self) -> int:
         """About how much space the packages need on the disk, as far as their sizes are known."""
-        here = [_size_here(each.url) for each in self.changes if each.is_here]
-        there = sizes_of([each.url for each in self.downloads])
-        return UNPACKED * sum(filter(None, [*here, *there]))
+        return UNPACKED * sum(filter(None, self.sizes.values()))
 
     @property
     def cuda(self) -> int | None:
@@ -71,7 +77,8 @@ def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
         if notes:
             consent("; ".join(notes), False)
         return
-    sizes = sizes_of([each.url for each in downloads])
+    known = {url: size for plan in plans for url, size in plan.sizes.items()}
+    sizes = [known[each.url] for each in downloads]
     total = sum(size for size in sizes if size is not None)
     unknown = sizes.count(None)
     by_size = sorted(zip(downloads, sizes, strict=True), key=lambda pair: -(pair[1] or 0))
@@ -112,12 +119,6 @@ def check_driver(plan: Plan | None, driver: str | None) -> None:
         f"this torch is built for CUDA {plan.cuda}, which needs an NVIDIA driver from {oldest} on, and this "
         f"machine has {driver}: update the driver, or compare what a step does with --dry"
     )
-
-
-def sizes_of(urls: Sequence[str]) -> list[int | None]:
-    """Return the sizes of files on servers in bytes; None where it is not known."""
-    with ThreadPoolExecutor(8) as threads:
-        return list(threads.map(size_of, urls))
 
 
 def size_of(url: str) -> int | None:
