@@ -15,7 +15,7 @@ Only the classes here and the modules named below know the names of directories 
     .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
-    .perfsuite/packages/<name==version>/                    the releases of an arm (`launch.installed`)
+    .perfsuite/packages/<name==version>-<digest>/           the releases of an arm (`launch.overlay`)
     .perfsuite/bisect/<digest>/search.json                  the state of a bisect
 """
 
