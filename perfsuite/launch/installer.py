@@ -138,7 +138,7 @@ def _explain(error: InstallerError, python: str) -> NoReturn:
     """Raise `PackageError` with the reason of pip's failure in a sentence, or the error itself."""
     missing = pip_errors.missing(error.output)
     if missing is None or missing.needs_python or missing.version is None:
-        why = pip_errors.conflict(error.output) if missing is None else missing.sentence(_release_of(python))
+        why = pip_errors.reason(error.output) if missing is None else missing.sentence(_release_of(python))
     else:
         why = missing.sentence(_release_of(python), _other_pythons(missing.requirement, python))
     if why is None:

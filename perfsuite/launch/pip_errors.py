@@ -16,6 +16,7 @@ _NOT_FOUND = re.compile(
 )
 _PINNED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 _NEEDS_PYTHON = re.compile(r"Ignored the following versions that require a different python version: (.*)")
+_OTHER_PYTHON = re.compile(r"Package '(.+?)' requires a different Python: (\S+) not in '(.+?)'")
 _CONFLICT = re.compile(r"The conflict is caused by:\n((?: {4}.*\n)+)")
 
 
@@ -34,10 +35,7 @@ class Missing:
         """Explain why it cannot be installed with `python`. `others` are Pythons that have its wheels."""
         if self.needs_python or others:
             needed = self.needs_python or " or ".join(others)
-            return (
-                f"{self.name} {self.version} needs Python {needed}, and this is {python}: name the "
-                "interpreter of an environment with such a Python"
-            )
+            return f"{self.name} {self.version} {_needs(needed, python)}"
         minor = ".".join(python.split(".")[:2])
         what = f"{self.name} {self.version}" if self.version else self.requirement
         by = f", which {self.by} needs" if self.by else ""
@@ -53,6 +51,13 @@ class Missing:
             return tuple(map(str, ordered[-2 * NEAREST_SHOWN :]))
         at = bisect_left(ordered, Version(self.version))
         return tuple(map(str, ordered[max(0, at - NEAREST_SHOWN) : at + NEAREST_SHOWN]))
+
+
+def _needs(needed: str, python: str) -> str:
+    return (
+        f"needs Python {needed}, and this is {python}: name the interpreter of an environment with such a "
+        "Python"
+    )
 
 
 def missing(output: str) -> Missing | None:
@@ -83,8 +88,12 @@ def _needed_python(output: str, version: str) -> str | None:
     return None
 
 
-def conflict(output: str) -> str | None:
-    """Return which requirements contradict each other, in one line; None if pip does not say."""
+def reason(output: str) -> str | None:
+    """Return which requirements contradict each other, or which Python is needed; None if neither does."""
+    other_python = _OTHER_PYTHON.search(output)
+    if other_python is not None:
+        name, python, needed = other_python.groups()
+        return f"{name} {_needs(needed, python)}"
     found = _CONFLICT.search(output)
     if found is None:
         return None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfsuite.launch.pip_errors import conflict, missing
+from perfsuite.launch.pip_errors import missing, reason
 
 FAILED = "ERROR: Could not find a version that satisfies the requirement {} (from versions: {})\n"
 
@@ -42,4 +42,4 @@ def test_names_the_python_of_the_version_only() -> None:
 
 def test_other_failures_have_no_missing_version() -> None:
     assert missing("ERROR: No space left on device") is None
-    assert conflict("ERROR: No space left on device") is None
+    assert reason("ERROR: No space left on device") is None

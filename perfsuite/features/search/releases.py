@@ -167,16 +167,18 @@ class _Runs:
         for name in names:
             step = Step(f"{last} -> {name}" if last else name)
             yield step
+            wanted = f"{self.package}=={name}"
             try:
                 arm = resolve(
                     "",
-                    f"{self.package}=={name}",
+                    wanted,
                     root=options.root,
                     store=options.store,
                     consent=self.consent,
                 )
             except CaseError as error:
-                step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
+                why = str(error).rpartition("ERROR: ")[2].removeprefix(f" {wanted!r}: ")
+                step.unknown.append(f"- not installed: {text(why)}")
                 continue
             for case in tuple(left):
                 since, *earlier = before.get(case.id, ("",))
