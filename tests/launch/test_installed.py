@@ -92,6 +92,7 @@ def test_refuses_a_lock_file_without_perfsuite(repo: Path, monkeypatch: pytest.M
     (repo / "empty.txt").touch()
     commit(repo)
     monkeypatch.setattr(installed, "run", run)
+    monkeypatch.setattr(installed, "pip", run)
     with pytest.raises(CaseError, match=r"cannot import perfsuite .*\. Name it in empty\.txt$"):
         arm("main:empty.txt", repo)
 
