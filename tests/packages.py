@@ -38,18 +38,27 @@ class Pods(LocalLauncher):
         self.given = (pool, spot)
 """
 """A launcher with two settings."""
-WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
 
 
-def write_wheel(index: Path, name: str, version: str, code: str = "", *needs: str) -> None:
+def write_wheel(
+    index: Path,
+    name: str,
+    version: str,
+    code: str = "",
+    *needs: str,
+    tag: str = "py3-none-any",
+    requires_python: str = "",
+) -> None:
     """Write a wheel of one module, which is called as the distribution is, into a directory."""
     module = canonicalize_name(name).replace("-", "_")
     stem = f"{module}-{version}"
     metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
-    with zipfile.ZipFile(index / f"{stem}-py3-none-any.whl", "w") as wheel:
+    metadata += [f"Requires-Python: {requires_python}"] if requires_python else []
+    with zipfile.ZipFile(index / f"{stem}-{tag}.whl", "w") as wheel:
         wheel.writestr(f"{module}.py", code)
         wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.1", *metadata, ""]))
-        wheel.writestr(f"{stem}.dist-info/WHEEL", WHEEL)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", f"{WHEEL}Tag: {tag}\n")
         wheel.writestr(f"{stem}.dist-info/RECORD", "")
 
 

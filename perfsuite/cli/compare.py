@@ -70,6 +70,8 @@ def compare(
     progress = Progress(line=say)
     launches = launcher_of(launcher)
     pairs = read("max-pairs", max_pairs)
+    if not case and k is None:
+        k = ""  # all cases of the directory
     asked = selected(shared.cases, case, k)
     host = DryHost() if dry else Host(launches, chosen.store)
     if not runnable(host, asked, are_named=k is None):  # before anything is installed for an arm
@@ -78,7 +80,8 @@ def compare(
         fitting(session, asked)
         measured(session, [], as_json=shared.as_json)
         raise typer.Exit(UNDECIDED)
-    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)), asks(yes=yes))
+    words = (("--against", against), ("--arm", arm))
+    arms = a, b = resolved(chosen, words, asks(yes=yes), driver=None if dry else host.machine.driver)
     if dry or counts:
         session = by_counts(chosen, progress, None if dry else launches, arms)
     else:
@@ -89,8 +92,8 @@ def compare(
     if session.record.skipped and k is None:
         raise CaseError(f"{session.record.skipped[0].case_id}: {session.record.skipped[0].reason}")
     progress.cases = len(fits)
-    words = () if k is None else ("-k", k)
-    wanted = Selection(paths=(shared.cases,), words=words, asked=k is not None, is_directory_of_cases=True)
+    selects = () if k is None else ("-k", k)
+    wanted = Selection(paths=(shared.cases,), words=selects, asked=k is not None, is_directory_of_cases=True)
     changes, unknown = case_changes(arms, wanted, chosen.store)
     session.record.case_changes = changes
     session.record.cases_unknown = unknown

@@ -12,7 +12,7 @@ import typer
 from perfsuite.errors import CaseError
 from perfsuite.launch import launchers
 from perfsuite.launch.base import Launcher as AnyLauncher
-from perfsuite.launch.installed import Consent
+from perfsuite.launch.download import Consent
 from perfsuite.report.console import say
 from perfsuite.results.store import BASELINES, CASES, STORE
 from perfsuite.session.option_table import BY_NAME, MOST_TOLERANCE, fraction, options_of

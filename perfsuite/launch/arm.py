@@ -9,6 +9,7 @@ An arm is written as words with spaces between them, as in a shell. A word is on
     main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
     main:requirements.lock  the same, with the packages in this file of that commit; also uv.lock
     accelerate==1.10.0      a release of a package, with its dependencies that differ here
+    requirements.txt        the packages in this file, in the same way; also uv.lock
 
 so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
@@ -22,7 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,15 +31,17 @@ from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.inputs.git import git, revision
 from perfsuite.launch import image
-from perfsuite.launch.installed import Consent, environment, locked, refuse_large, release
+from perfsuite.launch.download import Consent, Plan, refuse_large
+from perfsuite.launch.installed import DONE, environment, environment_directory, locked, plan_of_lock
+from perfsuite.launch.overlay import Wanted, plan, python_in, release
 from perfsuite.node.processes import captured
 from perfsuite.redaction import is_secret, masked
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 WORDS = (
-    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, path/to/python, image:NAME, a git commit or "
-    "COMMIT:LOCKFILE, with spaces between them"
+    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, requirements.txt or uv.lock, path/to/python, "
+    "image:NAME, a git commit or COMMIT:LOCKFILE, with spaces between them"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
@@ -61,6 +64,8 @@ class Arm:
     dirty: bool = False
     perfsuite: str = __version__
     is_installed: bool = True  # false if packages that its words name are still to be installed
+    # Returns what is to be installed if the arm is not; asks a package index. None: everything is kept.
+    plan: Callable[[], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -118,13 +123,15 @@ def resolve(
     root: Path,
     store: Path,
     consent: Consent = refuse_large,
+    agreed: Plan | None = None,
     installs: bool = True,
 ) -> Arm:
     """Resolve an arm from its words. A commit is checked out into a worktree in `store`, once.
 
     `option` is where the user gave the words, for messages. `root` is inside the repository that has the
-    commits. `consent` is called with the planned downloads. With `installs`, packages that the words name are
-    installed; otherwise the arm is returned without them, to be resolved again (`Arm.is_installed`).
+    commits. `consent` is called with the planned downloads, unless they are `agreed`. With `installs`,
+    packages that the words name are installed; otherwise the arm is returned without them, to be resolved
+    again (`Arm.is_installed`), with its plan.
 
     Raises `CaseError` for words that are not an arm, and `GitError` if no worktree can be created.
     """
@@ -141,23 +148,34 @@ def resolve(
     ]
     text = text if shown == words else shlex.join(shown)
     try:
-        return _resolved(words, replace(here(root), text=text), root, store, consent if installs else None)
+        installing = _Installing(consent, agreed) if installs else None
+        return _resolved(words, replace(here(root), text=text), root, store, installing)
     except (CaseError, PackageError) as error:
         raise CaseError(f"{option} {text!r}: {error}") from None
 
 
-def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: Consent | None) -> Arm:
-    """Return the arm of these words. Without `consent`, nothing is installed for it.
+@dataclass(frozen=True)
+class _Installing:
+    """How packages are installed: after a question, unless their plan is already agreed."""
+
+    consent: Consent
+    agreed: Plan | None
+
+
+def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installing: _Installing | None) -> Arm:
+    """Return the arm of these words. Without `installing`, nothing is installed for it.
 
     Neither this nor the functions that it calls name a word that may contain a secret in an error.
     """
     given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
-    others = (word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word)))
+    lists = [word for word in words if _is_list(word)]
+    known = (*releases, *lists, *images)
+    others = (word for word in words if not (word in known or _VARIABLE.fullmatch(word)))
     pythons, commits = _environments(others)
     if images:
-        if len(images) > 1 or pythons or releases:
+        if len(images) > 1 or pythons or releases or lists:
             raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
         pythons = [image.interpreter(images[0].removeprefix(image.PREFIX), (_top(root), store), store)]
     # Not resolved, because a venv's Python is a link.
@@ -173,17 +191,37 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: 
             raise CaseError("give an interpreter or a lock file, not both")
         if lock and not (worktree / lock).is_file():
             raise CaseError("that commit has no such file; name it from the top on")
-        if lock and consent is None:
-            arm = replace(arm, is_installed=False)
+        if lock and installing is None:
+            file = worktree / lock
+            is_kept = (environment_directory(file, commit, store) / DONE).exists()
+            arm = replace(arm, is_installed=False, plan=None if is_kept else lambda: plan_of_lock(file))
         elif lock:
-            python = environment(worktree / lock, commit, store)
+            assert installing is not None
+            python = environment(worktree / lock, commit, store, installing.consent, installing.agreed)
         arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
-    if releases:
-        if consent is None:
-            arm = replace(arm, is_installed=False)
-        else:
-            arm = replace(arm, packages=str(release(releases, arm.python, store, consent)))
+    if releases or lists:
+        files = tuple(Path(each).expanduser() for each in lists)
+        wanted = Wanted(releases=tuple(releases), lists=files, python=arm.python)
+        arm = _over(arm, wanted, store, installing)
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
+
+
+def _is_list(word: str) -> bool:
+    """Return whether a word is a file of requirements or of uv, and no lock file of a commit."""
+    return word.endswith((".txt", ".lock")) and Path(word).expanduser().is_file()
+
+
+def _over(arm: Arm, wanted: Wanted, store: Path, installing: _Installing | None) -> Arm:
+    """Return the arm with other packages over those of its environment."""
+    if installing is None:
+        is_kept = wanted.is_kept(store)
+        return replace(arm, is_installed=False, plan=None if is_kept else lambda: plan(wanted, store))
+    directory = release(wanted, store, installing.consent, installing.agreed)
+    python = python_in(directory)
+    if python is not None:
+        return replace(arm, python=python)
+    has_packages = any(each.name != DONE for each in directory.iterdir())
+    return replace(arm, packages=str(directory)) if has_packages else arm
 
 
 def _moved(arm: Arm, commit: str, worktree: Path, top: Path) -> Arm:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as report_counts
+from perfsuite.report.answer import answer
 from perfsuite.report.nodes import scalings
 from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
@@ -197,12 +198,16 @@ def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
 
 
 def provenance(session: SessionFile) -> dict[str, str]:
-    """Return the origin of a session's figures: hardware, torch, commit, time, perfsuite."""
+    """Return the origin of a session's figures: hardware, torch, commit, time, perfsuite.
+
+    In a comparison, the answers come first.
+    """
     commit = session.commit[:12] if session.commit else "not known to git"
     parts = [
         f"{_time(part.started_at)}: {plural(part.cases, 'case')}, {part.status}" for part in session.parts
     ]
     return {
+        **answer(session),
         "hardware": hardware(session.results) or _machine(session.machine),
         **(_allocated(session.machine.allocation) if session.machine.allocation is not None else {}),
         "torch": _torch(session),

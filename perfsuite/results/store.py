@@ -10,13 +10,13 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
-    .perfsuite/runs/<session>/<case id>/profile/            the files of a launch made for a profile
-    (`RunDir`) .perfsuite/runs/<session>/<case id>/compile-caches/     inductor's and Triton's, until the
-    verdict .perfsuite/compare/<session>/                           a comparison's files: <case
-    id>/<arm>/launch-N/ .perfsuite/arms/<commit>/                               the worktree of an arm
-    (`perfsuite.launch.arm`) .perfsuite/environments/<digest>/                       the packages of a lock
-    file (`launch.installed`) .perfsuite/packages/<name==version>/                    the releases of an arm
-    (`launch.installed`) .perfsuite/bisect/<digest>/search.json                  the state of a bisect
+    .perfsuite/runs/<session>/<case id>/profile/            the same of a launch made for a profile
+    .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
+    .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
+    .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
+    .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
+    .perfsuite/packages/<name==version>-<digest>/           the releases of an arm (`launch.overlay`)
+    .perfsuite/bisect/<digest>/search.json                  the state of a bisect
 """
 
 import itertools

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
+from perfsuite.errors import CaseError, PackageError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher
-from perfsuite.launch.installed import Consent, refuse_large
+from perfsuite.launch.download import Consent, Plan, ask_for, check_driver, check_space, refuse_large
 from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once, until_decided
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
@@ -227,17 +228,40 @@ def resolved(
     arms: Sequence[tuple[str, str]],
     consent: Consent = refuse_large,
     *,
+    driver: str | None = None,
     installs: bool = True,
 ) -> tuple[Arm, ...]:
     """Resolve both arms from options and their values. Raises `CaseError` or `GitError` if one is missing.
 
-    `installs`: see `resolve`.
+    `consent` is called once, with the downloads for both. `driver` is the version of the GPU driver that
+    launches use; None: nothing is launched on a GPU. `installs`: see `resolve`.
     """
     root = options.root
     store = options.store
+    planned = [resolve(option, text, root=root, store=store, installs=False) for option, text in arms]
+    if not installs or all(arm.is_installed for arm in planned):
+        return tuple(planned)
+    plans: list[Plan | None] = []
+    for (option, _), arm in zip(arms, planned, strict=True):
+        try:
+            plan = None if arm.plan is None else arm.plan()
+            check_driver(plan, driver)
+            plans.append(plan)
+        except PackageError as error:
+            raise CaseError(f"{option} {arm.text!r}: {error}") from None
+    new = {
+        f"{option} {arm.text!r}": plan
+        for (option, _), arm, plan in zip(arms, planned, plans, strict=True)
+        if plan
+    }
+    try:
+        check_space([*new.values()], store)
+        ask_for(consent, [*new.values()])
+    except PackageError as error:
+        raise CaseError(f"{' and '.join(new)}: {error}") from None
     return tuple(
-        resolve(option, text, root=root, store=store, consent=consent, installs=installs)
-        for option, text in arms
+        resolve(option, text, root=root, store=store, consent=consent, agreed=agreed)
+        for (option, text), agreed in zip(arms, plans, strict=True)
     )
 
 

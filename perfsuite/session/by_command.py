@@ -8,8 +8,10 @@ from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as dry_cases
 from perfsuite.errors import AllocationOverError, CaseError, error_text
 from perfsuite.report import summary
+from perfsuite.report.answer import answer
 from perfsuite.report.console import console, say
-from perfsuite.report.text import relative
+from perfsuite.report.safe_text import printable
+from perfsuite.report.text import relative, wrapped
 from perfsuite.results.session_file import Status
 from perfsuite.session import outputs
 from perfsuite.session.session import Session
@@ -105,4 +107,6 @@ def _show(session: Session, status: Status, *, as_json: bool) -> None:
         changed = summary.case_changes(shown)
         for line in [*result_lines, *([""] if changed else []), *changed]:
             print(relative(line, Path.cwd()))
+        for question, said in answer(shown).items():
+            print("\n".join(["", question, *wrapped(relative(printable(said), Path.cwd()))]))
     outputs.write_files(session.record, status)

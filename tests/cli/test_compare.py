@@ -16,6 +16,7 @@ from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.extensions import COMMANDS
 from perfsuite.inputs.git import git
+from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.session_file import CaseChange, SessionFile
 from perfsuite.session import against_arm, setup
@@ -153,7 +154,8 @@ def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts, changes: lis
     changes.append(GONE)
     told = command("main~1", "-k", "any", "--out", "out", status=3).stdout
     listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
-    assert told.endswith(f"Cases of arm A that were not compared, so this is not a pass:\n  {listed}\n")
+    vanished = f"Cases of arm A that were not compared, so this is not a pass:\n  {listed}\n"
+    assert f"{vanished}\n{DOES_MORE}\n" in told
     assert [each["case_id"] for each in session()["case_changes"]] == ["gone"]
     report = Path("out/summary.md").read_text()
     assert report.startswith("## perfsuite: 3 passed, 1 skipped, 1 not compared\n")
@@ -179,11 +181,10 @@ def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: py
 
 def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     """An arm may cost minutes of pip."""
-    monkeypatch.setattr(compare, "resolved", lambda *arguments: pytest.fail("made an arm"))
+    monkeypatch.setattr(compare, "resolved", lambda *arguments, **how: pytest.fail("made an arm"))
     for words, why in (
         ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
         (["nosuch"], "is called 'nosuch'"),
-        ([], "no case is selected: give case ids, or select cases with -k"),
         ([CASE.id, "-k", "any"], "give case ids or -k, not both"),
     ):
         assert why in commands.error_of("compare", "--against", "torch==1.0", *words)
@@ -191,6 +192,18 @@ def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch
     told = command("torch==1.0", "-k", "any", "--out", "out", status=3)
     assert f"{GPU_CASE.id}: it is meant for h100" in told.stderr
     assert "1 skipped" in Path("out/summary.md").read_text()
+
+
+def test_compares_all_cases_if_none_is_named(verdicts: Verdicts) -> None:
+    told = command(".").stdout
+    assert all(case.id in told for case in (CASE, OTHER, LAST))
+
+
+def test_the_answers_are_the_last_lines(verdicts: Verdicts) -> None:
+    told = command(".", CASE.id).stdout
+    ordered = [told.index(f"\n{each}\n") for each in (DOES_MORE, IS_SLOWER, NOT_CHECKED)]
+    assert told.rindex(CASE.id) < ordered[0] or CASE.id in told[ordered[0] :]
+    assert ordered == sorted(ordered)
 
 
 def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:

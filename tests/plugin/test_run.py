@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from perfsuite.launch.download import Plan
+from perfsuite.launch.overlay import Wanted
 from tests.suite import CASES, ID, batches, read_json, read_junit, read_report, run, run_cpu, write_cases
 
 pytestmark = pytest.mark.usefixtures("simulated")
@@ -262,11 +264,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What is installed for arms."""
     asked: list[Any] = []
 
-    def release(words: Any, *_: Any) -> Path:
-        asked.append(words)
+    def release(wanted: Wanted, *_: Any) -> Path:
+        asked.append([*wanted.releases])
         return tmp_path
 
     monkeypatch.setattr("perfsuite.launch.arm.release", release)
+    monkeypatch.setattr("perfsuite.launch.arm.plan", lambda *_: Plan(changes=()))
     return asked
 
 

@@ -14,8 +14,12 @@ from perfsuite.case.case import Case, KnownIssue
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.ddp import DDP
+from perfsuite.launch import download
 from perfsuite.launch.arm import Arm
+from perfsuite.launch.download import Consent, Plan
+from perfsuite.launch.installer import Package
 from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.overlay import Wanted
 from perfsuite.measure import Launching
 from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
 from perfsuite.results.outcome import Verdict
@@ -427,3 +431,56 @@ def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
     assert launches.said[0].endswith(
         "are the same environment: this comparison can only find what differs from run to run"
     )
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Releases of torch that nothing downloads; returns the plans that were agreed to."""
+    agreed: list[Any] = []
+
+    def plan(wanted: Wanted, store: Path) -> Plan:
+        version = wanted.releases[0].partition("==")[2]
+        runtime = Package(name="nvidia-cuda-runtime", version="13.0.1", url="runtime")
+        return Plan(changes=(Package(name="torch", version=version, url=version), runtime))
+
+    def release(wanted: Wanted, store: Path, consent: Consent, plan: Plan | None) -> Path:
+        agreed.append(plan)
+        return tmp_path
+
+    monkeypatch.setattr("perfsuite.launch.arm.plan", plan)
+    monkeypatch.setattr("perfsuite.launch.arm.release", release)
+    monkeypatch.setattr(download, "size_of", {"2.13.0": 900e6, "2.14.1": 800e6, "runtime": 2e6}.get)
+    return agreed
+
+
+RELEASES = (("--against", "torch==2.13.0"), ("--arm", "torch==2.14.1"))
+
+
+def test_asks_once_for_both_arms(planned: list[Any], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def consent(text: str, is_large: bool) -> bool:
+        asked.append(text)
+        return True
+
+    against_arm.resolved(make_setup(tmp_path, []).options, RELEASES, consent)
+    listed = "torch 2.13.0 (0.9 GB), torch 2.14.1 (0.8 GB), nvidia-cuda-runtime 13.0.1"
+    assert asked == [f"pip downloads 1.7 GB: {listed}"]
+    assert [plan.changes[0].version for plan in planned] == ["2.13.0", "2.14.1"]
+
+
+def test_installs_nothing_without_consent(planned: list[Any], tmp_path: Path) -> None:
+    arms = r"^--against 'torch==2\.13\.0' and --arm 'torch==2\.14\.1': pip downloads 1\.7 GB: .* needs --yes"
+    with pytest.raises(CaseError, match=arms):
+        against_arm.resolved(make_setup(tmp_path, []).options, RELEASES)
+    assert planned == []
+
+
+def test_an_old_driver_is_noticed_before_the_download(planned: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        CaseError, match=r"^--against 'torch==2\.13\.0': this torch is built for CUDA 13, which n"
+    ):
+        against_arm.resolved(
+            make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: True, driver="550.54.15"
+        )
+    assert planned == []

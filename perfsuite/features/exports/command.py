@@ -21,7 +21,9 @@ def export(
     *,
     output_format: Annotated[
         Literal["hud", "openmetrics"],
-        typer.Option("--format", help="Format: hud for PyTorch HUD's benchmark database, openmetrics for Prometheus."),
+        typer.Option(
+            "--format", help="Format: hud for PyTorch HUD's benchmark database, openmetrics for Prometheus."
+        ),
     ],
     session: Annotated[
         Path | None,

@@ -21,7 +21,8 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
-from perfsuite.launch.installed import Consent, refuse_large, versions
+from perfsuite.launch.download import Consent, refuse_large
+from perfsuite.launch.installer import versions
 from perfsuite.report.text import plural
 from perfsuite.results.environment import installed
 from perfsuite.results.metric import TOKENS_PER_S, described

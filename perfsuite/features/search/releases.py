@@ -22,7 +22,8 @@ from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, Step, page
 from perfsuite.inputs.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
-from perfsuite.launch.installed import Consent, versions
+from perfsuite.launch.download import Consent
+from perfsuite.launch.installer import versions
 from perfsuite.measure import launch_once
 from perfsuite.report.console import print_json, say
 from perfsuite.report.markdown import text
@@ -170,16 +171,18 @@ class _Runs:
         for name in names:
             step = Step(f"{last} -> {name}" if last else name)
             yield step
+            wanted = f"{self.package}=={name}"
             try:
                 arm = resolve(
                     "",
-                    f"{self.package}=={name}",
+                    wanted,
                     root=options.root,
                     store=options.store,
                     consent=self.consent,
                 )
             except CaseError as error:
-                step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
+                why = str(error).rpartition("ERROR: ")[2].removeprefix(f" {wanted!r}: ")
+                step.unknown.append(f"- not installed: {text(why)}")
                 continue
             for case in tuple(left):
                 since, *earlier = before.get(case.id, ("",))

@@ -1,0 +1,144 @@
+"""Plan downloads of packages: names, versions and sizes, for the consent of the user."""
+
+import http.client
+import re
+import shutil
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from perfsuite.errors import PackageError
+from perfsuite.launch.installer import Package
+
+LARGE_BYTES = 10**9  # downloads from this size on need consent
+SMALL_BYTES = 10**7  # downloads below this size are listed without it
+NAMES_SHOWN = 8  # number of packages to list, the largest first
+HEAD_S = 10  # seconds that a server has to return the size of a file
+UNPACKED = 3
+"""Bytes on the disk for each byte of a wheel: the wheel in pip's cache, and its files."""
+MIN_DRIVER = {11: 450, 12: 525, 13: 580}
+"""The oldest major version of NVIDIA's driver for each major version of CUDA."""
+_RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
+
+
+Consent = Callable[[str, bool], bool]
+"""Called with a text about pip's planned download, and whether it is large. Returns whether to proceed."""
+
+
+def refuse_large(text: str, is_large: bool) -> bool:
+    """Consent to small downloads only."""
+    return not is_large
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The packages that are installed for an arm."""
+
+    changes: tuple[Package, ...]
+    notes: tuple[str, ...] = ()  # what the user should know about them
+
+    @property
+    def downloads(self) -> list[Package]:
+        """The packages whose files are not on this machine."""
+        return [each for each in self.changes if not each.is_here]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int | None]:
+        """The sizes of the files by address, in bytes; None where a server does not report one."""
+        urls = [each.url for each in self.downloads]
+        with ThreadPoolExecutor(8) as threads:
+            there = dict(zip(urls, threads.map(size_of, urls), strict=True))
+        return {**there, **{each.url: _size_here(each.url) for each in self.changes if each.is_here}}
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """About how much space the packages need on the disk, as far as their sizes are known."""
+        return UNPACKED * sum(filter(None, self.sizes.values()))
+
+    @property
+    def cuda(self) -> int | None:
+        """The major version of CUDA that the torch among the packages is built for; None without one."""
+        for each in self.changes:
+            runtime = _RUNTIME.fullmatch(each.name)
+            if runtime is not None:
+                return int(runtime[1] or each.version.partition(".")[0])
+        return None
+
+
+def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
+    """Ask once for consent to all downloads of some plans. Raises `PackageError` if it is not given."""
+    downloads = list({each.url: each for plan in plans for each in plan.downloads}.values())
+    notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
+    if not downloads:
+        if notes:
+            consent("; ".join(notes), False)
+        return
+    known = {url: size for plan in plans for url, size in plan.sizes.items()}
+    sizes = [known[each.url] for each in downloads]
+    total = sum(size for size in sizes if size is not None)
+    unknown = sizes.count(None)
+    by_size = sorted(zip(downloads, sizes, strict=True), key=lambda pair: -(pair[1] or 0))
+    names = [
+        f"{each.name} {each.version}".rstrip()
+        + (f" ({amount(size)})" if size is not None and size >= SMALL_BYTES else "")
+        for each, size in by_size
+    ]
+    left = len(names) - NAMES_SHOWN
+    listed = ", ".join([*names[:NAMES_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+    size = amount(total) if unknown < len(sizes) else "packages of unknown size"
+    more = f", and {unknown} of a size that is not known" if 0 < unknown < len(sizes) else ""
+    text = "; ".join([f"pip downloads {size}{more}: {listed}", *notes])
+    if not consent(text, total >= LARGE_BYTES):
+        needs = "A download this large needs --yes, an option of perfsuite compare, bisect and releases"
+        raise PackageError(f"{text}. {needs}")
+
+
+def check_space(plans: Sequence[Plan], store: Path) -> None:
+    """Raise `PackageError` if the disk of the store is too small for the packages of some plans."""
+    place = next(each for each in (store.absolute(), *store.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    needed = sum(plan.unpacked_bytes for plan in plans)
+    if needed > free:
+        raise PackageError(
+            f"the packages need about {amount(needed)} on the disk, and {place} has {amount(free)} free: "
+            "free some of it, or name a directory on another disk with --store"
+        )
+
+
+def check_driver(plan: Plan | None, driver: str | None) -> None:
+    """Raise `PackageError` if the NVIDIA driver is too old for the CUDA of a plan. None: there is none."""
+    major = re.match(r"\d+", driver or "")
+    oldest = MIN_DRIVER.get(plan.cuda or 0) if plan is not None else None
+    if plan is None or major is None or oldest is None or int(major[0]) >= oldest:
+        return
+    raise PackageError(
+        f"this torch is built for CUDA {plan.cuda}, which needs an NVIDIA driver from {oldest} on, and this "
+        f"machine has {driver}: update the driver, or compare what a step does with --dry"
+    )
+
+
+def size_of(url: str) -> int | None:
+    """Return the size of a file on a server in bytes; None if the server does not report it."""
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=HEAD_S) as answer:
+            length = answer.headers.get("Content-Length")
+            return int(length) if length is not None else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def _size_here(url: str) -> int | None:
+    try:
+        return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path)).stat().st_size
+    except OSError:
+        return None
+
+
+def amount(size: int) -> str:
+    """Format a number of bytes."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,329 @@
+"""Put other packages over those of an environment, which itself stays as it is.
+
+Most packages go into a directory that comes first on `PYTHONPATH`. torch does not work from there, because
+it loads the libraries of CUDA from the directory that it is in itself. So if torch or one of its libraries
+changes, torch and all of them get a virtual environment, which finds every other package in the environment
+below through a `.pth` file.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from perfsuite import documents
+from perfsuite.errors import FileError, PackageError
+from perfsuite.inputs import files
+from perfsuite.launch.download import Consent, Plan, ask_for, check_space, refuse_large
+from perfsuite.launch.installed import DONE, UV_LOCK, once, uv_command
+from perfsuite.launch.installer import InstallerError, Package, pip, run, would_install
+
+LIBRARIES = ("nvidia-", "cuda-")  # the names of the libraries that torch loads begin with these
+LONGEST_NAME = 80  # characters of a directory's name that say which packages it has
+BELOW = "perfsuite-below.pth"
+_ASK = """
+import json, platform, site, sys
+sites = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+print(json.dumps([platform.python_version(), [each for each in sys.path if each], sites]))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The packages that an interpreter finds."""
+
+    python: str
+    version: str  # of Python
+    path: tuple[str, ...]
+    sites: tuple[str, ...]  # directories of packages, whose `.pth` files Python reads
+
+    @classmethod
+    def of(cls, python: str) -> "Environment":
+        """Return the environment of an interpreter. Raises `PackageError` if it does not run."""
+        version, path, sites = json.loads(run(python, "-c", _ASK).splitlines()[-1])
+        return cls(python, version, tuple(path), tuple(sites))
+
+    @cached_property
+    def distributions(self) -> Mapping[str, importlib.metadata.Distribution]:
+        """The installed packages by canonical name."""
+        return distributions_in(self.path)
+
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """The versions of the installed packages by canonical name."""
+        return {name: each.version for name, each in self.distributions.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The packages that an arm's words name, to be put over an environment."""
+
+    releases: tuple[str, ...] = ()  # such as `accelerate==1.10.0`
+    lists: tuple[Path, ...] = ()  # files with requirements: `requirements.txt`, `uv.lock`
+    python: str = sys.executable
+
+    @cached_property
+    def below(self) -> Environment:
+        """The environment that they are put over."""
+        return Environment.of(self.python)
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The canonical names of the packages that are named."""
+        lines = (*self.releases, *(line for text in self._texts for line in text.splitlines()))
+        found = (re.match(r"[A-Za-z0-9][\w.-]*", line.strip()) for line in lines)
+        return {canonicalize_name(each[0]) for each in found if each is not None}
+
+    @cached_property
+    def _texts(self) -> tuple[str, ...]:
+        try:
+            return tuple(files.read_text(each, errors="backslashreplace") for each in self.lists)
+        except OSError as error:
+            raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
+
+    def directory(self, store: Path) -> Path:
+        """Return where they are kept: a place for these packages over this environment."""
+        names = ",".join([*self.releases, *(each.name for each in self.lists)])
+        of = [sorted(self.below.versions.items()), self.below.version, self.python]
+        key = documents.digest([self.releases, self._texts, *of])
+        return (store / "packages" / f"{names[:LONGEST_NAME]}-{key}").absolute()
+
+    def is_kept(self, store: Path) -> bool:
+        """Return whether they have already been installed."""
+        return (self.directory(store) / DONE).exists()
+
+    def requirements(self, store: Path) -> list[str]:
+        """Return the arguments for pip. A `uv.lock` is exported by uv."""
+        words = [*self.releases]
+        for each in self.lists:
+            exported = _exported(each, store) if each.name == UV_LOCK else each.absolute()
+            words += ["-r", str(exported)]
+        return words
+
+
+def _exported(lock: Path, store: Path) -> Path:
+    """Write the packages of a `uv.lock` as requirements for pip, without its project."""
+    how = ("--quiet", "--frozen", "--no-hashes", "--no-emit-project", "--format=requirements.txt")
+    text = run(uv_command(lock), "export", *how, cwd=lock.absolute().parent)
+    file = (store / "packages" / f"{lock.name}-{documents.digest(text)}.txt").absolute()
+    documents.write_text(file, text)
+    return file
+
+
+def plan(wanted: Wanted, store: Path) -> Plan:
+    """Return what is to be installed. Raises `PackageError` with the reason if that cannot be."""
+    below = wanted.below
+    is_torch_wanted = "torch" in wanted.names
+    libraries = [each for each in wanted.releases if each.startswith(LIBRARIES)]
+    unused = [each for each in libraries if canonicalize_name(each.partition("==")[0]) not in below.versions]
+    if unused and not is_torch_wanted:
+        torch = below.versions.get("torch", "of no version")
+        raise PackageError(
+            f"torch {torch} of {below.python} does not load {unused[0].partition('==')[0]}, so no launch "
+            "would change: name a torch that does, or its environment"
+        )
+    words = [each for each in wanted.requirements(store) if each not in libraries]
+    held = [] if is_torch_wanted or "torch" not in below.versions else [f"torch=={below.versions['torch']}"]
+    changes: dict[str, Package] = {}
+    broken: dict[str, str] = {}
+    if words:
+        changes, broken = _resolved([*words, *held], below, wanted.names)
+    if libraries:
+        # torch pins their versions, so pip would refuse them together with their dependencies.
+        changes |= _by_name(would_install("--no-deps", *libraries, python=below.python))
+    notes = [
+        f"{each.name} {each.version} was yanked{f': {each.yanked}' if each.yanked else ''}"
+        for each in changes.values()
+        if each.yanked is not None
+    ]
+    notes += [f"{why}, and stays as it is" for why in broken.values()]
+    moved = [name for name in changes if name in below.versions and name not in wanted.names]
+    notes += [
+        f"{name} {below.versions[name]} becomes {changes[name].version}"
+        for name in moved
+        if not name.startswith(LIBRARIES)
+    ]
+    return Plan(changes=tuple(changes.values()), notes=tuple(notes))
+
+
+def _resolved(
+    words: Sequence[str], below: Environment, named: Collection[str]
+) -> tuple[dict[str, Package], dict[str, str]]:
+    """Return what pip would install, and why other packages would not fit to it, by name.
+
+    pip ignores packages that need another version of a new package. Those that pin one, as torchvision pins
+    its torch, are therefore also requested. Others stay, because pip might try hundreds of their versions.
+    """
+    changes = _by_name(would_install(*words, python=below.python))
+    pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]
+    if pinned:
+        with contextlib.suppress(PackageError):  # there is no fitting version
+            changes = _by_name(would_install(*words, *pinned, python=below.python))
+    return changes, broken_by(changes, below)
+
+
+def _by_name(packages: Iterable[Package]) -> dict[str, Package]:
+    return {canonicalize_name(each.name): each for each in packages}
+
+
+def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool = False) -> dict[str, str]:
+    """Return the installed packages that need another version of a change, and why. They did not before.
+
+    `pins`: only those that need exactly one version.
+    """
+    broken = {}
+    for name, distribution in below.distributions.items():
+        if name in changes:
+            continue
+        for each in _requirements(distribution, ("",)):
+            needed = canonicalize_name(each.name)
+            if needed not in changes or (pins and not any(of.operator == "==" for of in each.specifier)):
+                continue
+            before = below.versions.get(needed)
+            fitted = before is None or each.specifier.contains(before, prereleases=True)
+            if fitted and not _fits(each, changes[needed].version):
+                broken[name] = f"{name} {below.versions[name]} needs {needed}{each.specifier}"
+    return broken
+
+
+def _fits(requirement: Requirement, version: str) -> bool:
+    try:
+        return requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:  # that of a file whose name has none
+        return True
+
+
+def _requirements(
+    distribution: importlib.metadata.Distribution, extras: Iterable[str]
+) -> Iterator[Requirement]:
+    """Return what a package needs on this machine, with these extras."""
+    for text in distribution.requires or ():
+        try:
+            each = Requirement(text)
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras):
+                yield each
+        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
+            continue
+
+
+def distributions_in(path: Sequence[str]) -> dict[str, importlib.metadata.Distribution]:
+    """Return the packages in these directories by canonical name; the first of several counts."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    for each in importlib.metadata.distributions(path=list(path)):
+        name = each.metadata["Name"]
+        if name:
+            found.setdefault(canonicalize_name(name), each)
+    return found
+
+
+def needs_of_torch(packages: Mapping[str, importlib.metadata.Distribution]) -> set[str]:
+    """Return torch and the libraries that it loads, by canonical name."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [("torch", "")]
+    while waiting:
+        name, extra = waiting.pop()
+        if (name, extra) in seen or name not in packages:
+            continue
+        seen.add((name, extra))
+        for each in _requirements(packages[name], (extra,)):
+            waiting += [(canonicalize_name(each.name), of) for of in ("", *each.extras)]
+    return {name for name, _ in seen if name == "torch" or name.startswith(LIBRARIES)}
+
+
+def release(wanted: Wanted, store: Path, consent: Consent = refuse_large, agreed: Plan | None = None) -> Path:
+    """Return the directory with packages for an arm. It is a virtual environment if torch is among them.
+
+    It also has their dependencies of which the environment has another version. The environment's torch is
+    kept unless torch is requested: releases that need another one are refused. The directory is empty if the
+    environment already has everything. `consent` is called before a download, unless the plan is already
+    `agreed`. Raises `PackageError` with the reason, or if there is no consent.
+    """
+    directory = wanted.directory(store)
+
+    def install() -> None:
+        planned = agreed or plan(wanted, store)
+        if agreed is None:
+            check_space([planned], store)
+            ask_for(consent, [planned])
+        names = _by_name(planned.changes)
+        is_of_torch = not names.keys().isdisjoint({"torch", *needs_of_torch(wanted.below.distributions)})
+        directory.mkdir(parents=True)
+        if is_of_torch:
+            _make_environment(directory, planned, wanted.below)
+        elif planned.changes:
+            _install_into(directory, planned, wanted.below.python, directory)
+
+    once(directory, install)
+    return directory
+
+
+def python_in(directory: Path) -> str | None:
+    """Return the interpreter of a directory that `release` made; None if it is no virtual environment."""
+    python = directory / "bin" / "python"
+    return str(python) if (directory / BELOW).exists() and python.exists() else None
+
+
+def _install_into(target: Path, planned: Plan, python: str, directory: Path) -> None:
+    named = [f"{each.name}=={each.version}" for each in planned.changes if each.version]
+    by_url = [f"{each.name} @ {each.url}" for each in planned.changes if not each.version]
+    # pip unpacks into its temporary directory, which may be on a smaller disk.
+    temporary = directory / ".temporary"
+    temporary.mkdir()
+    into = ("--upgrade", "--target", str(target))
+    words = ("install", "--quiet", "--no-deps", *into, *named, *by_url)
+    pip(*words, python=python, variables={"TMPDIR": str(temporary)})
+    shutil.rmtree(temporary)
+
+
+def _make_environment(directory: Path, planned: Plan, below: Environment) -> None:
+    """Make a virtual environment of torch and its libraries over another environment."""
+    run(below.python, "-m", "venv", "--without-pip", str(directory))
+    minor = ".".join(below.version.split(".")[:2])
+    packages = directory / "lib" / f"python{minor}" / "site-packages"
+    _install_into(packages, planned, below.python, directory)
+    mine = distributions_in([str(packages)])
+    for name in sorted(needs_of_torch({**below.distributions, **mine}) - mine.keys()):
+        _link(below.distributions[name], packages)
+    lines = [f"import site; site.addsitedir({each!r})" for each in below.sites]
+    (packages / BELOW).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (directory / BELOW).touch()
+    python = directory / "bin" / "python"
+    try:
+        run(str(python), "-c", "import torch", variables={"CUDA_VISIBLE_DEVICES": ""})
+    except InstallerError as error:
+        why = (error.output.strip() or "no reason is given").splitlines()[-1]
+        version = distributions_in([str(packages)])["torch"].version
+        raise PackageError(f"torch {version} is installed and cannot be imported: {why}") from None
+
+
+def _link(distribution: importlib.metadata.Distribution, packages: Path) -> None:
+    """Put the files of an installed package into another directory too, without a copy if possible."""
+    if distribution.files is None:
+        raise PackageError(
+            f"{distribution.name} {distribution.version} does not say which files it has, so its libraries "
+            "cannot be exchanged: name the interpreter of another environment"
+        )
+    for file in distribution.files:
+        if ".." in file.parts or file.is_absolute():
+            continue  # a command, which nothing here runs
+        target = packages / file
+        source = Path(str(distribution.locate_file(file)))
+        if target.exists() or not source.is_file():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # on another disk
+            shutil.copy2(source, target)

@@ -1,0 +1,109 @@
+"""Find the reason in the output of a pip that failed. Pure."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+NO_SPACE = "No space left on device"
+NO_PIP = "No module named pip"
+NEAREST_SHOWN = 3  # versions on each side of one that does not exist
+_NOT_FOUND = re.compile(
+    r"Could not find a version that satisfies the requirement (?P<requirement>.+?)"
+    r"(?: \(from (?!versions)(?P<by>[^)]*)\))? \(from versions: (?P<versions>.*)\)"
+)
+_PINNED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
+_NEEDS_PYTHON = re.compile(r"Ignored the following versions that require a different python version: (.*)")
+_OTHER_PYTHON = re.compile(r"Package '(.+?)' requires a different Python: (\S+) not in '(.+?)'")
+_CONFLICT = re.compile(r"The conflict is caused by:\n((?: {4}.*\n)+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A requirement for which pip finds nothing that it can install."""
+
+    requirement: str
+    name: str
+    version: str | None  # None if the requirement is no `NAME==VERSION`
+    by: str | None  # what requires it; None: the user
+    known: tuple[str, ...]  # versions that pip finds for this Python
+    needs_python: str | None  # the Python that this version needs, if pip knows that it is another
+
+    def sentence(self, python: str, others: Sequence[str] = ()) -> str:
+        """Explain why it cannot be installed with `python`. `others` are Pythons that have its wheels."""
+        if self.needs_python or others:
+            needed = self.needs_python or " or ".join(others)
+            return f"{self.name} {self.version} {_needs(needed, python)}"
+        minor = ".".join(python.split(".")[:2])
+        what = f"{self.name} {self.version}" if self.version else self.requirement
+        by = f", which {self.by} needs" if self.by else ""
+        nearest = self.nearest()
+        if not nearest:
+            return f"pip finds no {what}{by}, and no other version of {self.name} for Python {minor}"
+        return f"pip finds no {what}{by} for Python {minor}. The nearest that it finds: {', '.join(nearest)}"
+
+    def nearest(self) -> tuple[str, ...]:
+        """Return the known versions around the missing one, oldest first; the newest if it has no version."""
+        ordered = sorted(Version(each) for each in self.known if _is_version(each))
+        if self.version is None or not _is_version(self.version):
+            return tuple(map(str, ordered[-2 * NEAREST_SHOWN :]))
+        at = bisect_left(ordered, Version(self.version))
+        return tuple(map(str, ordered[max(0, at - NEAREST_SHOWN) : at + NEAREST_SHOWN]))
+
+
+def _needs(needed: str, python: str) -> str:
+    return (
+        f"needs Python {needed}, and this is {python}: name the interpreter of an environment with such a "
+        "Python"
+    )
+
+
+def missing(output: str) -> Missing | None:
+    """Return the requirement for which pip found nothing; None if it failed for another reason."""
+    found = _NOT_FOUND.search(output)
+    if found is None:
+        return None
+    pinned = _PINNED.fullmatch(found["requirement"])
+    name = pinned["name"] if pinned else re.split(r"[^\w.-]", found["requirement"])[0]
+    version = pinned["version"] if pinned else None
+    listed = [] if found["versions"] == "none" else found["versions"].split(", ")
+    return Missing(
+        requirement=found["requirement"],
+        name=name,
+        version=version,
+        by=found["by"],
+        known=tuple(listed),
+        needs_python=None if version is None else _needed_python(output, version),
+    )
+
+
+def _needed_python(output: str, version: str) -> str | None:
+    for line in _NEEDS_PYTHON.findall(output):
+        for entry in line.split("; "):
+            of, _, needs = entry.partition(" Requires-Python ")
+            if needs and _is_version(of) and _is_version(version) and Version(of) == Version(version):
+                return str(needs)
+    return None
+
+
+def reason(output: str) -> str | None:
+    """Return which requirements contradict each other, or which Python is needed; None if neither does."""
+    other_python = _OTHER_PYTHON.search(output)
+    if other_python is not None:
+        name, python, needed = other_python.groups()
+        return f"{name} {_needs(needed, python)}"
+    found = _CONFLICT.search(output)
+    if found is None:
+        return None
+    reasons = [line.strip() for line in found[1].splitlines()]
+    return f"these requirements contradict each other: {'; '.join(dict.fromkeys(reasons))}"
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True

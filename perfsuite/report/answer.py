@@ -1,0 +1,115 @@
+"""Answer the questions of a comparison: does a step do more, is it slower, what was not checked. Pure."""
+
+from collections.abc import Sequence
+
+from perfsuite.report.text import cut, plural
+from perfsuite.results.outcome import Finding
+from perfsuite.results.session_file import Measurement, SessionFile
+
+DOES_MORE = "does a step do more?"
+IS_SLOWER = "is it slower?"
+NOT_CHECKED = "not checked"
+IDS_SHOWN = 4
+
+
+def answer(session: SessionFile) -> dict[str, str]:
+    """Return the three answers of a comparison by their questions, in this order; empty without arms."""
+    if not session.arms or not (session.results or session.skipped):
+        return {}
+    return {
+        DOES_MORE: _does_more(session.results),
+        IS_SLOWER: _is_slower(session.results),
+        NOT_CHECKED: "; ".join(_not_checked(session)),
+    }
+
+
+def _does_more(results: Sequence[Measurement]) -> str:
+    unknown = [each for each in results if not _is_counted(each)]
+    more = [each for each in results if _is_counted(each) and any(_grew(each))]
+    same = len(results) - len(unknown) - len(more)
+    return _said(results, more, unknown, f"no: in {plural(same, 'case')} it does no more than in arm A")
+
+
+def _is_counted(result: Measurement) -> bool:
+    check = result.verdict.counts
+    return check is not None and check.compared and check.outcome not in ("not counted", "recorded")
+
+
+def _grew(result: Measurement) -> list[Finding]:
+    """Return the counts that grew. Where times are judged, counts are not, and any growth is named."""
+    check = result.verdict.counts
+    findings = () if check is None else check.findings
+    if result.verdict.checks:
+        return [each for each in findings if each.now > each.before]
+    return [each for each in findings if each.outcome == "regressed"]
+
+
+def _is_slower(results: Sequence[Measurement]) -> str:
+    timed = [each for each in results if each.verdict.checks]
+    if not timed:
+        is_dry = any(each.dry for each in results)
+        why = "a dry run computes nothing" if is_dry else "each arm ran only to be counted, or not at all"
+        return f"not timed here: {why}"
+    worse = [each for each in timed if any(check.outcome == "regressed" for check in each.verdict.checks)]
+    decided = ("passed", "improved")
+    open_ones = [
+        each
+        for each in timed
+        if each not in worse and any(check.outcome not in decided for check in each.verdict.checks)
+    ]
+    held = len(timed) - len(worse) - len(open_ones)
+    said = _said(timed, worse, open_ones, f"no: {plural(held, 'case')} within the tolerances")
+    left = len(results) - len(timed)
+    return f"{said}; {plural(left, 'case')} not timed" if left else said
+
+
+def _said(
+    asked: Sequence[Measurement],
+    worse: Sequence[Measurement],
+    unknown: Sequence[Measurement],
+    if_none: str,
+) -> str:
+    """Return `yes` with the cases, what is not known, or else that there are none."""
+    parts = []
+    if worse:
+        parts.append(f"yes, in {len(worse)} of {plural(len(asked), 'case')}: {_ids(worse)}")
+    if unknown:
+        parts.append(f"not known for {plural(len(unknown), 'case')}: {_ids(unknown)}")
+    if not worse and len(unknown) < len(asked):
+        parts.insert(0, if_none)
+    return "; ".join(parts) or "not known: no case was compared"
+
+
+def _not_checked(session: SessionFile) -> list[str]:
+    results = session.results
+    parts = []
+    dry = [each for each in results if each.dry]
+    if any(not each.verdict.checks for each in results):
+        parts.append("times: a slower kernel or a slower network is not noticed")
+    if dry:
+        parts.append("loss and gradients: a dry run computes no values")
+    on_cpu = [each for each in dry if _pretended_cpu(each)]
+    if on_cpu:
+        parts.append(
+            f"kernels and memory of a GPU in {plural(len(on_cpu), 'case')}, for which a CPU was pretended"
+        )
+    uncounted = [each for each in results if not _is_counted(each)]
+    if uncounted:
+        parts.append(f"the work of a step in {_ids(uncounted)}")
+    if session.skipped:
+        parts.append(
+            f"{plural(len(session.skipped), 'case')} that cannot be run here (--dry may compare them)"
+        )
+    if session.not_compared:
+        parts.append(f"{plural(len(session.not_compared), 'case')} that arm B lacks or has changed")
+    if session.cases_unknown is not None:
+        parts.append("whether both arms have the same cases")
+    return parts or ["hardware other than this machine's"]
+
+
+def _pretended_cpu(result: Measurement) -> bool:
+    return any(run.machine.device == "cpu" and "cpu" not in run.case.hardware for run in result.runs)
+
+
+def _ids(results: Sequence[Measurement]) -> str:
+    return ", ".join(cut([each.case_id for each in results], IDS_SHOWN))

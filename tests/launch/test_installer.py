@@ -1,0 +1,125 @@
+"""Calls of pip, without an index: what misleads it, and why it failed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.errors import PackageError
+from perfsuite.launch import installer
+from perfsuite.launch.installer import would_install
+from perfsuite.launch.overlay import Wanted, release
+from tests.packages import only_index, write_wheel
+from tests.processes import executable
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which alone pip finds packages."""
+    return only_index(tmp_path / "index", monkeypatch)
+
+
+MISLEADING = {
+    "FORCE_COLOR": "1",
+    "PIP_DRY_RUN": "1",
+    "PIP_VERBOSE": "2",
+    "PIP_QUIET": "3",
+    "PIP_REPORT": "/no/such/directory/report.json",
+    "PIP_TARGET": "/no/such/directory",
+    "PIP_REQUIRE_VIRTUALENV": "1",
+    "PIP_NO_INPUT": "1",
+    "PIP_PROGRESS_BAR": "on",
+}
+
+
+@pytest.mark.launch
+def test_variables_of_pip_mislead_nobody(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that say where packages are stay: the only index is in one of them."""
+    write_wheel(index, "plain", "1.0", "VERSION = '1.0'\n")
+    for name, value in MISLEADING.items():
+        monkeypatch.setenv(name, value)
+    made = release(Wanted(releases=("plain==1.0",)), tmp_path / "store")
+    assert (made / "plain.py").read_text() == "VERSION = '1.0'\n"
+    assert "1.0" in map(str, installer.versions("plain"))
+
+
+def test_pip_has_the_private_names_we_use() -> None:
+    """Without them an old pip downloads everything before anybody is asked."""
+    from pip._internal.cli import cmdoptions
+    from pip._internal.operations.prepare import RequirementPreparer
+
+    assert callable(RequirementPreparer.prepare_linked_requirements_more)
+    assert "fast-deps" in cmdoptions.use_new_feature.keywords["choices"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.launch
+def test_a_pip_without_these_names_says_the_same(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_wheel(index, "older", "1.0", "", "oldest")
+    write_wheel(index, "oldest", "2.0", "")
+    found = [would_install("older==1.0", python=sys.executable)]
+    monkeypatch.setattr(installer, "LISTS", installer.LISTS.replace("_linked_requirements_more", "_nothing"))
+    found.append(would_install("older==1.0", python=sys.executable))
+    assert found[0] == found[1]
+    assert [(each.name, each.version) for each in found[0]] == [("older", "1.0"), ("oldest", "2.0")]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("requirement", "why"),
+    [
+        (
+            "vision==1.5",
+            r"^pip finds no vision 1\.5 for Python 3\.\d+\. The nearest that it finds: 1\.0, 2\.0$",
+        ),
+        (
+            "library==2.0",
+            r"^pip finds no vision>=9, which library needs for Python 3\.\d+\. The nearest .*: 1\.",
+        ),
+        ("absent==1.0", r"^pip finds no absent 1\.0, and no other version of absent for Python 3\.\d+$"),
+    ],
+)
+def test_says_which_version_is_missing(index: Path, requirement: str, why: str) -> None:
+    for version in ("1.0", "2.0"):
+        write_wheel(index, "vision", version)
+    write_wheel(index, "library", "2.0", "", "vision>=9")
+    with pytest.raises(PackageError, match=why):
+        would_install(requirement, python=sys.executable)
+
+
+@pytest.mark.launch
+def test_says_which_python_a_release_needs(index: Path) -> None:
+    """Either the release says so, or only wheels for other Pythons exist, as for an old torch."""
+    write_wheel(index, "modern", "1.0", requires_python=">=3.99")
+    write_wheel(index, "old", "1.0", tag="cp39-none-any")
+    write_wheel(index, "old", "2.0")
+    with pytest.raises(PackageError, match=r"^modern needs Python >=3\.99, and this is 3\.\d+\.\d+: name"):
+        would_install("modern==1.0", python=sys.executable)
+    with pytest.raises(PackageError, match=r"^old 1\.0 needs Python 3\.9, and this is 3\.\d+\.\d+: name the"):
+        would_install("old==1.0", python=sys.executable)
+
+
+@pytest.mark.launch
+def test_says_which_requirements_conflict(index: Path) -> None:
+    write_wheel(index, "vision", "1.0")
+    write_wheel(index, "vision", "2.0")
+    write_wheel(index, "library", "1.0", "", "vision<2")
+    with pytest.raises(
+        PackageError, match=r"contradict each other: .*vision==2\.0; library 1\.0 depends on vis"
+    ):
+        would_install("vision==2.0", "library==1.0", python=sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("No module named pip", "that environment has no pip: .*python -m ensurepip"),
+    ],
+)
+def test_says_what_to_do_about_a_failed_pip(tmp_path: Path, said: str, why: str) -> None:
+    python = tmp_path / "python"
+    executable(python, f"echo '{said}' >&2; exit 1")
+    with pytest.raises(PackageError, match=why):
+        installer.pip("install", "x", python=str(python))

@@ -1,0 +1,45 @@
+"""Reasons in what a failed pip prints."""
+
+import pytest
+
+from perfsuite.launch.pip_errors import missing, reason
+
+FAILED = "ERROR: Could not find a version that satisfies the requirement {} (from versions: {})\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "nearest"),
+    [
+        ("2.99.0", ("2.12.0", "2.13.0", "2.14.1")),
+        ("2.13.5", ("2.11.0", "2.12.0", "2.13.0", "2.14.1")),
+        ("1.0", ("2.9.0", "2.11.0", "2.12.0")),
+    ],
+)
+def test_names_the_nearest_versions(version: str, nearest: tuple[str, ...]) -> None:
+    found = missing(FAILED.format(f"torch=={version}", "2.9.0, 2.11.0, 2.12.0, 2.13.0, 2.14.1"))
+    assert found is not None
+    assert found.nearest() == nearest
+
+
+def test_an_index_without_the_package_has_no_nearest() -> None:
+    found = missing(FAILED.format("absent==1.0", "none"))
+    assert found is not None
+    assert (
+        found.sentence("3.11.7") == "pip finds no absent 1.0, and no other version of absent for Python 3.11"
+    )
+
+
+def test_names_the_python_of_the_version_only() -> None:
+    """pip lists all versions that it ignored, also those that nobody asked for."""
+    ignored = "ERROR: Ignored the following versions that require a different python version: "
+    output = f"{ignored}2.0 Requires-Python >=3.13; 3.0 Requires-Python >=3.14\n"
+    asked = missing(output + FAILED.format("a==2.0", "1.0"))
+    other = missing(output + FAILED.format("a==1.5", "1.0"))
+    assert asked is not None
+    assert other is not None
+    assert (asked.needs_python, other.needs_python) == (">=3.13", None)
+
+
+def test_other_failures_have_no_missing_version() -> None:
+    assert missing("ERROR: No space left on device") is None
+    assert reason("ERROR: No space left on device") is None
