@@ -22,7 +22,7 @@ def export(
     output_format: Annotated[
         Literal["hud", "openmetrics"],
         typer.Option(
-            "--format", help="Format: hud for PyTorch HUD's benchmark database, openmetrics for Prometheus."
+            "--format", help="Format: hud (PyTorch HUD's benchmark database) or openmetrics (Prometheus)."
         ),
     ],
     session: Annotated[

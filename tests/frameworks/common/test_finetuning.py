@@ -100,11 +100,11 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
     [
         (
             {"lora": LoRA(rank=1, alpha=1, targets=("q_proj", "c_attn", "attn.q_proj"))},
-            r"^lora: no linear layer is called c_attn, attn\.q_proj; there are down_proj, gate_proj, ",
+            r"^lora: no linear layer is called c_attn, attn\.q_proj; the linear layers are down_proj, gate_proj, ",
         ),
         (
             {"lora": LoRA(rank=1, alpha=1, targets="q_proj")},
-            r"^lora: no linear layer is called q_proj; there are down_proj, gate_proj, k_proj, ",
+            r"^lora: no linear layer is called q_proj; the linear layers are down_proj, gate_proj, k_proj, ",
         ),
         (
             {"model": "gpt2-tiny", "quantization": "8bit"},

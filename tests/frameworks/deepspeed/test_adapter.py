@@ -88,7 +88,7 @@ def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
     [
         (None, "No such file or directory"),
         ('{"bf16": {"enabled": yes}}', r"Expecting value: line 1 column 22"),
-        ("[1]", "holds a list, not sections"),
+        ("[1]", "contains a list instead of sections"),
     ],
 )
 def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said: str) -> None:
@@ -125,7 +125,7 @@ NOT_BUILT = "perfsuite supports only ZeRO"
         (
             "zero_optimization.offload_param.device",
             "nvme",
-            "perfsuite supports offload only to 'cpu'",
+            "'nvme', but perfsuite supports offload only to 'cpu'",
         ),
         ("scheduler.params.warmup_max_lr", "auto", f"'auto', {UNDECIDED}"),
         (

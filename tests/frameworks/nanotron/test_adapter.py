@@ -89,7 +89,7 @@ def test_contradiction_prevents_a_launch(mine: Path, tmp_path: Path) -> None:
     ("options", "text", "said"),
     [
         ({"dp": 2, "resume": True}, None, "config mine sets all options: remove dp2, resume"),
-        ({}, "parallelism: {dp: 2}", r"config: \S*mine.yaml: checkpoints: missing, training needs"),
+        ({}, "parallelism: {dp: 2}", r"config: \S*mine.yaml: checkpoints: missing, but training needs"),
         ({}, "- 1", "mine.yaml contains a list instead of sections with fields"),
         ({}, "", "mine.yaml contains a NoneType instead of sections with fields"),
     ],
