@@ -37,7 +37,10 @@ def main() -> None:
 
         kind = DryRank if framework_of(case).plan(case).command is None else DryScript
         rank = kind(case, report, machine, run_dir.path, request.counted_steps or 1)
-        documents.write(run_dir.rank(given.rank), rank.counted())
+        counted = rank.counted()
+        if given.gpu:
+            guard.refuse_driver()
+        documents.write(run_dir.rank(given.rank), counted)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, given.rank))
         raise

@@ -42,8 +42,10 @@ def pretend(machine: Machine) -> None:
             query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         shares_heads = enable_gqa and key.shape[-3] != query.shape[-3]
         kernel = chosen(capability, query, is_masked=attn_mask is not None, shares_heads=shares_heads)
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        if kernel == "plain" and query.device.type == "cuda":
+            return _composed(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if kernel == "plain":
-            options = {"scale": scale, "enable_gqa": enable_gqa}
             return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if kernel == "flash":
             return _flash(query, key, value, dropout_p, is_causal, scale)
@@ -72,6 +74,23 @@ def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, share
     if in_16_bits and capability >= (8, 0) and size <= FLASH_LARGEST_HEAD and allowed.flash_sdp_enabled():
         return "flash"
     return "plain" if shares_heads or not allowed.mem_efficient_sdp_enabled() else "efficient"
+
+
+def _composed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    **options: Any,
+) -> Any:
+    """Do what torch does without a fused kernel. Its own choice would ask the driver, in a build for CUDA."""
+    if mask is not None and mask.dtype == torch.bool:
+        zero = torch.scalar_tensor(0.0, dtype=query.dtype, device=mask.device)
+        mask = torch.where(mask, zero, float("-inf"))
+    plain = torch.ops.aten._scaled_dot_product_attention_math
+    return plain(query, key, value, mask, dropout, causal, None, **options)[0]
 
 
 def _flash(

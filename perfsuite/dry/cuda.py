@@ -1,4 +1,7 @@
-"""Make `torch.cuda` answer as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch."""
+"""Make `torch.cuda` answer as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch.
+
+Builds of torch for CPUs and for CUDA answer alike. Nothing here asks a driver.
+"""
 
 from __future__ import annotations
 
@@ -61,18 +64,20 @@ def pretend(machine: Machine) -> None:
     """Make `torch.cuda` answer as on `machine`, for the rest of this process."""
     # As on a machine without a GPU, whatever `is_available` says.
     replace(FakeTensorMode, "avoid_device_init", True)
+    # It would make a real tensor, with torch 2.11.
+    setattr(*private.place("init_gpu_context"), nothing)
     for name, value in _answers(machine).items():
         replace(torch.cuda, name, value)
     replace(*private.place("is_in_bad_fork"), _constant(False))
     replace(*private.place("cuda_lazy_init"), _constant(None))
-    # FSDP2 waits on this stream after a frozen layer.
-    replace(torch.accelerator, "current_stream", _constant(_Idle()))
-    for name in ("set_stream", "synchronize"):
-        replace(torch.accelerator, name, _constant(None))
+    for name, value in _answers_for_accelerators(machine).items():
+        replace(torch.accelerator, name, value)
+    cudnn: Any = torch.backends.cudnn
+    replace(cudnn.m, "is_available", _constant(False))  # as in a build for CPUs, whose kernels are counted
+    replace(cudnn.m, "version", _constant(None))
     replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     replace(torch.Tensor, "record_stream", nothing)
     replace(torch.Tensor, "pin_memory", lambda self, *args: self)
-    replace(*private.place("capture_check"), nothing)
     setattr(*private.place("raw_stream"), lambda index: 0)  # a CPU build may lack it
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, nothing)
@@ -81,6 +86,22 @@ def pretend(machine: Machine) -> None:
     attention.pretend(machine)
     for name in ONE_KERNEL:  # torch has to know a kernel, which never runs
         _LIBRARY.impl(name, _never, "CUDA")
+
+
+def hide() -> None:
+    """Keep this machine's GPUs from a process that pretends a CPU, whatever a script sets later.
+
+    A build of torch for CUDA counts them once, and a dry run has none in CUDA_VISIBLE_DEVICES.
+    """
+    if torch.version.cuda is None:
+        return
+    torch.cuda.is_available()
+    replace(torch.cuda, "device_count", _constant(0))
+    replace(*private.place("cuda_lazy_init"), _no_gpu)
+
+
+def _no_gpu() -> NoReturn:
+    raise RuntimeError("no CUDA GPU is available: this dry run pretends a CPU")
 
 
 def _never(*args: Any) -> NoReturn:
@@ -130,6 +151,23 @@ def _answers(machine: Machine) -> dict[str, Any]:
     }
 
 
+def _answers_for_accelerators(machine: Machine) -> dict[str, Any]:
+    """Return a stand-in for each name in `torch.accelerator` that would ask an allocator or a device."""
+    return {
+        # FSDP2 waits on this stream after a frozen layer.
+        "current_stream": _constant(_Idle()),
+        "device_count": _constant(machine.devices),
+        "get_memory_info": _constant((machine.memory_bytes, machine.memory_bytes)),
+        "memory_stats": lambda *args, **kwargs: {},
+        **{name: _constant(None) for name in _IDLE_ACCELERATOR},
+        **{name: _constant(0) for name in _NO_BYTES},
+    }
+
+
+_IDLE_ACCELERATOR = (
+    *("empty_cache", "reset_accumulated_memory_stats", "reset_peak_memory_stats"),
+    *("set_stream", "synchronize"),
+)
 _IDLE = (
     *("empty_cache", "init", "manual_seed", "manual_seed_all", "reset_max_memory_allocated"),
     *("reset_peak_memory_stats", "set_device", "set_rng_state", "set_stream", "synchronize"),

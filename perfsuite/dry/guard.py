@@ -1,4 +1,4 @@
-"""Build `guard.cpp` once, and load it into the process of a dry run. Imports neither torch nor pytest."""
+"""Build `guard.cpp` once, and load it into the process of a dry run, before torch. Imports no pytest."""
 
 import contextlib
 import ctypes
@@ -16,18 +16,15 @@ from perfsuite.errors import DryRunError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = "g++"
+DRIVER = "libcuda.so.1"
+"""The guard's name for the dynamic linker, so that whoever loads NVIDIA's driver gets the guard. It has none
+of the driver's functions, and CUDA's runtime takes that for a machine without a driver."""
 BUILD_S = 300  # maximum time of a build, which takes 3 to 10 seconds
 
 
 def why_not() -> str | None:
     """Return why CUDA cannot be pretended on this machine and what to do, or None."""
-    build = torch_build.installed()
-    if build.get("cuda") is not None:
-        return (
-            f"torch {build['__version__']} is built for CUDA {build['cuda']}: CUDA is pretended in a build "
-            "for CPUs only"
-        )
-    if not build or library().exists() or shutil.which(COMPILER) is not None:
+    if not torch_build.installed() or library().exists() or shutil.which(COMPILER) is not None:
         return None
     return f"there is no C++ compiler: install {COMPILER} (apt-get install g++)"
 
@@ -46,9 +43,24 @@ def load() -> None:
     file = library()
     if not file.exists():
         build(file)
-    guard = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+    try:
+        guard = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise DryRunError(f"the guard of torch {torch_build.summary()} cannot be loaded: {error}") from None
+    importlib.import_module("torch")  # a build for CUDA brings a guard of its own, which this one replaces
     if not guard.perfsuite_install_guard():
         raise DryRunError(f"torch {torch_build.summary()} does not take the guard {file} for CUDA")
+
+
+def refuse_driver() -> None:
+    """Raise `DryRunError` if this process has loaded NVIDIA's driver, with which it could use a GPU."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        file = line.rpartition(" ")[2]
+        if Path(file).name.startswith("libcuda.so"):
+            raise DryRunError(
+                f"a dry run uses no GPU, and this process has loaded NVIDIA's driver ({file}) by its path: "
+                f"load {DRIVER}, which the linker finds, or launch the case"
+            )
 
 
 def build(file: Path) -> None:
@@ -60,6 +72,7 @@ def build(file: Path) -> None:
     command = [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", str(SOURCE), "-o", name]
     command += [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
     command += [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
+    command += [f"-Wl,-soname,{DRIVER}"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_S)
         Path(name).replace(file)

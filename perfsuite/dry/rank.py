@@ -133,6 +133,8 @@ class DryRank:
         """Load every library, then replace what cannot run dry. The order matters: imports copy names."""
         if self.device.type == "cuda":
             cuda.pretend(self._machine)
+        else:
+            cuda.hide()
         values.pretend()
         self.framework.load(self.case, self.device)
         values.pretend_ranks()

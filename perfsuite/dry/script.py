@@ -56,6 +56,8 @@ class DryScript(DryRank):
     def _pretend(self) -> None:
         if self.device.type == "cuda":
             cuda.pretend(self._machine)
+        else:
+            cuda.hide()
         values.pretend_tensors()
         values.pretend_answers()
         values.pretend_ranks()

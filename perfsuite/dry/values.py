@@ -61,6 +61,11 @@ class NoValues(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and device.type == "cpu":
             kwargs = {**kwargs, "device": torch.device("cpu")}
+        if kwargs.get("pin_memory"):
+            return _pinned(func, args, kwargs)
+        if func is aten.is_pinned.default and type(args[0]) is Tensor:
+            with disable_current_modes():
+                return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return _answer(args[0])
         if func is aten.equal.default:
@@ -74,6 +79,19 @@ class NoValues(TorchDispatchMode):
         if overloadpacket(func) in _ASK_FOR_NANS or (overloadpacket(func) in _PASS_ON and _is_no(args[0])):
             out.is_no = True
         return out
+
+
+def _pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return a new tensor in pinned memory.
+
+    It is real if it holds whole numbers without values. DDP's reducer sends the map of used parameters
+    through such a tensor, and asserts in C++ that it is pinned and has an address.
+    """
+    out = func(*args, **{**kwargs, "pin_memory": False})
+    if overloadpacket(func) not in _NOT_FILLED or not _is_whole(out.dtype) or not torch.cuda.is_available():
+        return out
+    with disable_current_modes():
+        return torch.ones(out.shape, dtype=out.dtype, pin_memory=True)
 
 
 class WholeNumbersAreReal(NoValues):

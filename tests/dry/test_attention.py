@@ -1,8 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfsuite.dry.attention import chosen
+from perfsuite.dry.attention import _composed, chosen
 
 V100 = (7, 0)
 A100 = (8, 0)
@@ -57,3 +61,31 @@ def test_a_kernel_that_is_taken_away_is_not_run() -> None:
 def test_a_cpu_chooses_by_itself() -> None:
     query = torch.ones(1, 8, 128, 64, dtype=torch.bfloat16)
     assert chosen(H100, query, is_masked=False, shares_heads=False) == "plain"
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    "mask", [None, torch.ones(8, 8, dtype=torch.bool), torch.ones(8, 8)], ids=["none", "bool", "float"]
+)
+@pytest.mark.parametrize("shares_heads", [False, True])
+def test_composed_attention_is_torchs_own(mask: torch.Tensor | None, shares_heads: bool) -> None:
+    query = torch.ones(2, 4, 8, 16)
+    key = query[:, :2] if shares_heads else query
+    options: dict[str, Any] = {"scale": 0.5, "enable_gqa": shares_heads}
+    with sdpa_kernel(SDPBackend.MATH), Operators() as chosen_by_torch:
+        plain = functional.scaled_dot_product_attention(query, key, key, mask, 0.1, mask is None, **options)
+    with Operators() as composed:
+        ours = _composed(query, key, key, mask, 0.1, mask is None, **options)
+    assert composed.names == chosen_by_torch.names
+    assert ours.shape == plain.shape

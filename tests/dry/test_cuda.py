@@ -1,9 +1,12 @@
 from importlib import resources
 
+import pytest
+import torch
 import yaml
 
 from perfsuite.case.case import Topology
-from perfsuite.dry.cuda import ONE_KERNEL, _answers
+from perfsuite.dry import cuda
+from perfsuite.dry.cuda import ONE_KERNEL, _answers, _answers_for_accelerators
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
 
 FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml"
@@ -12,6 +15,23 @@ FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions
 def test_torch_answers_as_on_the_machine() -> None:
     answers = _answers(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
     assert (answers["device_count"](), answers["get_device_name"](0)) == (8, "NVIDIA H100 80GB HBM3")
+
+
+def test_accelerators_answer_as_on_the_machine() -> None:
+    answers = _answers_for_accelerators(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
+    assert (answers["device_count"](), answers["get_memory_info"](0)) == (8, (80 << 30, 80 << 30))
+    assert not [name for name in answers if not hasattr(torch.accelerator, name)]
+
+
+def test_hides_gpus_from_a_pretended_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    cuda.hide()
+    assert torch.cuda.device_count() == 0
+    with pytest.raises(RuntimeError, match="no CUDA GPU is available: this dry run pretends a CPU"):
+        torch.cuda.current_device()
 
 
 def test_knows_every_one_kernel_gpu_operator() -> None:

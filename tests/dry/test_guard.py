@@ -1,4 +1,8 @@
 import os
+import shutil
+import subprocess
+import sys
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +12,8 @@ from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
 from tests.processes import executable
+
+ASKING = Path(__file__).with_name("driver_asking.cpp")
 
 FOR_CPUS = {"__version__": "2.13.0+cpu"}
 """What a build of torch without CUDA tells of itself: the tests may run with another."""
@@ -35,10 +41,10 @@ def test_missing_compiler_says_what_to_install(
     assert guard.why_not() is None
 
 
-def test_a_build_for_gpus_is_not_pretended_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretends_with_a_build_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
-    told = "torch 2.13.0 is built for CUDA 13.0: CUDA is pretended in a build for CPUs only"
-    assert guard.why_not() == told
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert guard.why_not() is None
 
 
 def test_library_depends_on_torch_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +72,77 @@ def test_two_processes_may_build_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     with ThreadPoolExecutor() as pool:
         list(pool.map(guard.build, [guard.library()] * 4))
     assert [file.read_text() for file in guard.library().parent.iterdir()] == ["built\n"]
+
+
+def run(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python code in a process of its own, which may load libraries for good."""
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
+
+
+def driver_in(directory: Path) -> Path:
+    """Put a library where the linker would find NVIDIA's driver."""
+    return Path(shutil.copy(unicodedata.__file__, directory / guard.DRIVER))
+
+
+def test_refuses_a_driver_loaded_by_its_path(tmp_path: Path) -> None:
+    load = f"import ctypes; ctypes.CDLL({str(driver_in(tmp_path))!r})"
+    done = run(f"from perfsuite.dry import guard; guard.refuse_driver(); {load}; guard.refuse_driver()")
+    assert f"has loaded NVIDIA's driver ({tmp_path}/libcuda.so.1) by its path" in done.stderr
+
+
+@pytest.mark.launch
+def test_who_loads_the_driver_gets_the_guard(tmp_path: Path) -> None:
+    """As CUDA's runtime does, on a machine that has a driver."""
+    driver_in(tmp_path)
+    load = "import ctypes; ctypes.CDLL('libcuda.so.1'); guard.refuse_driver(); print('none')"
+    done = run(f"from perfsuite.dry import guard; guard.load(); {load}", LD_LIBRARY_PATH=str(tmp_path))
+    assert done.stdout == "none\n", done.stderr
+
+
+DDP_STEP = """
+import ctypes, importlib, os, sys
+from perfsuite.dry import guard
+
+def with_cuda(name, package=None):
+    loaded = load(name, package)
+    if name == "torch":
+        ctypes.CDLL(sys.argv[1])
+    return loaded
+
+load, importlib.import_module = importlib.import_module, with_cuda
+guard.load()
+import torch
+import torch.distributed as dist
+from perfsuite.case.case import Topology
+from perfsuite.dry import cuda, values
+from perfsuite.dry.machine import ANY_GPU, pretended_gpu
+from perfsuite.frameworks.common import pretend
+from perfsuite.frameworks.common.private import FakeTensorMode
+
+cuda.pretend(pretended_gpu(ANY_GPU, Topology(processes_per_node=2)))
+values.pretend_tensors()
+values.pretend_ranks()
+pretend.ddp()
+os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="-", MASTER_PORT="1")
+with FakeTensorMode(allow_non_fake_inputs=True), values.NoValues():
+    dist.init_process_group()
+    linear = torch.nn.Linear(4, 4, device="cuda")
+    model = torch.nn.parallel.DistributedDataParallel(linear, device_ids=[0], static_graph=True)
+    for step in range(3):
+        model(torch.ones(2, 4, device="cuda")).sum().backward()
+    print(linear.weight.grad.device, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.launch
+def test_ddp_asks_no_driver_of_a_build_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library stands in for the build: what it registers ends the process when it is asked."""
+    library = tmp_path / "asking.so"
+    monkeypatch.setattr(guard, "SOURCE", ASKING)
+    monkeypatch.setattr(guard, "DRIVER", "asking")
+    guard.build(library)
+    words = [sys.executable, "-c", DDP_STEP, str(library)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "cuda:0\n", done.stderr

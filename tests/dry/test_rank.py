@@ -128,3 +128,15 @@ def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     collectives = on_gpu.counts[0].counts.collectives
     assert collectives == on_cpu.counts[0].counts.collectives
     assert [each.count for each in collectives if each.dtype == "int32"] == [1]
+
+
+@pytest.mark.launch
+def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
+    """In its first step, the reducer sends the map of used parameters through pinned memory."""
+    shallow = llama_tiny("llama-flat", num_hidden_layers=1)
+    case = NEVER_REVIEWED.replace(
+        model=shallow, framework=DDP(static_graph=True), gradient_accumulation=1, hardware="h100"
+    )
+    on_cpu, on_gpu = (passed(case, tmp_path / str(at), device=at) for at in ("cpu", None))
+    assert on_gpu.machine.device == "cuda"
+    assert on_gpu.counts[0].counts.collectives == on_cpu.counts[0].counts.collectives

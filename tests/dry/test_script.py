@@ -13,6 +13,7 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
+from tests.dry.builds import CASES
 from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, measured
 from tests.packages import Packages
@@ -387,3 +388,11 @@ def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
     case = case_of(tmp_path, TWO_LOSSES, ranks=1)
     clock = case.replace(framework=case.framework.replace(clock="SGD:2"))
     assert counted(passed(clock, tmp_path / "dry")).flops
+
+
+def test_a_script_may_call_all_of_torch_cuda(tmp_path: Path) -> None:
+    """Streams, events, pinned memory, a static graph, a scaler; and of `torch.accelerator` the allocator."""
+    run = passed(CASES["script, static graph, fp16"], tmp_path)
+    assert run.machine.device == "cuda"
+    gradients = [each for each in counted(run).collectives if each.kind == "all_reduce"]
+    assert {each.dtype for each in gradients} == {"float32"}

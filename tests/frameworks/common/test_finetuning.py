@@ -100,7 +100,7 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
     [
         (
             {"lora": LoRA(rank=1, alpha=1, targets=("q_proj", "c_attn", "attn.q_proj"))},
-            r"^lora: no linear layer is called c_attn, attn\.q_proj; the linear layers are down_proj, gate_proj, ",
+            r"^lora: no linear layer is called c_attn, attn\.q_proj; the linear layers are down_proj, ",
         ),
         (
             {"lora": LoRA(rank=1, alpha=1, targets="q_proj")},

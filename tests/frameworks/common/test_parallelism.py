@@ -40,8 +40,8 @@ def test_degrees_multiply_to_the_ranks(make: Any) -> None:
     with pytest.raises(CaseError) as caught:
         framework_of(case).check(case.replace(topology=FOUR))
     assert str(caught.value) == (
-        "dp_replicate_size=2, dp_shard_size=2, cp_size=1, tp_size=2: the product is 8, but the topology of the "
-        "case has 4 processes; change one of them"
+        "dp_replicate_size=2, dp_shard_size=2, cp_size=1, tp_size=2: the product is 8, but the topology of "
+        "the case has 4 processes; change one of them"
     )
 
 
