@@ -494,5 +494,5 @@ def test_a_phase_that_ran_on_no_rank_fails(tmp_path: Path) -> None:
     spans = {"score": SpanTimes(seconds=(1.0,), steps=(3,))}
 
     assert failure_with_phases(tmp_path, {}, spans).startswith(
-        "mismatch: phases={'rollout': 'train:generate'}: in the 20 steps, no rank completed a call of this "
+        "mismatch: phases={'rollout': 'train:generate'}: in the 25 steps, no rank completed a call of this "
     )

@@ -125,7 +125,7 @@ def test_table_compares_quiet_and_busy_machines() -> None:
     results = [quiet, busy, missed, replace(missed, outcome="found", busy=True)]
     made = tables({(each.name, each.busy): each for each in results})
     assert "2 pairs were run both on a quiet machine and on a busy one" in made
-    assert "the verdict and the first line are the same for 1 of them" in made
+    assert "For 1 of these, the verdict and the first line are the same" in made
     assert f"| {one.what} | found | `cause` | 11 | 97 |" in made
     assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
 
@@ -152,7 +152,7 @@ def test_pair_without_a_result_was_not_run() -> None:
     cannot = sum(bool(pair.cannot) and not pair.cannot.startswith(ALIKE) for pair in PAIRS)
     tried = sum(pair.is_regression and not pair.cannot for pair in PAIRS)
     made = tables({})
-    assert f"{cannot + tried} more regressions were not run." in made
+    assert f"Another {cannot + tried} regressions were not run." in made
     assert f"- {one.link}: not run yet (growth: {one.what})." in made
 
 
