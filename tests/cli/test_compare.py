@@ -244,7 +244,7 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     assert "arm A X=1 (interpreter" in Path("out/summary.md").read_text()
     page = Path("out/index.html").read_text()
     again = f"perfsuite compare --against X=1 --arm . {CASE.id}"
-    assert [text in page for text in ("Launches of arm A", "Not as in arm A", again)] == [True] * 3
+    assert [text in page for text in ("Launches of arm A", "Different from arm A", again)] == [True] * 3
 
 
 def test_what_json_prints_is_a_file_of_results(verdicts: Verdicts) -> None:

@@ -94,7 +94,7 @@ def test_remarks_are_unsteady_fields_and_notes() -> None:
 
 
 def test_remarks_cut_many_unsteady_fields() -> None:
-    unsteady = "differs between launches, not judged:"
+    unsteady = "not judged, because it differs between launches:"
     many = make_check(unsteady=tuple("abcdefg"), notes=())
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 

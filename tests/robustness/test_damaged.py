@@ -139,7 +139,7 @@ def test_what_is_greener(said: Said, usual: Said, is_better: bool) -> None:
         ),
         (("history", "failures", "--json"), '[{"verdict": "failed"}]', ("failed",)),
         (("history", "trend"), "  tokens/s: -23.0% (99% interval -1.0% to +1.0%): worse\n", ("worse",)),
-        (("history", "trend"), "  tokens/s: -23.0% (a): worse, accepted\n1 worse and still so\n", ()),
+        (("history", "trend"), "  tokens/s: -23.0% (a): worse, accepted\n1 still worse, 0 others\n", ()),
         (("history", "trend", "--json"), '"open": true', ("worse",)),
         (("judge", "t"), "     1  passed  +1%\n     2  regressed  +9%\n1 passed", ("passed", "regressed")),
         (("report", "r", "--out", "out"), "written: failed\nVERDICT passed\n", ("passed",)),
