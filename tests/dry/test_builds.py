@@ -12,7 +12,7 @@ import pytest
 from perfsuite import Case
 from perfsuite.case import torch_build
 from perfsuite.launch.arm import Arm
-from tests.dry.builds import CASES, differences
+from tests.benchmarks.dry_builds import CASES, differences
 from tests.dry.runs import passed
 
 STORE = Path(__file__).parents[2] / ".perfsuite" / "builds"

@@ -13,7 +13,6 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
-from tests.dry.builds import CASES
 from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, measured
 from tests.packages import Packages
@@ -392,6 +391,8 @@ def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
 
 def test_a_script_may_call_all_of_torch_cuda(tmp_path: Path) -> None:
     """Streams, events, pinned memory, a static graph, a scaler; and of `torch.accelerator` the allocator."""
+    from tests.benchmarks.dry_builds import CASES  # not at the top: it needs every framework
+
     run = passed(CASES["script, static graph, fp16"], tmp_path)
     assert run.machine.device == "cuda"
     gradients = [each for each in counted(run).collectives if each.kind == "all_reduce"]

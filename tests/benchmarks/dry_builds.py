@@ -27,7 +27,7 @@ from tests.dry.twins import BASELINES
 from tests.samples import make_case
 
 (EXPERTS,) = (BASELINES / "counts" / "cpu").glob("torchtitan-deepseek_v3_debugmodel-*.json")
-SCRIPT = Path(__file__).with_name("every_call.py")
+SCRIPT = Path(__file__).parents[1] / "dry" / "every_call.py"
 FLAT = {**catalog.MODELS["llama-tiny"].config, "num_hidden_layers": 1}
 TINY = make_case(
     model=Model.from_config(FLAT, name="llama-flat"),
