@@ -111,6 +111,7 @@ def test_what_cannot_run_dry_is_refused(monkeypatch: pytest.MonkeyPatch, argumen
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
 def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama-3.2-1B on 64 GPUs that are not there: 1.236e9 parameters, whose gradients go in fp32."""
     topology = Topology(nodes=8, processes_per_node=8)

@@ -80,6 +80,7 @@ def test_every_structural_fault_is_tried_once(machine: Machine) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
 def test_counted_steps_reveal_every_fault() -> None:
     """Counted while it trains in this process, in place of launches."""
 

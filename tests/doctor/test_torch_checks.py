@@ -67,6 +67,7 @@ doctor_probe.main(sys.argv[3], kind=sys.argv[4], quick=False)
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
 def test_the_probe_trains_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "short.py").write_text(SHORT)
     python = executable(tmp_path / "python", f'exec {sys.executable} {tmp_path / "short.py"} "$@"')

@@ -137,6 +137,7 @@ os._exit(0)
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
 def test_ddp_asks_no_driver_of_a_build_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library stands in for the build: what it registers ends the process when it is asked."""
     library = tmp_path / "asking.so"

@@ -153,6 +153,7 @@ def _as_rank(rank: int, directory: Path) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
 def test_loss_and_gradients_match_the_whole_model(tmp_path: Path) -> None:
     """Adam takes the same step by gradients twice as large: losses over some steps would not show these."""
     spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]

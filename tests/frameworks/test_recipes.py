@@ -47,6 +47,7 @@ def test_accelerate_launch(tmp_path: Path) -> None:
     assert observed(run).settings["wrapper"] == "DistributedDataParallel"
 
 
+@pytest.mark.nightly
 def test_unaware_accelerate_exchanges_nothing(tmp_path: Path) -> None:
     """It starts two processes, and wraps no model in either: two copies of one training."""
     kind, said = failure_of(by_accelerate(), tmp_path)
@@ -77,6 +78,7 @@ def by_trl(sft: Path, length: int, *options: str, **script: Any) -> Case:
     return case_of(Script(command=command, **script), sequence_length=length, topology=ALONE)
 
 
+@pytest.mark.nightly
 def test_trl_with_padding_says_how_much(sft: Path, tmp_path: Path) -> None:
     """Where one sequence of a batch is cut to the full length, all are padded to it."""
     run = measured(by_trl(sft, 64), tmp_path)

@@ -262,6 +262,7 @@ def test_cases_without_the_package_are_an_error(runs: Runs) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.nightly
 def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_of, "versions", installer.versions)
     monkeypatch.setattr(command_of, "resolve", resolve)
