@@ -86,7 +86,8 @@ class CachingAllocator:
         self.allocated = 0
         # Like `torch.cuda.max_memory_allocated`: the size of all blocks in use, including rounding.
         self.peak_allocated = 0
-        # Like `torch.cuda.max_memory_reserved`: the memory obtained from CUDA. In this model it never shrinks.
+        # Like `torch.cuda.max_memory_reserved`: the memory obtained from CUDA. In this model it never
+        # shrinks.
         self.reserved = 0
         self._small = _Pool(is_small=True)
         self._large = _Pool(is_small=False)
@@ -179,8 +180,8 @@ def replay(
 ) -> CachingAllocator:
     """Replay a log in a new allocator, and return the allocator.
 
-    `workspaces` are the sizes in bytes of blocks that are allocated first and are not in the log. As in torch,
-    a storage that is resized gets its new block before its old block is freed.
+    `workspaces` are the sizes in bytes of blocks that are allocated first and are not in the log. As in
+    torch, a storage that is resized gets its new block before its old block is freed.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     for size in workspaces:

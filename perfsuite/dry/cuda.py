@@ -20,8 +20,8 @@ from perfsuite.frameworks.common.patches import nothing, replace
 from perfsuite.frameworks.common.private import FakeTensorMode
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
-"""Operators in torch's `native_functions.yaml` that have one kernel for CUDA. Without this kernel, as in a build
-for CPUs, torch composes most of them from other operators."""
+"""Operators in torch's `native_functions.yaml` that have one kernel for CUDA. Without this kernel, as in a
+build for CPUs, torch composes most of them from other operators."""
 
 # The simulated version of NCCL. Scripts check whether NCCL supports bf16, which it does since 2.10.
 NCCL = (2, 27, 7)
@@ -95,9 +95,10 @@ def pretend(machine: Machine) -> None:
 
 
 def hide() -> None:
-    """Hide this machine's GPUs from a process that simulates a CPU, even if a script makes them visible later.
+    """Hide this machine's GPUs from a process that simulates a CPU, whatever a script sets later.
 
-    A build of torch for CUDA counts the GPUs only once. This happens here, while CUDA_VISIBLE_DEVICES is empty.
+    A build of torch for CUDA counts the GPUs only once. This happens here, while CUDA_VISIBLE_DEVICES is
+    empty.
     """
     if torch.version.cuda is None:
         return

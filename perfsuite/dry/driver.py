@@ -27,7 +27,8 @@ from perfsuite.results.run import Figures, Run
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 
 NO_TF32_ROOFLINE = (
-    "the maximum speed is unknown: this case multiplies fp32 matrices in TF32, and only the peak for fp32 is known"
+    "the maximum speed is unknown: this case multiplies fp32 matrices in TF32, "
+    "and only the peak for fp32 is known"
 )
 TIMEOUT_S = 3600  # seconds after which a rank's process is killed
 
@@ -44,8 +45,8 @@ def dry_run(
 ) -> Run:
     """Run the given ranks of `case` dry, one after another, each in its own process.
 
-    By default, `ranks` are the first rank and, if ranks differ by design, the last (`telling_ranks`). `arm` is
-    the environment of the processes. Setting `stop` kills the running process. `counted_steps` consecutive
+    By default, `ranks` are the first rank and, if ranks differ by design, the last (`telling_ranks`). `arm`
+    is the environment of the processes. Setting `stop` kills the running process. `counted_steps` consecutive
     steps are counted. `directory` has the same layout as for a launch. If a process fails, the failure is in
     `Run.failure`.
 
@@ -130,7 +131,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return the environment variables of a rank. A script gets the same launcher variables as in a launch."""
+    """Return the environment of a rank. A script gets the same launcher variables as in a launch."""
     topology = case.topology
     plan = framework_of(case).plan(case)
     variables = {**rank_variables(topology, rank), **RANKS_MEET, **OF_ONE_DEVICE}

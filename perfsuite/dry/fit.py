@@ -15,9 +15,9 @@ from perfsuite.results.rank_report import RankReport
 
 MIB = 1 << 20
 TIGHT_FROM = 0.8
-"""Share of the card's memory above which a case is `tight`. The remainder covers memory that is not predicted:
-the driver and ECC use 1 to 6% of the nominal memory, kernels need scratch memory, and each stream has its own
-free blocks."""
+"""Share of the card's memory above which a case is `tight`. The remainder covers memory that is not
+predicted: the driver and ECC use 1 to 6% of the nominal memory, kernels need scratch memory, and each stream
+has its own free blocks."""
 
 CONTEXT = MemoryPart(
     name="CUDA context",
