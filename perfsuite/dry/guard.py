@@ -84,8 +84,8 @@ def build(file: Path) -> None:
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise DryRunError(
-            f"{COMPILER} cannot build {SOURCE} against torch {torch_build.summary()}. Give --device cpu, which "
-            f"needs no compiler. Output of the compiler: {said[:2000]}"
+            f"{COMPILER} cannot build {SOURCE} against torch {torch_build.summary()}. Give --device cpu, "
+            f"which needs no compiler. Output of the compiler: {said[:2000]}"
         ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -121,9 +121,13 @@ class DryScript(DryRank):
         at = f" ({where})" if where else ""
         was_counted = self.recorder.steps >= self.steps.until
         than = " for the steps after the counted steps" if was_counted else ""
-        why = f"the script exceeded its time limit of {self.case.timeout_s} s{than} (timeout_s) after
-        {self._made()}{at}" failure = failure_of(ScriptError(why), self.report.rank)
-        write_failure(RunDir(self.ranks.directory), self.report, failure) os._exit(1)
+        why = (
+            f"the script exceeded its time limit of {self.case.timeout_s} s{than} (timeout_s) "
+            f"after {self._made()}{at}"
+        )
+        failure = failure_of(ScriptError(why), self.report.rank)
+        write_failure(RunDir(self.ranks.directory), self.report, failure)
+        os._exit(1)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._optimizers.takes_turn(optimizer):

@@ -270,7 +270,7 @@ def _inference_mode(mode: Any = True) -> Any:
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
-    """Copy a tensor with an operator. Torch copies bytes by their address, but a fake tensor has no address."""
+    """Copy with an operator. Torch copies the bytes at an address, but a fake tensor has no address."""
     if id(self) in memo:
         return memo[id(self)]
     copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
