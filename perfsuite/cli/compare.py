@@ -49,7 +49,7 @@ def compare(
     tolerance: Tolerance = None,
     max_pairs: MaxPairs = None,
     inject: Annotated[str | None, option("inject")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory for a report.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     launcher: Launcher = None,
     wait_quiet: WaitQuiet = None,
     yes: Yes = False,

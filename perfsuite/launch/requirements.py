@@ -37,8 +37,8 @@ def _topology(case: Case, machine: Machine) -> str | None:
     nodes = case.topology.nodes
     per_node = case.topology.processes_per_node
     if nodes > machine.nodes:
-        have = "this is only one" if machine.nodes == 1 else f"there are only {machine.nodes}"
-        return f"it needs {nodes} nodes with {per_node} processes each, but {have}"
+        have = "this is one machine" if machine.nodes == 1 else f"there are only {machine.nodes}"
+        return f"it needs {nodes} nodes (processes per node: {per_node}), but {have}"
     if per_node <= machine.devices:
         return None
     what = "GPUs" if machine.device == "cuda" else "cores"

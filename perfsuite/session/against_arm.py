@@ -90,7 +90,7 @@ class AgainstArm(TwoArms):
     metric: str | None = None
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Launch pairs until the verdict is decided. Repeat a pair that is not evidence, in the same order."""
+        """Launch pairs until the verdict is decided. Pairs that are not evidence are repeated in their order."""
         verdict = until_decided(
             launch=lambda: self._launch_pair(task, launches),
             judge=lambda **changes: self._verdict(launches, **changes),

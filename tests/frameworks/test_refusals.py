@@ -86,7 +86,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
     ("case", "machine", "why"),
     [
         row(DDP(), None, gradient_accumulation=4),
-        row(DDP(), "it needs 32 cores (one per process), this machine has 16", ranks=32),
+        row(DDP(), "it needs 32 cores (one per process), but this machine has 16", ranks=32),
         row(GRAPH, None),
         row(GRAPH, "static_graph must reduce gradients in the first backward...", gradient_accumulation=2),
         row(FULL, None),
@@ -187,8 +187,8 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
         row(SCRIPT, None, model=NET, **WHOLE),
-        row(SCRIPT, "script knows no learning_rate, and the case asks for 0.1", learning_rate=0.1),
-        row(SCRIPT, "script knows no seed, and the case asks for 1", seed=1),
+        row(SCRIPT, "script does not support learning_rate, but the case asks for 0.1", learning_rate=0.1),
+        row(SCRIPT, "script does not support seed, but the case asks for 1", seed=1),
         row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),
     ],
 )

@@ -201,7 +201,7 @@ def test_reports_identical_arms_before_launching(
 ) -> None:
     ours = launches.session(arms=(a, b), inject=inject)
     ours.mode.refused(task(launches.root))
-    told = "arms A and B are the same environment: this comparison can only show noise"
+    told = "arms A and B are the same environment, so this comparison can only show noise"
     assert [told in line for line in launches.said] == [True] * is_same
 
 
@@ -429,7 +429,7 @@ def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
     setup = make_setup(launches.root, launches.said)
     ByDryRuns(setup, (B, replace(B))).refused(task(launches.root))
     assert launches.said[0].endswith(
-        "are the same environment: this comparison can only find what differs from run to run"
+        "are the same environment, so this comparison can only find differences between runs"
     )
 
 

@@ -106,5 +106,5 @@ def test_what_cannot_be_run_dry_says_why(
     monkeypatch.setattr(guard, "why_not", lambda: None)
     eight = make_case(hardware="h100", topology=Topology(processes_per_node=8), model="llama-tiny")
     reason = str(why_not_dry(eight.replace(**changes), make_gpu_machine()))
-    assert reason.startswith("not by a dry run: ")
+    assert reason.startswith("a dry run cannot do this: ")
     assert said in reason
