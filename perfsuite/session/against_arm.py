@@ -90,7 +90,7 @@ class AgainstArm(TwoArms):
     metric: str | None = None
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Launch pairs until the verdict is decided. Pairs that are not evidence are repeated in their order."""
+        """Launch pairs until the verdict is decided. A pair that is not evidence is repeated in its order."""
         verdict = until_decided(
             launch=lambda: self._launch_pair(task, launches),
             judge=lambda **changes: self._verdict(launches, **changes),
@@ -147,7 +147,7 @@ class ByCounts(TwoArms):
     see whether they always differ.
     """
 
-    of_equals: ClassVar[str] = "only find differences between runs of the same environment"
+    of_equals: ClassVar[str] = "only find differences between runs"
     known_a: Run | None = None  # the run of arm A, if arm A has already run
     metric: str | None = None  # the only count that matters (`Finding.name`); None: all counts
 

@@ -71,4 +71,4 @@ def test_says_that_the_gpu_was_pretended_to_be_a_cpu() -> None:
 
 def test_skipped_cases_were_not_checked() -> None:
     skipped = Skipped(nodeid="x", case_id="x", framework="ddp", reason="needs h100")
-    assert "1 case that cannot be run here" in answered(make_compared(), skipped=(skipped,))[NOT_CHECKED]
+    assert "1 case that cannot run here" in answered(make_compared(), skipped=(skipped,))[NOT_CHECKED]
