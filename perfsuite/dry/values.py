@@ -178,7 +178,7 @@ def pretend() -> None:
 
 def pretend_tensors() -> None:
     """Replace functions of tensors, whether perfsuite or a script builds the model."""
-    # The kernel of this fast path, which is used in evaluation, does not support fake tensors.
+    # This fast path is used in evaluation, and its kernel does not support fake tensors.
     torch.backends.mha.set_fastpath_enabled(False)
     if importlib.util.find_spec("transformers") is not None:
         let_masks_be_skipped(module("transformers"))
@@ -210,7 +210,7 @@ def _set_data(self: Any, data: Any) -> None:
 
 
 def _parameter_of_its_class(new: Any) -> Any:
-    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter. Accelerate loads weights so.
+    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter, as Accelerate does.
 
     The type of a fake parameter is `FakeTensor`, whose constructor has different arguments.
     """

@@ -60,7 +60,7 @@ class Arm:
     packages: str = ""
     # The top directory of the repository and the worktree that replaces it, for the paths of scripts.
     moved: tuple[str, str] | None = None
-    directory: Path | None = None  # working directory of the launches; None: that of this process
+    directory: Path | None = None  # working directory of the launches; None: this process's directory
     commit: str | None = None  # the commit that is checked out in `directory`; None outside of git
     # Path in the commit of the lock file from which the interpreter was installed. Empty without a lock file.
     lock: str = ""

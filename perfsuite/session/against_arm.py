@@ -90,7 +90,10 @@ class AgainstArm(TwoArms):
     metric: str | None = None
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Launch pairs until the verdict is decided. A pair that is not evidence is repeated in its order."""
+        """Launch pairs until the verdict is decided.
+
+        A pair that is not evidence is repeated with its arms in the same order.
+        """
         verdict = until_decided(
             launch=lambda: self._launch_pair(task, launches),
             judge=lambda **changes: self._verdict(launches, **changes),

@@ -62,7 +62,9 @@ def test_library_depends_on_torch_and_source(tmp_path: Path, monkeypatch: pytest
 
 def test_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(tmp_path, "echo 'guard.cpp: no such header' >&2; exit 1", monkeypatch)
-    with pytest.raises(DryRunError, match=r"(?s)g.. cannot build .*It said: guard.cpp: no such header"):
+    with pytest.raises(
+        DryRunError, match=r"(?s)g.. cannot build .*Output of the compiler: guard.cpp: no such header"
+    ):
         guard.build(guard.library())
     assert list(guard.library().parent.iterdir()) == []
 
