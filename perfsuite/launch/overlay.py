@@ -224,7 +224,7 @@ def _requirements(
 
 
 def distributions_in(path: Sequence[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the packages in these directories by canonical name. If a name appears twice, the first is used."""
+    """Return the packages in these directories by canonical name. The first of each name is used."""
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions(path=list(path)):
         name = each.metadata["Name"]
