@@ -139,7 +139,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(LOW_2.replace(**IN_4), OTHER_LAYERS, precision="bf16-mixed", ranks=4),
         # Through accelerate.
         *both(None),
-        *both("...takes precision 'fp32' or 'bf16-mixed' or 'bf16', and...", precision="fp16-mixed"),
+        *both("...supports precision 'fp32' or 'bf16-mixed' or 'bf16', but...", precision="fp16-mixed"),
         *parts(None),
         *parts("cp_size=4 needs a GPU. Run the case dry, with a simulated GPU", CPU),
         *parts(f"{PARTS_NEED}'eager', precision 'bf16', compile False", attention="eager"),

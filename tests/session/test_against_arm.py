@@ -470,7 +470,7 @@ def test_asks_once_for_both_arms(planned: list[Any], tmp_path: Path) -> None:
 
 
 def test_installs_nothing_without_consent(planned: list[Any], tmp_path: Path) -> None:
-    arms = r"^--against 'torch==2\.13\.0' and --arm 'torch==2\.14\.1': pip downloads 1\.7 GB: .* the option --yes"
+    arms = r"^--against 'torch==2\.13\.0' and --arm 'torch==2\.14\.1': pip downloads 1\.7 GB: .* --yes"
     with pytest.raises(CaseError, match=arms):
         against_arm.resolved(make_setup(tmp_path, []).options, RELEASES)
     assert planned == []

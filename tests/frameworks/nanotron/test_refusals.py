@@ -26,8 +26,8 @@ WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
     [
         row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
         row(NANOTRON, TAKES.format("nanotron", "'fp32' or 'bf16'", "bf16-mixed"), precision="bf16-mixed"),
-        row(NANOTRON, "nanotron takes activation_checkpointing 'none', and...", **WHOLE),
-        row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
+        row(NANOTRON, "nanotron supports activation_checkpointing 'none', but...", **WHOLE),
+        row(NANOTRON, "nanotron supports attention 'sdpa' or 'flash_attention_2', but...", attention="eager"),
         row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
         row(NANOTRON, "nanotron builds only Llama models, but gpt2-tiny is a gpt2", model="gpt2-tiny"),
         row(NANOTRON, "nanotron supports only head_dim=32, but odd has 64", head_dim=64),
