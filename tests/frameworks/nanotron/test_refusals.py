@@ -28,7 +28,7 @@ WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
         row(NANOTRON, TAKES.format("nanotron", "'fp32' or 'bf16'", "bf16-mixed"), precision="bf16-mixed"),
         row(NANOTRON, "nanotron supports activation_checkpointing 'none', but...", **WHOLE),
         row(NANOTRON, "nanotron supports attention 'sdpa' or 'flash_attention_2', but...", attention="eager"),
-        row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
+        row(NANOTRON, "nanotron supports compile False, but the case asks for True", compile=True),
         row(NANOTRON, "nanotron builds only Llama models, but gpt2-tiny is a gpt2", model="gpt2-tiny"),
         row(NANOTRON, "nanotron supports only head_dim=32, but odd has 64", head_dim=64),
         row(NANOTRON, "nanotron supports only mlp_bias=False, but odd has True", mlp_bias=True),
