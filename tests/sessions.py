@@ -172,7 +172,7 @@ def make_session(cases: int = 14, kind_of: Callable[[int], str] | None = None) -
         return KINDS[number % 20] if number % 20 < len(KINDS) else "passed"
 
     kind_of = kind_of or some_of_each
-    reason = "it needs 2 nodes of 8, this is one machine"
+    reason = "it needs 2 nodes (processes per node: 8), but this is one machine"
     left = [make_gpu_case(1000 + number).id for number in range(3)]
     return make_session_file(
         *(make_gpu_result(number, kind_of(number)) for number in range(cases)),

@@ -1,4 +1,4 @@
-"""`perfsuite compare`: `pytest --perf-against` without a test."""
+"""`perfsuite compare`: compare two arms, like `pytest --perf-against` but without a test."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,9 +41,7 @@ from perfsuite.session.setup import DryHost, Host, Setup
 def compare(
     *,
     against: Annotated[str | None, option("against")] = None,
-    arm: Annotated[
-        str, typer.Option(help="Arm that may be slower (default: this environment, as it is).")
-    ] = ".",
+    arm: Annotated[str, typer.Option(help="Arm B, which might be slower (default: this environment).")] = ".",
     case: Ids = None,
     k: Expression = None,
     dry: DryWay = False,
@@ -57,14 +55,16 @@ def compare(
     yes: Yes = False,
     shared: Shared,
 ) -> None:
-    """Compare two environments, without a baseline: which is slower, or does more in a step?
+    """Compare two environments without a baseline: is arm B slower, or does it do more in a step?
 
-    The exit status is 1 if a case is worse in arm B, or fails. It is 3 if none is, and one is undecided.
+    The exit status is 1 if a case fails or is worse in arm B. Otherwise it is 3 if a case is undecided.
     """
     if against is None:
-        raise CaseError("nothing is named to compare with: add --against main, or another arm")
+        raise CaseError("arm A is missing. Name it, for example with --against main")
     if dry and inject is not None:
-        raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
+        raise CaseError(
+            "--dry and --inject cannot be combined, because a dry run only counts. Leave out one of them"
+        )
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(store=shared.store, inject=inject, wait_quiet=wait_quiet, report=report_directory(out))
     progress = Progress(line=say)
@@ -74,7 +74,8 @@ def compare(
         k = ""  # all cases of the directory
     asked = selected(shared.cases, case, k)
     host = DryHost() if dry else Host(launches, chosen.store)
-    if not runnable(host, asked, are_named=k is None):  # before anything is installed for an arm
+    # Check this before anything is installed for an arm.
+    if not runnable(host, asked, are_named=k is None):
         setup = Setup(chosen, progress, host)
         session = Session(ByDryRuns(setup) if dry else AgainstArm(setup))
         fitting(session, asked)
@@ -87,7 +88,7 @@ def compare(
     else:
         session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
     if not dry:
-        session.setup.host = host  # it has already examined the machine
+        session.setup.host = host  # this host has already examined the machine
     fits = fitting(session, asked)
     if session.record.skipped and k is None:
         raise CaseError(f"{session.record.skipped[0].case_id}: {session.record.skipped[0].reason}")
@@ -103,7 +104,7 @@ def compare(
         are_commits = None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against
         if are_commits and "bisect" in extensions.names(COMMANDS):
             way = " --dry" if dry else " --counts" if counts else ""
-            say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
+            say(f"To find the commit: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in session.record.results]
     is_decided.append(session.record.has_all_cases)

@@ -1,5 +1,6 @@
-"""The dry run: one rank of a full-size case in one process, which computes nothing and counts everything.
+"""Dry runs: count the work of one rank of a full-size case in one process, without computing anything.
 
-Torch's `fake` process group answers every collective, and `FakeTensorMode` gives tensors no memory. Only
-`rank` and `script`, which run in that process, and the modules of this folder that they import, import torch.
+Torch's `fake` process group completes every collective at once, and `FakeTensorMode` allocates no memory for
+tensors. Only `rank`, `script` and the modules of this folder that they import use torch. They run in the
+process of the dry run.
 """

@@ -1,4 +1,4 @@
-"""`python -m perfsuite.dry RUNDIR --rank R`: one rank of a dry run. Imports torch late, after the guard."""
+"""`python -m perfsuite.dry RUNDIR --rank R`: run one rank dry. Imports torch only after the guard."""
 
 import argparse
 import os
@@ -14,11 +14,11 @@ from perfsuite.worker import leash
 
 
 def main() -> None:
-    """Pretend CUDA before torch is loaded, if the machine is to have it. Then count."""
+    """Fake CUDA before torch is loaded, if a GPU is requested. Then run the rank and write its report."""
     parser = argparse.ArgumentParser(prog="python -m perfsuite.dry")
-    parser.add_argument("run_dir", type=Path, help="holds case.json")
+    parser.add_argument("run_dir", type=Path, help="directory that contains case.json")
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--gpu", help="the product that is pretended (perfsuite.case.hardware); else a CPU")
+    parser.add_argument("--gpu", help="GPU to simulate, from perfsuite.case.hardware (default: a CPU)")
     given = parser.parse_args()
     leash.die_with_parent()
     run_dir = RunDir(given.run_dir)
@@ -45,7 +45,8 @@ def main() -> None:
         write_failure(run_dir, report, failure_of(error, given.rank))
         raise
     sys.stdout.flush()
-    os._exit(0)  # autograd's thread of a device that does not exist never ends
+    # Exit at once: autograd's thread for the simulated device never ends.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
-"""A model of torch's caching allocator for CUDA, and the replay of a log through it. Pure.
+"""Model torch's caching allocator for CUDA, and replay a log of allocations in the model. Pure.
 
-It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.13 under its default settings, or with
-`expandable_segments:True`. Its rules, with torch's own names:
+The model follows c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the default settings, or with
+`expandable_segments:True`. These are the rules, with torch's names:
 
 - `round_size`: a request is rounded up to a multiple of 512 bytes.
-- `get_pool`: requests up to 1 MiB live in the small pool, others in the large one.
-- `get_free_block`: the smallest free block of the pool that is large enough; among equals, the lowest
-  address.
-- `get_allocation_size`: if there is none, a new segment is taken from CUDA: 2 MiB in the small pool; in the
-  large one 20 MiB for requests below 10 MiB, else the request rounded up to 2 MiB.
-- `should_split`: the rest of a block becomes a free block of its own if it has 512 bytes (small pool,
-  expandable segments) or more than 1 MiB (large pool); otherwise it belongs to the request.
-- `try_merge_blocks`: a freed block merges with its free neighbours in the same segment.
-- Expandable segments: each pool has one segment, which grows at its end in pages of 2 or 20 MiB. Its last
-  block is used only if no other free block is large enough.
+- `get_pool`: requests of up to 1 MiB use the small pool, larger requests use the large pool.
+- `get_free_block`: the smallest free block in the pool that is large enough is used. If several blocks have
+  this size, the one with the lowest address is used.
+- `get_allocation_size`: if no free block is large enough, a new segment is requested from CUDA. In the small
+  pool, it has 2 MiB. In the large pool, it has 20 MiB if the request is below 10 MiB; otherwise it has the
+  size of the request, rounded up to a multiple of 2 MiB.
+- `should_split`: the rest of a block becomes a separate free block if it has at least 512 bytes (small pool,
+  expandable segments) or more than 1 MiB (large pool). A smaller rest remains part of the allocated block.
+- `try_merge_blocks`: a freed block is merged with its free neighbours in the same segment.
+- Expandable segments: each pool has one segment, which grows in pages of 2 MiB (small pool) or 20 MiB (large
+  pool). The last block of the segment is used only if no other free block is large enough.
 
-Segments stay reserved: `release_cached_blocks`, with which torch returns them when CUDA has no more, is not
-modelled. Neither are streams, each of which has free blocks of its own, nor CUDA graphs.
+Segments remain reserved: torch's `release_cached_blocks`, which returns segments when CUDA is out of memory,
+is not modelled. CUDA graphs and streams are not modelled either. In torch, each stream has its own free
+blocks.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ SMALL_SEGMENT = 2 << 20  # kSmallBuffer
 LARGE_SEGMENT = 20 << 20  # kLargeBuffer, large_segment_size
 MIN_LARGE_ALLOCATION = 10 << 20  # kMinLargeAlloc
 ROUND_LARGE = 2 << 20  # kRoundLarge
-FAR = 1 << 60  # distance between the two expandable segments, each of which grows at its end
+FAR = 1 << 60  # distance between the two expandable segments, so that both can grow
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A piece of a segment, in use or free."""
+    """A part of a segment, which is in use or free."""
 
     address: int
     size: int
@@ -82,8 +84,11 @@ class CachingAllocator:
     def __init__(self, *, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
         self.allocated = 0
-        self.peak_allocated = 0  # as `torch.cuda.max_memory_allocated`: blocks in use, including rounding
-        self.reserved = 0  # as `torch.cuda.max_memory_reserved`: memory held from CUDA, which never shrinks
+        # Like `torch.cuda.max_memory_allocated`: the size of all blocks in use, including rounding.
+        self.peak_allocated = 0
+        # Like `torch.cuda.max_memory_reserved`: the memory obtained from CUDA. In this model it never
+        # shrinks.
+        self.reserved = 0
         self._small = _Pool(is_small=True)
         self._large = _Pool(is_small=False)
 
@@ -96,7 +101,8 @@ class CachingAllocator:
             pool.remove(block)
         elif self.expandable_segments:
             block = self._expand(pool, size)
-        else:  # segments follow each other without gaps in this model
+        else:
+            # A new segment. The simulated addresses have no gaps, so it begins where the last one ends.
             block = Block(self.reserved, _segment_size(size), pool)
             self.reserved += block.size
         self._split(block, size)
@@ -144,7 +150,7 @@ class CachingAllocator:
 
 
 def _join(block: Block, neighbour: Block) -> None:
-    """Merge a neighbour in the same segment into `block`. Neither of them is in the pool."""
+    """Merge a neighbour in the same segment into `block`. Both blocks must already be out of the pool."""
     if neighbour is block.previous:
         block.address = neighbour.address
         block.previous = neighbour.previous
@@ -172,9 +178,10 @@ def _rounded(size: int, unit: int) -> int:
 def replay(
     log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False
 ) -> CachingAllocator:
-    """Replay a log in a new allocator, with `workspaces` of the given sizes that the log does not contain.
+    """Replay a log in a new allocator, and return the allocator.
 
-    A storage that is resized gets its new block before it returns the old one, as in torch.
+    `workspaces` are the sizes in bytes of blocks that are allocated first and are not in the log. As in
+    torch, a storage that is resized gets its new block before its old block is freed.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     for size in workspaces:

@@ -1,8 +1,10 @@
-"""Choose the attention kernel that a GPU would run, where there is no GPU to ask. Worker side; imports torch.
+"""Choose the attention kernel that torch would choose on the simulated GPU. Worker side; imports torch.
 
-It follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: cuDNN's kernel first on Hopper
-and Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on. Both need 16 bits and no
-mask. Otherwise it is the memory-efficient kernel, or plain operations if key-value heads are shared.
+The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13:
+
+- On Hopper and Blackwell, cuDNN's kernel is preferred, as with a version of cuDNN after 9.15.
+- From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask.
+- Otherwise, torch uses the memory-efficient kernel, or plain operations if key-value heads are shared.
 """
 
 from typing import Any
@@ -21,12 +23,13 @@ FLASH_LARGEST_HEAD = 256
 
 
 def pretend(machine: Machine) -> None:
-    """Choose attention kernels like `machine`'s GPU, for the rest of this process."""
+    """Choose the attention kernels of `machine`'s GPU, for the rest of this process."""
     capability = machine.compute_capability
     assert capability is not None
     plain: Any = functional.scaled_dot_product_attention
 
-    def scaled_dot_product_attention(  # context parallelism looks it up under this name
+    # Context parallelism looks this function up by its name.
+    def scaled_dot_product_attention(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -37,7 +40,7 @@ def pretend(machine: Machine) -> None:
         enable_gqa: bool = False,
     ) -> Any:
         if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            # Autocast only knows the operator that this function replaces.
+            # Autocast applies to the operator that this function replaces, but not to the kernels below.
             dtype = torch.get_autocast_dtype("cuda")
             query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         shares_heads = enable_gqa and key.shape[-3] != query.shape[-3]
@@ -62,7 +65,10 @@ def pretend(machine: Machine) -> None:
 
 
 def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:
-    """Return the kernel for such a query among those allowed: `cudnn`, `flash`, `efficient` or `plain`."""
+    """Return the kernel that torch would use: `cudnn`, `flash`, `efficient` or `plain`.
+
+    Kernels that are disabled in `torch.backends.cuda` are not chosen.
+    """
     allowed = torch.backends.cuda
     if query.device.type != "cuda":
         return "plain"
@@ -85,7 +91,10 @@ def _composed(
     causal: bool,
     **options: Any,
 ) -> Any:
-    """Do what torch does without a fused kernel. Its own choice would ask the driver, in a build for CUDA."""
+    """Compute attention without a fused kernel.
+
+    Torch's own function is avoided, because in a build for CUDA it asks the driver which kernel to use.
+    """
     if mask is not None and mask.dtype == torch.bool:
         zero = torch.scalar_tensor(0.0, dtype=query.dtype, device=mask.device)
         mask = torch.where(mask, zero, float("-inf"))

@@ -1,4 +1,4 @@
-"""Find the cases of a repository, by id or by expression. pytest collects them in a process of its own."""
+"""Find the cases of a repository by id or by expression. pytest collects them in a separate process."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ from perfsuite.errors import CaseError
 from perfsuite.launch.arm import HERE, Arm
 from perfsuite.node.processes import captured
 
-COLLECT_S = 900  # seconds that pytest may take to collect the cases
+COLLECT_S = 900  # maximum number of seconds in which pytest must collect the cases
 NO_TESTS_COLLECTED = 5  # pytest's exit status for an empty selection
 
 
@@ -25,13 +25,15 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
     for case_id in ids:
         if case_id not in cases:
             near = get_close_matches(case_id, cases, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(cases)} others"
-            raise CaseError(f"no case in {directory} is called {case_id!r}: {hint} (-k selects by a part)")
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {len(cases)} cases."
+            raise CaseError(
+                f"no case in {directory} is called {case_id!r}. {hint} (-k selects cases by a part of the id)"
+            )
     return [cases[case_id] for case_id in ids]
 
 
 def by_expression(directory: Path, expression: str, marker: str = "") -> list[Case]:
-    """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` if there are none."""
+    """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` if none is selected."""
     given = [word for option in (("-k", expression), ("-m", marker)) if option[1] for word in option]
     cases = _collected(directory, *given)
     if not cases:
@@ -40,15 +42,15 @@ def by_expression(directory: Path, expression: str, marker: str = "") -> list[Ca
 
 
 def _collected(directory: Path, *selection: str) -> list[Case]:
-    """Return the cases of the selected tests. Raises `CaseError` with pytest's own message."""
+    """Return the cases of the selected tests. If pytest fails, raises `CaseError` with pytest's message."""
     with tempfile.TemporaryDirectory() as temporary:
         return list(collect([str(directory)], *selection, file=Path(temporary) / "cases.json").cases)
 
 
 def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> CaseList:
-    """Return the cases that pytest collects from these paths in an arm, with more options. Writes `file`.
+    """Return the cases that pytest collects from these paths in an arm. Writes them to `file`.
 
-    Raises `CaseError` with pytest's own message.
+    `words` are additional options for pytest. If pytest fails, raises `CaseError` with pytest's message.
     """
     command = [arm.python, "-m", "pytest", *paths, "--collect-only", "--quiet", *words]
     how: dict[str, Any] = {}
@@ -57,7 +59,7 @@ def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> C
     try:
         done = captured([*command, "--perf-dry", f"--perf-cases={file}"], **how)
     except subprocess.TimeoutExpired:
-        raise CaseError(f"pytest does not end within {COLLECT_S} s: {shlex.join(command)}") from None
+        raise CaseError(f"pytest did not end within {COLLECT_S} s: {shlex.join(command)}") from None
     except OSError as error:
         raise CaseError(f"{arm.python}: {error.strerror}") from None
     if done.returncode not in (0, NO_TESTS_COLLECTED):

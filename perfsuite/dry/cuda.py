@@ -1,6 +1,7 @@
-"""Make `torch.cuda` answer as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch.
+"""Make `torch.cuda` behave as on a machine with GPUs, for fake tensors. Imports torch.
 
-Builds of torch for CPUs and for CUDA answer alike. Nothing here asks a driver.
+`guard.load` must be called first. Builds of torch for CPUs and for CUDA then behave alike, and no driver is
+used.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from perfsuite.frameworks.common.patches import nothing, replace
 from perfsuite.frameworks.common.private import FakeTensorMode
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
-"""Operators of torch's `native_functions.yaml` that are one kernel for CUDA. If that kernel is missing, as in
-a build for CPUs, torch composes most of them from other operators."""
+"""Operators in torch's `native_functions.yaml` that have one kernel for CUDA. Without this kernel, as in a
+build for CPUs, torch composes most of them from other operators."""
 
-NCCL = (2, 27, 7)  # the version to pretend: scripts ask whether NCCL supports bf16, which came with 2.10
-_LIBRARY = torch.library.Library("aten", "IMPL")  # its registrations live as long as it does
+# The simulated version of NCCL. Scripts check whether NCCL supports bf16, which it does since 2.10.
+NCCL = (2, 27, 7)
+# Keep this object, because its registrations end when it is deleted.
+_LIBRARY = torch.library.Library("aten", "IMPL")
 
 
 class _Idle:
@@ -61,10 +64,10 @@ class _Idle:
 
 
 def pretend(machine: Machine) -> None:
-    """Make `torch.cuda` answer as on `machine`, for the rest of this process."""
-    # As on a machine without a GPU, whatever `is_available` says.
+    """Make `torch.cuda` behave as on `machine`, for the rest of this process."""
+    # Fake tensors must not initialise CUDA, although `is_available` returns True here.
     replace(FakeTensorMode, "avoid_device_init", True)
-    # It would make a real tensor, with torch 2.11.
+    # In torch 2.11, this function would create a real tensor.
     setattr(*private.place("init_gpu_context"), nothing)
     for name, value in _answers(machine).items():
         replace(torch.cuda, name, value)
@@ -73,25 +76,29 @@ def pretend(machine: Machine) -> None:
     for name, value in _answers_for_accelerators(machine).items():
         replace(torch.accelerator, name, value)
     cudnn: Any = torch.backends.cudnn
-    replace(cudnn.m, "is_available", _constant(False))  # as in a build for CPUs, whose kernels are counted
+    # Torch's own kernels are counted instead of cuDNN's, as in a build for CPUs.
+    replace(cudnn.m, "is_available", _constant(False))
     replace(cudnn.m, "version", _constant(None))
     replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     replace(torch.Tensor, "record_stream", nothing)
     replace(torch.Tensor, "pin_memory", lambda self, *args: self)
-    setattr(*private.place("raw_stream"), lambda index: 0)  # a CPU build may lack it
+    # Use `setattr`, because a build for CPUs might lack this name.
+    setattr(*private.place("raw_stream"), lambda index: 0)
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, nothing)
     replace(torch.distributed, "is_nccl_available", _constant(True))
     replace(torch.cuda.nccl, "version", _constant(NCCL))
     attention.pretend(machine)
-    for name in ONE_KERNEL:  # torch has to know a kernel, which never runs
+    # Torch needs a registered kernel for each of these operators, but never runs it.
+    for name in ONE_KERNEL:
         _LIBRARY.impl(name, _never, "CUDA")
 
 
 def hide() -> None:
-    """Keep this machine's GPUs from a process that pretends a CPU, whatever a script sets later.
+    """Hide this machine's GPUs from a process that simulates a CPU, whatever a script sets later.
 
-    A build of torch for CUDA counts them once, and a dry run has none in CUDA_VISIBLE_DEVICES.
+    A build of torch for CUDA counts the GPUs only once. This happens here, while CUDA_VISIBLE_DEVICES is
+    empty.
     """
     if torch.version.cuda is None:
         return
@@ -101,7 +108,7 @@ def hide() -> None:
 
 
 def _no_gpu() -> NoReturn:
-    raise RuntimeError("no CUDA GPU is available: this dry run pretends a CPU")
+    raise RuntimeError("no CUDA GPU is available, because this dry run simulates a CPU")
 
 
 def _never(*args: Any) -> NoReturn:
@@ -109,9 +116,9 @@ def _never(*args: Any) -> NoReturn:
 
 
 def _answers(machine: Machine) -> dict[str, Any]:
-    """Return a stand-in for each name in `torch.cuda`.
+    """Return the stand-ins for names in `torch.cuda`.
 
-    Each is an object of its own, because dynamo's tables are keyed by object.
+    No two names share an object, because dynamo's tables are keyed by object.
     """
     capability = machine.compute_capability
     assert capability is not None
@@ -152,7 +159,7 @@ def _answers(machine: Machine) -> dict[str, Any]:
 
 
 def _answers_for_accelerators(machine: Machine) -> dict[str, Any]:
-    """Return a stand-in for each name in `torch.accelerator` that would ask an allocator or a device."""
+    """Return the stand-ins for names in `torch.accelerator` that would use an allocator or a device."""
     return {
         # FSDP2 waits on this stream after a frozen layer.
         "current_stream": _constant(_Idle()),

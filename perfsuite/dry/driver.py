@@ -1,4 +1,4 @@
-"""Run a case dry in processes of its own, and combine their counts into a `Run`. Nothing is timed."""
+"""Run a case dry, each rank in a separate process, and combine the counts into a `Run`. Nothing is timed."""
 
 import os
 import subprocess
@@ -27,9 +27,10 @@ from perfsuite.results.run import Figures, Run
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 
 NO_TF32_ROOFLINE = (
-    "no bound on the speed: matmuls in fp32 run in TF32 here, and the peak that is known is that of fp32"
+    "the maximum speed is unknown: this case multiplies fp32 matrices in TF32, "
+    "and only the peak for fp32 is known"
 )
-TIMEOUT_S = 3600  # seconds after which the process of a dry run is killed
+TIMEOUT_S = 3600  # seconds after which a rank's process is killed
 
 
 def dry_run(
@@ -42,17 +43,19 @@ def dry_run(
     stop: Event | None = None,
     counted_steps: int = 1,
 ) -> Run:
-    """Run `case` dry as each of `ranks`, one process after another.
+    """Run the given ranks of `case` dry, one after another, each in its own process.
 
-    By default `ranks` are those that represent all. `arm` is their environment; `stop` kills the running
-    process; `counted_steps` consecutive steps are counted. `directory` is as for a launch. A failure of a
-    process is in the `failure` of the run. Raises `DryRunError` for what cannot be run dry, and `CaseError`
-    for what the framework refuses.
+    By default, `ranks` are the first rank and, if ranks differ by design, the last (`telling_ranks`). `arm`
+    is the environment of the processes. Setting `stop` kills the running process. `counted_steps` consecutive
+    steps are counted. `directory` has the same layout as for a launch. If a process fails, the failure is in
+    `Run.failure`.
+
+    Raises `DryRunError` if the case cannot be run dry, and `CaseError` if its framework refuses the case.
     """
     last = case.topology.world_size - 1
     for rank in ranks or ():
         if not 0 <= rank <= last:
-            has = f"ranks 0 to {last}" if last else "rank 0 alone"
+            has = f"ranks 0 to {last}" if last else "only rank 0"
             raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device)
     reason = why_not_dry(case, machine)
@@ -89,7 +92,7 @@ def dry_run(
 
 
 def why_no_cuda(arm: Arm) -> str | None:
-    """Return why CUDA cannot be pretended with the torch of `arm`, or None. Runs its interpreter."""
+    """Return why CUDA cannot be faked for the torch of `arm`, or None. Runs the arm's interpreter."""
     try:
         said = ask(arm, "from perfsuite.dry import guard; print(guard.why_not() or 'it can be')")
     except CaseError as error:
@@ -98,7 +101,7 @@ def why_no_cuda(arm: Arm) -> str | None:
 
 
 def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, stop: Event) -> RankReport:
-    """Run one rank to its end and return its report, or one with a failure if it left none."""
+    """Run one rank and return its report. If it wrote none, return a report with the failure."""
     command = [arm.python, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
     command += ["--gpu", machine.device_name] if machine.device == "cuda" else []
     with run_dir.rank_log(rank).open("wb") as log:
@@ -128,7 +131,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return the environment of a rank. A script gets the launcher variables that a launch would give it."""
+    """Return the environment of a rank. A script gets the same launcher variables as in a launch."""
     topology = case.topology
     plan = framework_of(case).plan(case)
     variables = {**rank_variables(topology, rank), **RANKS_MEET, **OF_ONE_DEVICE}

@@ -1,7 +1,7 @@
 """Predict the memory that a rank needs on its GPU, and judge whether the card has enough. Pure.
 
-It adds cuBLAS's workspaces, CUDA's context and NCCL's buffers, taken from published sources, to the log of a
-step.
+The prediction adds cuBLAS's workspaces, CUDA's context and NCCL's buffers to the counted memory of a step.
+Their sizes come from published sources.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ from perfsuite.results.rank_report import RankReport
 
 MIB = 1 << 20
 TIGHT_FROM = 0.8
-"""Share of the card that may be used. The rest covers what is not predicted: driver and ECC keep 1 to 6% of
-the nominal memory, kernels take scratch memory, and each stream has free blocks of its own."""
+"""Share of the card's memory above which a case is `tight`. The remainder covers memory that is not
+predicted: the driver and ECC use 1 to 6% of the nominal memory, kernels need scratch memory, and each stream
+has its own free blocks."""
 
 CONTEXT = MemoryPart(
     name="CUDA context",
@@ -29,15 +30,19 @@ CONTEXT = MemoryPart(
 )
 NCCL_LOW = 100 * MIB
 NCCL_HIGH = 1024 * MIB
-"""Memory of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a
-ring has a few channels over PCIe, and up to 32 over NVLink. One report measured 1.6 GB for a communicator and
-the CUDA context together (nccl issue 864)."""
+"""Memory of one communicator, in bytes. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue
+1685). A ring has a few channels over PCIe, and up to 32 over NVLink. One report measured 1.6 GB for a
+communicator and the CUDA context together (nccl issue 864)."""
 
-MATMUL_THREADS = 2  # forward's and autograd's, each with a cuBLAS handle and its own workspace
+# The threads of forward and of autograd. Each has a cuBLAS handle with its own workspace.
+MATMUL_THREADS = 2
 
 
 def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
-    """Predict a rank's memory from `log` and `counts`; None on a CPU. `built` is the whole model in bytes."""
+    """Predict a rank's memory from `log` and `counts`. Returns None on a CPU.
+
+    `built` is the size in bytes of the model that the rank builds before it is sharded.
+    """
     if machine.device == "cpu":
         return None
     workspaces = [workspace_bytes(machine)] * MATMUL_THREADS
@@ -59,8 +64,8 @@ def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, buil
 def judge(*, least: int, most: int, card: int) -> FitWord:
     """Judge whether a card has enough memory. `least` and `most` are as in `Fit`, in bytes.
 
-    If even `least` does not fit, no policy of the allocator helps. Near the end of the card the allocator
-    returns its cache to CUDA again and again, which stalls steps long before it fails.
+    If even `least` does not fit, no setting of the allocator helps. If the card is almost full, the allocator
+    returns its cache to CUDA again and again. This stalls steps long before an allocation fails.
     """
     if least > card:
         return "does not fit"
@@ -68,13 +73,16 @@ def judge(*, least: int, most: int, card: int) -> FitWord:
 
 
 def workspace_bytes(machine: Machine) -> int:
-    """Return the size of a cuBLAS handle's workspace: `parseChosenWorkspaceSize` (CublasHandlePool.cpp)."""
+    """Return the size in bytes of a cuBLAS handle's workspace.
+
+    The sizes are those of torch's `parseChosenWorkspaceSize` (CublasHandlePool.cpp).
+    """
     capability = machine.compute_capability
     return 32 * MIB if capability is not None and capability >= (9, 0) else 2 * 4 * MIB + 8 * 16 * 1024
 
 
 def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> DryFacts:
-    """Combine the dry reports of the ranks: the highest need of memory, and a lower bound on time."""
+    """Combine the ranks' reports: return the highest memory prediction and the minimum time of a step."""
     fits = [report.fit for report in reports if report.fit is not None]
     counts = merged({report.rank: report.counts for report in reports if report.counts is not None})
     return DryFacts(
@@ -92,6 +100,6 @@ def _nccl(counts: Counts) -> tuple[MemoryPart, ...]:
             name=f"NCCL, {len(groups)} communicator{'s' if len(groups) > 1 else ''}",
             low=len(groups) * NCCL_LOW,
             high=len(groups) * NCCL_HIGH,
-            source="buffers by channel and connection (nccl issues 1685 and 864)",
+            source="buffers for each channel and connection (nccl issues 1685 and 864)",
         ),
     )

@@ -1,11 +1,12 @@
-// Makes torch believe in CUDA without a driver, for processes whose tensors are all fake.
+// Makes torch believe that CUDA is available without a driver, in processes whose tensors are all fake.
 //
-// Autograd's engine asks C++ two things of a device that it meets: a guard, which makes it the current one, and
-// whether there is such an accelerator at all. The guard here does nothing; the hooks say yes. DDP's reducer asks
-// for a timer, which is optional, and for pinned memory, which is ordinary memory here.
+// For each new device, autograd's engine needs two things from C++: a guard, which makes the device the current
+// one, and the information whether such an accelerator exists. The guard in this file does nothing, and the hooks
+// report that the accelerator exists. DDP's reducer also asks for a timer, which is optional, and for pinned
+// memory, for which this file provides ordinary memory.
 //
-// A build of torch for CUDA has answers of its own that ask the driver. Those here have a higher priority. A build
-// for CPUs has none.
+// A build of torch for CUDA has its own guard and hooks, which use the driver. Those in this file have a higher
+// priority. A build for CPUs has neither.
 //
 // guard.py builds this file against the installed torch, and loads it before torch.
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -47,7 +48,7 @@ struct IdleGuard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void*, const DeviceIndex) const noexcept override {}
 };
 
-// Ordinary memory whose addresses are remembered, because the reducer asserts that its memory is pinned.
+// Allocates ordinary memory and remembers its addresses, because the reducer asserts that its memory is pinned.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* const data = c10::GetCPUAllocator()->raw_allocate(bytes);
@@ -71,7 +72,7 @@ struct PinnedAllocator final : c10::Allocator {
     }
     c10::GetCPUAllocator()->raw_deallocate(data);
   }
-  // Neither is ever destroyed, since memory may be released while the process ends.
+  // The mutex and the set are never destroyed, because memory can be released while the process ends.
   static std::mutex& mutex() {
     static auto* const mutex = new std::mutex;
     return *mutex;
@@ -105,13 +106,13 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   }
 };
 
-// When this file is loaded, because torch asks for its hooks while it is loaded.
+// This runs when this file is loaded, because torch asks for the hooks while torch is loaded.
 C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, ::c10::REGISTRY_PREFERRED, CUDAHooks)
 
 }  // namespace at
 
-// For after torch is loaded, whose build for CUDA brings a guard and a timer of its own. Returns whether torch takes
-// it that there is CUDA: not if something has asked before this file was loaded.
+// Call this after torch is loaded, because a build for CUDA registers its own guard and timer. Returns whether torch
+// believes that CUDA is available. It does not if this was checked before this file was loaded.
 extern "C" int perfsuite_install_guard() {
   c10d::TimerRegistry()->Register(DeviceType::CUDA, no_timer, c10::REGISTRY_PREFERRED);
   static IdleGuard guard;

@@ -1,4 +1,4 @@
-"""Build `guard.cpp` once, and load it into the process of a dry run, before torch. Imports no pytest."""
+"""Build `guard.cpp` once, and load it into the process of a dry run before torch. Does not import pytest."""
 
 import contextlib
 import ctypes
@@ -17,20 +17,24 @@ from perfsuite.errors import DryRunError
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = "g++"
 DRIVER = "libcuda.so.1"
-"""The guard's name for the dynamic linker, so that whoever loads NVIDIA's driver gets the guard. It has none
-of the driver's functions, and CUDA's runtime takes that for a machine without a driver."""
-BUILD_S = 300  # maximum time of a build, which takes 3 to 10 seconds
+"""The guard's name for the dynamic linker: the name of NVIDIA's driver. A library that loads the driver by
+this name gets the guard, which has none of the driver's functions. CUDA's runtime then behaves as on a
+machine without a driver."""
+BUILD_S = 300  # maximum duration of a build in seconds; a build usually takes 3 to 10
 
 
 def why_not() -> str | None:
-    """Return why CUDA cannot be pretended on this machine and what to do, or None."""
+    """Return why CUDA cannot be faked on this machine and what to do, or None if it can be."""
     if not torch_build.installed() or library().exists() or shutil.which(COMPILER) is not None:
         return None
     return f"there is no C++ compiler: install {COMPILER} (apt-get install g++)"
 
 
 def library() -> Path:
-    """Return the path of the guard in the user's cache: one per torch installation, source and Python."""
+    """Return the path of the guard in the user's cache.
+
+    Each combination of torch installation, source of the guard and Python version has its own file.
+    """
     torch = f"{torch_build.installed().get('__version__')} {_torch()}"
     key = f"{torch} {sys.version} {sys.platform}".encode() + SOURCE.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -38,33 +42,34 @@ def library() -> Path:
 
 
 def load() -> None:
-    """Make torch, which is not loaded yet, believe in CUDA. Raises `DryRunError` if that fails."""
-    assert "torch" not in sys.modules, "whoever asks first decides whether there is CUDA"
+    """Load torch and make it believe that CUDA is available. Raises `DryRunError` if that fails."""
+    assert "torch" not in sys.modules, "the guard must be loaded before torch looks for CUDA"
     file = library()
     if not file.exists():
         build(file)
     try:
         guard = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise DryRunError(f"the guard of torch {torch_build.summary()} cannot be loaded: {error}") from None
-    importlib.import_module("torch")  # a build for CUDA brings a guard of its own, which this one replaces
+        raise DryRunError(f"the guard for torch {torch_build.summary()} cannot be loaded: {error}") from None
+    # A build for CUDA registers its own guard, which is then replaced.
+    importlib.import_module("torch")
     if not guard.perfsuite_install_guard():
-        raise DryRunError(f"torch {torch_build.summary()} does not take the guard {file} for CUDA")
+        raise DryRunError(f"torch {torch_build.summary()} does not accept the guard {file} for CUDA")
 
 
 def refuse_driver() -> None:
-    """Raise `DryRunError` if this process has loaded NVIDIA's driver, with which it could use a GPU."""
+    """Raise `DryRunError` if this process has loaded NVIDIA's driver, because it could then use a GPU."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         file = line.rpartition(" ")[2]
         if Path(file).name.startswith("libcuda.so"):
             raise DryRunError(
-                f"a dry run uses no GPU, and this process has loaded NVIDIA's driver ({file}) by its path: "
-                f"load {DRIVER}, which the linker finds, or launch the case"
+                "a dry run must not use a GPU, but this process has loaded NVIDIA's driver by its path "
+                f"({file}). Load it by its name, {DRIVER}, or launch the case"
             )
 
 
 def build(file: Path) -> None:
-    """Compile the guard, and move it into place as a whole. Raises `DryRunError` with the output."""
+    """Compile the guard and move it to `file`. Raises `DryRunError` with the compiler's output."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
     os.close(descriptor)
@@ -79,8 +84,8 @@ def build(file: Path) -> None:
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise DryRunError(
-            f"{COMPILER} cannot build {SOURCE} against torch {torch_build.summary()}; --device cpu needs no "
-            f"compiler. It said: {said[:2000]}"
+            f"{COMPILER} cannot build {SOURCE} against torch {torch_build.summary()}. Give --device cpu, "
+            f"which needs no compiler. Output of the compiler: {said[:2000]}"
         ) from error
     finally:
         with contextlib.suppress(FileNotFoundError):

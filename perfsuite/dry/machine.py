@@ -1,4 +1,7 @@
-"""The machine that a dry run pretends, cases that cannot be run dry, ranks to run. Imports no torch."""
+"""Choose the machine that a dry run simulates and the ranks to run, and refuse cases that cannot run dry.
+
+Does not import torch.
+"""
 
 from typing import Literal
 
@@ -12,28 +15,30 @@ from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 from perfsuite.node.machine import gpu_machine
 
 Device = Literal["cuda", "cpu"]
-# Variables with which a rank would find the others.
+# Variables with which a rank finds the other ranks in a launch.
 RANKS_MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-OF_ONE_DEVICE = {"LOCAL_RANK": "0"}  # for any rank, since its device is the only one that is pretended
-ANY_GPU = "NVIDIA H100 80GB HBM3"  # for a case meant for `gpu`, or for `cpu` if CUDA is requested
+# The same for every rank, because only one device is simulated.
+OF_ONE_DEVICE = {"LOCAL_RANK": "0"}
+# Used if the case is meant for any `gpu`, or if CUDA is requested for a case meant for `cpu`.
+ANY_GPU = "NVIDIA H100 80GB HBM3"
 
 
 def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | None]:
-    """Return the machine to pretend for `case`, and why it is not one that the case is meant for, or None.
+    """Return the machine to simulate for `case`, and a reason if a CPU replaces the GPU of the case.
 
-    Raises `DryRunError` if `device` requests CUDA and it cannot be pretended.
+    The reason is None otherwise. Raises `DryRunError` if `device` requests CUDA and CUDA cannot be faked.
     """
     wanted = device or ("cpu" if case.hardware[0] == "cpu" else "cuda")
     reason = guard.why_not() if wanted == "cuda" else None
     if reason is not None and device == "cuda":
-        raise DryRunError(f"--device cuda: {reason}, or give --device cpu")
+        raise DryRunError(f"--device cuda: {reason}. Or give --device cpu")
     if wanted == "cuda" and reason is None:
         return pretended_gpu(product(case.hardware), case.topology), None
-    return pretended_cpu(case.topology), reason and f"a CPU is pretended in place of a GPU: {reason}"
+    return pretended_cpu(case.topology), reason and f"a CPU is simulated instead of a GPU: {reason}"
 
 
 def product(hardware: tuple[str, ...]) -> str:
-    """Return the first product in the table that matches an entry of a case's `hardware`."""
+    """Return the first product in `PRODUCTS` that matches an entry of a case's `hardware`, or `ANY_GPU`."""
     for entry in hardware:
         parts = entry.split("-")
         for name, accelerator in PRODUCTS.items():
@@ -43,27 +48,35 @@ def product(hardware: tuple[str, ...]) -> str:
 
 
 def pretended_gpu(name: str, topology: Topology) -> Machine:
-    """Return a machine with one GPU of this product for each process."""
+    """Return a machine with one GPU of the given product for each process."""
     memory_bytes = PRODUCTS[name].memory_gb << 30
     return gpu_machine([name], count=topology.processes_per_node, memory_bytes=memory_bytes, driver=None)
 
 
 def pretended_cpu(topology: Topology) -> Machine:
-    """Return a machine with one core for each process, and no memory of its own."""
+    """Return a machine with one core for each process. Its device memory is 0."""
     devices = topology.processes_per_node
     return Machine(device="cpu", device_name="CPU", hardware_class="cpu", devices=devices, memory_bytes=0)
 
 
 def why_not_dry(case: Case, machine: Machine) -> str | None:
-    """Return why `case` cannot be run dry on `machine`, or None. Raises `CaseError` for missing packages."""
+    """Return why `case` cannot be run dry on `machine`, or None.
+
+    Raises `CaseError` if torch is missing or the installed build is wrong.
+    """
     framework = framework_of(case)
     problem = torch_build.wrong_build(pretended_cpu(case.topology))
     if problem is not None:
         raise CaseError(problem)
     if case.quantization != "none":
-        return f"not by a dry run: bitsandbytes' {case.quantization} kernels do not know fake tensors"
+        return (
+            f"a dry run cannot do this: bitsandbytes' {case.quantization} kernels do not support fake tensors"
+        )
     if case.compile:
-        return "not by a dry run: torch.compile makes its kernels on the GPU, and there is none: leave it out"
+        return (
+            "a dry run cannot do this: torch.compile generates its kernels on the GPU, and there is none. "
+            "Leave out compile"
+        )
     for check in CHECKS:
         if check not in OF_THE_MACHINE:
             reason = check(case, machine)
@@ -72,13 +85,14 @@ def why_not_dry(case: Case, machine: Machine) -> str | None:
     plan = framework.dry(case)
     if plan is None:
         return (
-            f"not by a dry run: {framework.name} does not say how it builds on fake tensors (Framework.dry)"
+            f"a dry run cannot do this: {framework.name} does not define how it builds on fake tensors "
+            "(Framework.dry)"
         )
-    return None if plan.impossible is None else f"not by a dry run: {plan.impossible}"
+    return None if plan.impossible is None else f"a dry run cannot do this: {plan.impossible}"
 
 
 def telling_ranks(case: Case) -> tuple[int, ...]:
-    """Return the ranks that represent all: the first, and the last if ranks differ by design."""
+    """Return the ranks that represent all ranks: the first and, if ranks differ by design, the last."""
     last = case.topology.world_size - 1
     plan = framework_of(case).dry(case)
     return (0, last) if last and plan is not None and plan.ranks_differ else (0,)

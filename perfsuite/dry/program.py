@@ -1,6 +1,6 @@
 """Run the Python program of a script's command in this process, as one rank. Worker side; imports torch.
 
-A launcher of ranks, such as torchrun, runs but starts no process: its target is called here, once.
+A launcher, such as torchrun, runs but starts no processes: its target is called once, in this process.
 """
 
 import importlib.util
@@ -41,7 +41,9 @@ def _run(words: Sequence[str]) -> None:
     while rest and (ONE_WORD.fullmatch(rest[0]) or rest[0] in TWO_WORDS):
         del rest[: 2 if rest[0] in TWO_WORDS else 1]
     if not rest or rest[0] == "-c":
-        raise DryRunError(f"a dry run needs a file or a module, and {' '.join(words)[:80]!r} names none")
+        raise DryRunError(
+            f"a dry run needs a Python file or module, but {' '.join(words)[:80]!r} names neither"
+        )
     if rest[0] != "-m":
         _run_file(rest[0], rest[1:])
         return
@@ -51,12 +53,15 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _python_file(program: str) -> str:
-    """Return a program if it is a Python file, like those that pip installs for packages."""
+    """Return `program` if it is a Python file, such as a console script that pip installs.
+
+    Raises `DryRunError` if it is not.
+    """
     with Path(program).open("rb") as file:
         first = file.readline(200)
     if not first.startswith(b"#!") or b"python" not in first:
         raise DryRunError(
-            f"a dry run follows Python programs only, and the command begins with {program!r}: give "
+            f"a dry run can only run Python programs, but the command begins with {program!r}. Give "
             "path or module, or a command that starts with python, torchrun or accelerate"
         )
     return program
@@ -72,14 +77,14 @@ def _run_file(file: str, arguments: Sequence[str]) -> None:
 
 def _replace_launchers(rank: int, world_size: int) -> None:
     class ElasticLaunch:
-        """Replace torchrun's class, which starts the ranks of a node."""
+        """Replace the class with which torchrun starts the ranks of a node."""
 
         def __init__(self, config: Any, entrypoint: Any) -> None:
             started = config.max_nodes * config.nproc_per_node
             if started != world_size:
                 raise MismatchError(
-                    f"world_size: the case asks for {world_size} ranks, and the command starts {started} "
-                    f"({config.max_nodes} x {config.nproc_per_node}): give both the same number"
+                    f"world_size: the case asks for {world_size} ranks, but the command starts {started} "
+                    f"({config.max_nodes} x {config.nproc_per_node}). Give the same number in both"
                 )
             self._entrypoint = entrypoint
             self._variables = _elastic_variables(config, rank)
@@ -97,7 +102,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
         function(rank % nprocs, *args)
 
     def one_process(args: Any) -> NoReturn:
-        """Replace the preparation of the only process of `accelerate launch`, which it would then start."""
+        """Run the program instead of preparing the command for the single process of `accelerate launch`."""
         words, environment = prepare(args)
         os.environ.update(environment)
         _run(words)
@@ -126,7 +131,10 @@ def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
 
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the last line of the user's code in these frames, and the library's line that it called."""
+    """Return the last line of the user's code in these frames, or None if there is none.
+
+    If that line called a library other than torch, the last line in the library is added.
+    """
     own = None
     library = None
     not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")

@@ -1,4 +1,4 @@
-"""The process of a dry run: build a case as one rank of its world, make a few steps, and count them."""
+"""Run one rank dry: build the case as this rank of its world, take a few steps, and count them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -31,16 +31,17 @@ from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.observe import owner, wrapping
 
 STEPS_OF_GROWTH = 3
-"""Number of steps after the counted ones, to count the objects that each step keeps.
+"""Number of steps that run after the counted steps, to count the objects that each step keeps.
 
-`Growth` counts objects before the first of these steps, after it, and after the third. The
-holders of objects of the second step are looked for, because objects of the third may still be in use."""
+`Growth` counts objects before the first of these steps, after the first, and after the third. perfsuite looks
+for the holders of objects from the second step, because objects from the third step may still be in use."""
 
 
 class DryGrowth(Growth):
-    """Counts the objects that steps keep, without those that fake tensors and perfsuite keep.
+    """Counts the objects that steps keep, without the objects that fake tensors and perfsuite keep.
 
-    `FakeTensorMode` caches the result of each operator by its arguments, some of which differ in each step.
+    `FakeTensorMode` caches the result of each operator by its arguments. Some arguments differ in each step,
+    so the cache would grow.
     """
 
     def _count(self) -> None:
@@ -51,7 +52,7 @@ class DryGrowth(Growth):
 
 
 def _forget_dead_constants() -> None:
-    """Drop the fake mode's records of tensors with known values, such as numbers, that no longer exist."""
+    """Drop the fake mode's records of constant tensors that no longer exist."""
     mode = active_fake_mode()
     if mode is None:
         return
@@ -62,11 +63,11 @@ def _forget_dead_constants() -> None:
 
 
 class Enough(BaseException):
-    """Ends the training once its steps are counted. Its base is one that no library catches."""
+    """Ends the training once its steps are counted. No library catches its base, `BaseException`."""
 
 
 class DryRank:
-    """One simulated rank. `report` names it and is otherwise empty."""
+    """One simulated rank. `report` contains the number of the rank and the world size."""
 
     workload: Workload  # the training; set once it is built
     environment: dict[str, str]  # versions and variables of this process
@@ -88,18 +89,19 @@ class DryRank:
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
-        self.notes: list[str] = []  # what a reader of the counts has to know
+        self.notes: list[str] = []  # facts that a reader of the counts needs to know
         self._machine = machine
         self._optimizer: Any = None
         self._built_bytes = 0
 
     def counted(self) -> RankReport:
-        """Build, make the steps, and return a report with their counts."""
-        self.environment = software.environment(self.case.framework.packages)  # before anything is pretended
+        """Build the case, take the steps, and return a report with their counts."""
+        # Read the environment before anything is faked.
+        self.environment = software.environment(self.case.framework.packages)
         flops = count_known(self.case)
         if self.plan.builds_whole:
-            # Another attention has the same parameters, and this one may need a GPU, which is not pretended
-            # yet.
+            # The case's attention may need a GPU, which is not faked yet. Eager attention has the same
+            # parameters.
             plain = self.case.replace(attention="eager")
             model = model_without_weights(plain, torch.device("meta"))
             whole = sum(each.numel() * each.element_size() for each in model.parameters())
@@ -130,7 +132,10 @@ class DryRank:
         )
 
     def _pretend(self) -> None:
-        """Load every library, then replace what cannot run dry. The order matters: imports copy names."""
+        """Load the framework's libraries, and replace the functions that cannot run dry.
+
+        The order of the calls matters, because imports copy names.
+        """
         if self.device.type == "cuda":
             cuda.pretend(self._machine)
         else:
@@ -141,7 +146,7 @@ class DryRank:
         self.plan.pretend()
 
     def _train(self) -> None:
-        """Make the steps that a launch counts, with the framework's `build` and the workload's `run`."""
+        """Train until all steps are counted, with the framework's `build` and the workload's `run`."""
         plan = self.framework.plan(self.case)
         if plan.process_group != "library":
             dist.init_process_group()
@@ -156,7 +161,7 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Turn an error after the reported step into a note. Earlier counts are kept."""
+        """Turn an error after the counted steps into a note, so that the counts are kept."""
         try:
             yield
         except Exception as error:
@@ -164,7 +169,7 @@ class DryRank:
             if self.recorder.counting.counts is None:
                 raise
             ended = self.recorder.steps
-            self.notes.append(f"no step from step {ended + 1} on was counted: {message_of(error)}")
+            self.notes.append(f"the steps from step {ended + 1} on were not counted: {message_of(error)}")
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = self._optimizer or optimizer
@@ -173,14 +178,14 @@ class DryRank:
 
     def _end_when_counted(self, steps: int) -> None:
         if steps == self.last_step:
-            self._kept = self._growth.result()  # while its holders still exist
+            self._kept = self._growth.result()  # now, while the holders of the objects still exist
             raise Enough
 
     def _model(self) -> Any:
         return self.workload.model or owner(self._optimizer)
 
     def _settings(self) -> dict[str, str]:
-        """Return what was built, as far as that is visible without values."""
+        """Return the settings of the model and the optimizer that can be observed without values."""
         model = self._model()
         return {
             **wrapping(model),
@@ -194,7 +199,7 @@ class DryRank:
         }
 
     def _check(self, settings: Mapping[str, str]) -> None:
-        """Raise `MismatchError` if something other than what the case asks for was built."""
+        """Raise `MismatchError` if an observed setting differs from the case."""
         dtype = dtype_name(DTYPES[self.case.precision])
         for key, asked in {"parameter_dtype": dtype, **self.framework.expected(self.case)}.items():
             if asked is not None and key in settings and settings[key] != asked:

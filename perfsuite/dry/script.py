@@ -1,4 +1,4 @@
-"""Run a script dry: unmodified, as one rank of its world, up to the counted step. Imports torch."""
+"""Run an unmodified script dry, as one rank of its world, until its steps are counted. Imports torch."""
 
 import contextlib
 import copy
@@ -42,15 +42,16 @@ from perfsuite.worker.script.losses import Passes, loss_of
 from perfsuite.worker.script.script_rank import without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
-NOT_COMPILED = "the script compiles its model, and a dry run counts the step that is not compiled"
+NOT_COMPILED = "the script compiles its model, but a dry run counts the steps without compilation"
 
 
 class DryScript(DryRank):
-    """A rank that a script builds and trains. The clock attaches to it from outside, as in a launch."""
+    """A rank whose script builds and trains the model. The clock is attached from outside, as in a launch."""
 
     answers = values.WholeNumbersAreReal
     _observer: Observer  # set by the first step
-    _refused: Exception | None = None  # the error that ended the script; one in a hook may not reach it
+    # The error that ended the script. The script might catch an error that is raised in a hook.
+    _refused: Exception | None = None
     _asked_to_compile = False
 
     def _pretend(self) -> None:
@@ -112,12 +113,18 @@ class DryScript(DryRank):
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        """Exit from the signal handler: an exception raised through C++ would kill us before we report."""
+        """Report the timeout and exit, in the signal handler.
+
+        An exception raised through C++ code would kill the process before it could report.
+        """
         where = program.place(reversed([*traceback.walk_stack(frame)]))
         at = f" ({where})" if where else ""
         was_counted = self.recorder.steps >= self.steps.until
-        than = " more, after the counted steps," if was_counted else ""
-        why = f"the script was ended after {self.case.timeout_s} s{than} (timeout_s) and {self._made()}{at}"
+        than = " for the steps after the counted steps" if was_counted else ""
+        why = (
+            f"the script exceeded its time limit of {self.case.timeout_s} s{than} (timeout_s) "
+            f"after {self._made()}{at}"
+        )
         failure = failure_of(ScriptError(why), self.report.rank)
         write_failure(RunDir(self.ranks.directory), self.report, failure)
         os._exit(1)
@@ -127,7 +134,8 @@ class DryScript(DryRank):
             return
         clock = self._optimizer or optimizer
         try:
-            if self._optimizer is None:  # the model is only reachable while the script runs
+            # Find the model now, because it can only be reached while the script runs.
+            if self._optimizer is None:
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
                 self._observer = Observer(self.case, self.workload, has_values=False)
                 self.environment |= software.program()
@@ -143,10 +151,12 @@ class DryScript(DryRank):
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.count(optimizer):
             if self._passes is not None:
-                with disable_current_modes():  # otherwise it would be counted
+                # Without its modes, perfsuite does not count its own work.
+                with disable_current_modes():
                     self._passes.end_step(optimizer)
             self.recorder.boundary()
-            if self.recorder.steps == self.steps.until:  # the steps for growth get a time limit of their own
+            # The steps after the counted ones get their own time limit.
+            if self.recorder.steps == self.steps.until:
                 signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
 
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -156,7 +166,11 @@ class DryScript(DryRank):
                 self._passes.see(loss)
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
-        """Return the function or model uncompiled. Libraries compile functions that nobody calls."""
+        """Return the function or model uncompiled.
+
+        A function counts as compiled only once it is called, because libraries compile functions that nobody
+        calls.
+        """
         if model is None:
             return self._not_compiled
         if isinstance(model, torch.nn.Module):
@@ -172,18 +186,19 @@ class DryScript(DryRank):
 
     def _settings(self) -> dict[str, str]:
         settings = dict(self._observer.settings)
-        self.environment["attention_kernel"] = settings.pop("attention_kernel")  # where a launch has it
-        del settings["backend"]  # it is only pretended
+        # A launch reports the attention kernel in its environment.
+        self.environment["attention_kernel"] = settings.pop("attention_kernel")
+        del settings["backend"]  # the backend is only simulated
         return settings
 
     def _check(self, settings: Mapping[str, str]) -> None:
-        """Raise the `MismatchError` of a launch if passes, tokens or gradients do not match the case."""
+        """Raise the same `MismatchError` as a launch if passes, tokens or gradients do not match the case."""
         if self._passes is not None:
             self._passes.check(self.case.gradient_accumulation)
         evidence = self._observer.evidence()
         counting = self.recorder.counting
         counts = None if counting is None else counting.counts
-        # Such replicas may communicate later.
+        # Replicas that may differ might only communicate after the counted steps.
         if counts is not None and not self.framework.promises.replicas_differ:
             sent = sum(each.count for each in counts.collectives if each.ranks > 1)
             evidence = evidence.replace(collectives=sent)
@@ -204,7 +219,7 @@ class DryScript(DryRank):
     def _unchecked(
         self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None
     ) -> Iterator[str]:
-        """Yield the claims of the case that this dry run could not check, each with the reason."""
+        """Yield each claim of the case that this dry run could not check, with the reason."""
         case = self.case
         if settings["compute_dtype"] == NO_LINEAR:
             yield f"precision={case.precision!r} (no linear layer ran)"
@@ -220,20 +235,20 @@ def _explained(error: Exception) -> Exception:
     at = f" ({where})" if where else ""
     if isinstance(error, NEEDS_A_VALUE):
         return DryRunError(
-            f"not by a dry run: a shape or a choice depends on the values of a tensor{at}. "
-            "Launch the case, or choose options of the script by which it does not"
+            f"a dry run cannot do this: a shape or a branch depends on the values of a tensor{at}. "
+            "Launch the case, or choose options with which the script does not do this"
         )
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     why = engines.not_dry()
     if why is not None:
-        return DryRunError(f"not by a dry run: {why}. Launch the case. {said}{at}")
+        return DryRunError(f"a dry run cannot do this: {why}. Launch the case. {said}{at}")
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 
 
 def _keep_own_state(synchronize: Any) -> Any:
-    """Keep the random state of this rank, because the received one has no values."""
+    """Keep the random state of this rank, because the state that it receives has no values."""
 
     def synchronized(*args: Any, **kwargs: Any) -> None:
         with contextlib.suppress(RuntimeError):
@@ -243,7 +258,10 @@ def _keep_own_state(synchronize: Any) -> Any:
 
 
 def _save_nothing() -> None:
-    """Write no checkpoint: there are no values, and it might overwrite a file of the user's."""
+    """Replace the functions that save checkpoints.
+
+    A checkpoint would have no values, and might overwrite one of the user's files.
+    """
     replace(torch, "save", nothing)
     checkpoint = module("torch.distributed.checkpoint")
     for name in ("save", "async_save", "save_state_dict"):
@@ -253,7 +271,11 @@ def _save_nothing() -> None:
 
 
 def _load_data_here() -> None:
-    """Load data in this process, with their values. The work of loader workers is not part of a step."""
+    """Load data in this process, with real values.
+
+    Data that the script would load in worker processes are loaded uncounted, because that work is not part of
+    a step.
+    """
     owner, next_data = private.place("next_data")
     load = attribute(owner, next_data)
 

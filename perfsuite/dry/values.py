@@ -1,4 +1,4 @@
-"""Answer for values that fake tensors lack, and for ranks that do not exist. Worker side; imports torch."""
+"""Replace the values that fake tensors lack, and simulate the other ranks. Worker side; imports torch."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
 
 
 class NoValues(TorchDispatchMode):
-    """Answers when the host reads a tensor: yes for a bool, and 1 for a number, which suits a step counter.
+    """Returns a value when the host reads a fake tensor: True for a bool and 1 for a number.
 
-    So no token is masked. The flag with which a gradient scaler detects infinities reads 0, so that each step
-    is made. CPU devices have no index, as for real tensors: for fake tensors, `cpu:0` would differ from
-    `cpu`.
+    True means that no token is masked, and 1 is a valid step counter. Tests for NaNs and infinities read
+    False, and a gradient scaler's flag for infinities reads 0, so no step is skipped.
+
+    CPU devices lose their index, as for real tensors. For fake tensors, `cpu:0` would differ from `cpu`.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,8 @@ class NoValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].device  # the fake tensor mode gives the same answer, after much more work
+            # A shortcut: the fake tensor mode returns the same device, but needs much more time.
+            return args[0].device
         aten = torch.ops.aten
         kwargs = kwargs or {}
         device = kwargs.get("device")
@@ -70,7 +72,8 @@ class NoValues(TorchDispatchMode):
             return _answer(args[0])
         if func is aten.equal.default:
             return True
-        # subtracts found_inf, of shape (1,), from a step counter, which a GPU accepts.
+        # Subtracts found_inf, which has the shape (1,), from a step counter. Only a GPU's kernel accepts
+        # this.
         if func is aten._foreach_sub_.List:
             return None
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
@@ -84,8 +87,9 @@ class NoValues(TorchDispatchMode):
 def _pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return a new tensor in pinned memory.
 
-    It is real if it holds whole numbers without values. DDP's reducer sends the map of used parameters
-    through such a tensor, and asserts in C++ that it is pinned and has an address.
+    An uninitialised tensor of integers is real, because DDP's reducer copies the map of used parameters
+    through such a tensor, and asserts in C++ that the tensor is pinned and has an address. Other tensors are
+    fake.
     """
     out = func(*args, **{**kwargs, "pin_memory": False})
     if overloadpacket(func) not in _NOT_FILLED or not _is_whole(out.dtype) or not torch.cuda.is_available():
@@ -95,10 +99,10 @@ def _pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class WholeNumbersAreReal(NoValues):
-    """Keeps the values of whole numbers on the CPU, with which scripts draw samples and cut batches.
+    """Keeps the values of integers on the CPU, which scripts use to draw samples and split batches.
 
-    Operators on whole numbers alone are computed; a result that involves a fake tensor is fake. While data
-    are loaded, the same holds for every number.
+    An operator is computed if all of its tensors are real integers. If one of the tensors is fake, so is the
+    result. While data are loaded, operators on real floating-point tensors are computed as well.
     """
 
     loads_data = False
@@ -106,7 +110,8 @@ class WholeNumbersAreReal(NoValues):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_real(func, args, kwargs or {}, whole=not self.loads_data):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if overloadpacket(func) is torch.ops.aten._pin_memory:  # the device that it pins for does not exist
+        # Do not pin memory, because the device does not exist.
+        if overloadpacket(func) is torch.ops.aten._pin_memory:
             return args[0]
         with disable_current_modes():
             out = func(*args, **kwargs or {})
@@ -117,13 +122,13 @@ _NOT_FILLED = (
     *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided),
     *(torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_permuted),
 )
-"""Operators that return whatever was in that memory, even after a collective of fake tensors. They are filled
-with ones, in line with `_answer`."""
+"""Operators that return uninitialised memory. A collective of fake tensors does not fill this memory either.
+The tensors are filled with ones, the value that `_answer` returns."""
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 
 def _is_real(func: Any, args: Any, kwargs: dict[str, Any], *, whole: bool) -> bool:
-    """Return whether an operator only uses real CPU tensors and, with `whole`, only whole numbers."""
+    """Return whether an operator uses only real CPU tensors and, with `whole`, only integers."""
     device = kwargs.get("device")
     dtype = kwargs.get("dtype")
     if func.namespace != "aten" or (device is not None and device.type != "cpu"):
@@ -151,7 +156,7 @@ _PASS_ON = (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.logical_or, t
 
 
 def _is_no(tensor: Any) -> bool:
-    """Return whether a tensor marks NaNs or infinities, of which there are none."""
+    """Return whether a tensor is the result of a test for NaNs or infinities. Such a tensor reads False."""
     return getattr(tensor, "is_no", False)
 
 
@@ -164,7 +169,7 @@ def _answer(tensor: Any) -> bool | int | float:
 
 
 def pretend() -> None:
-    """Leave out code that checks or computes values, for the rest of this process."""
+    """Skip code that checks or computes values, for the rest of this process."""
     replace(weights, "_check_initialised", nothing)
     replace(model, "_markov_chain", _zeros)
     replace(torch.nn.Module, "to", cast)
@@ -172,16 +177,18 @@ def pretend() -> None:
 
 
 def pretend_tensors() -> None:
-    """Pretend the part of it that does not depend on how a model is built."""
-    torch.backends.mha.set_fastpath_enabled(False)  # its kernel for evaluation does not support fake tensors
+    """Replace functions of tensors, whether perfsuite or a script builds the model."""
+    # This fast path is used in evaluation, and its kernel does not support fake tensors.
+    torch.backends.mha.set_fastpath_enabled(False)
     if importlib.util.find_spec("transformers") is not None:
         let_masks_be_skipped(module("transformers"))
-    # Accelerate identifies tensors by it.
+    # Accelerate identifies tensors by their addresses.
     replace(FakeTensor, "data_ptr", lambda self: cdata(self.untyped_storage()))
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
     replace(torch.Tensor, "data", property(_DATA.__get__, _set_data))
     wrap(FakeTensor, "__new__", _parameter_of_its_class)
-    for name in ("normal_", "trunc_normal_", "uniform_"):  # trunc_normal_ draws again until the values fit
+    # `trunc_normal_` would draw values again and again until they fit.
+    for name in ("normal_", "trunc_normal_", "uniform_"):
         replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
 
 
@@ -189,9 +196,10 @@ _DATA: Any = torch.Tensor.data  # a descriptor
 
 
 def _set_data(self: Any, data: Any) -> None:
-    """Let `tensor.data = data` move a tensor to the device of `data`, as when FSDP2 moves a model.
+    """Let `tensor.data = data` move a tensor to the device of `data`, for example when FSDP2 moves a model.
 
-    A tensor that has kept its values, such as a whole number in a buffer, becomes a fake one there.
+    If the tensor has kept its values, such as integers in a buffer, and `data` is fake, the tensor becomes
+    fake.
     """
     if isinstance(data, FakeTensor) and not isinstance(self, FakeTensor):
         _swap(self, data.detach().requires_grad_(self.requires_grad))
@@ -202,9 +210,9 @@ def _set_data(self: Any, data: Any) -> None:
 
 
 def _parameter_of_its_class(new: Any) -> Any:
-    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter, as accelerate loads weights.
+    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter, as Accelerate does.
 
-    The type of a fake parameter is `FakeTensor`, whose own arguments differ.
+    The type of a fake parameter is `FakeTensor`, whose constructor has different arguments.
     """
 
     def made(cls: Any, first: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -219,18 +227,18 @@ def _parameter_of_its_class(new: Any) -> Any:
 def let_masks_be_skipped(transformers: Any) -> None:
     """Keep transformers from mistaking fake tensors for tracing.
 
-    It would create full masks, with which no fused attention runs. transformers has checked for fake tensors
-    since version 5. Earlier versions (seen in 4.50 to 4.57) have no such function, and skip masks on their
-    own.
+    While tracing, transformers creates full masks, with which no fused attention runs. It has checked for
+    fake tensors with `is_fake_tensor` since version 5. Earlier versions (seen in 4.50 to 4.57) do not have
+    this function, and skip masks without help.
     """
     if Version(transformers.__version__).major >= 5:
         replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
 
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for `Module.to`: cast parameters, which are on their device from the start."""
+    """Replace `Module.to`: only cast the parameters, because they are on their device from the start."""
     _, dtype, *_ = parse_to(*args, **kwargs)
-    new: dict[Any, nn.Parameter] = {}  # keeps tied parameters tied
+    new: dict[Any, nn.Parameter] = {}  # the new parameter for each old one, so that tied parameters stay tied
     for owner in self.modules() if dtype is not None else ():
         for name, before in own_parameters(owner).items():
             if before is not None and before.is_floating_point() and before.dtype is not dtype:
@@ -245,7 +253,7 @@ def _zeros(case: Case, data_rank: int) -> Tensor:
 
 
 def pretend_answers() -> None:
-    """Answer the other ways in which scripts read a tensor's values, which are not operators."""
+    """Replace the functions with which scripts read a tensor's values without an operator."""
     replace(torch.utils, "swap_tensors", _swap)
     replace(FakeTensor, "__format__", _format)
     replace(FakeTensor, "numpy", _numpy)
@@ -255,14 +263,14 @@ def pretend_answers() -> None:
 
 
 def _inference_mode(mode: Any = True) -> Any:
-    """Stand in for `torch.inference_mode`, whose undecomposed operators no mode can answer."""
+    """Replace `torch.inference_mode`, in which dispatch modes get operators that are not decomposed."""
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else contextlib.nullcontext()
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
-    """Copy with an operator: torch copies the bytes at an address, which a fake tensor does not have."""
+    """Copy with an operator. Torch copies the bytes at an address, but a fake tensor has no address."""
     if id(self) in memo:
         return memo[id(self)]
     copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
@@ -274,7 +282,7 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 
 
 def _of_tensors(tensor: Any) -> Any:
-    """Let `torch.tensor` accept lists of fake tensors, whose values it reads without an operator."""
+    """Let `torch.tensor` accept lists of fake tensors. It reads their values without an operator."""
 
     def answered(data: Any) -> Any:
         if isinstance(data, list | tuple):
@@ -293,7 +301,8 @@ def _of_tensors(tensor: Any) -> Any:
 def _numpy(self: Tensor, **options: Any) -> Any:
     dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
     name = str(dtype).removeprefix("torch.")
-    import numpy as np  # without numpy, a tensor has no `numpy` method either
+    # Imported here, because numpy is optional. Without it, `Tensor.numpy` does not work either.
+    import numpy as np
 
     return np.ones(tuple(self.shape), dtype=name)
 
@@ -303,7 +312,7 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _swap(first: Any, second: Any) -> None:
-    """Stand in for `torch.utils.swap_tensors`, with which modules move: torch's rejects weak references."""
+    """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references."""
     swap_tensor_impl(first, second)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
     for name in ("__class__", "__dict__", *{*slots(type(first)), *slots(type(second))}):
@@ -315,7 +324,8 @@ def _swap(first: Any, second: Any) -> None:
             setattr(second if tensor is first else first, name, value)
 
 
-COALESCED = (  # collectives of several tensors, for which torch has no rule; each returns a `Work`
+# Collectives of several tensors, for which fake tensors have no rule. Each returns a `Work`.
+COALESCED = (
     "allreduce_coalesced_",
     "allgather_coalesced_",
     "allgather_into_tensor_coalesced_",
@@ -326,10 +336,11 @@ MESH_METHODS = (
     (DeviceMesh, "__getitem__"),
     *map(private.place, ("mesh_concatenate", "mesh_flatten", "mesh_unflatten")),
 )
-"""Methods of a `DeviceMesh` that read the rank numbers in it."""
+"""Methods that read the rank numbers in a `DeviceMesh`."""
 
 
-_LIBRARY = Library("c10d", "IMPL")  # its registrations live as long as it does
+# Keep this object, because its registrations end when it is deleted.
+_LIBRARY = Library("c10d", "IMPL")
 
 
 def pretend_ranks() -> None:
@@ -366,7 +377,8 @@ def pretend_ranks() -> None:
     replace_everywhere(dist, "all_gather_object", all_gather_object)
     for name in COALESCED:
         _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
-    # DTensor infers shapes with operators on fake tensors in a mode of its own, so they are not counted.
+    # DTensor infers shapes with operators on fake tensors, in its own mode, so these operators are not
+    # counted.
     replace(*private.place("detect_fake_mode"), lambda *args: None)
     for owner, name in MESH_METHODS:
         wrap(owner, name, _with_values)
@@ -374,9 +386,9 @@ def pretend_ranks() -> None:
 
 
 def _place_in_group(method: str, rank: int, world_size: int) -> tuple[int, int]:
-    """Return rank and size of the group that a script opens, as `torch.distributed.rendezvous` finds them.
+    """Return the rank and the world size of a script's process group, as `torch.distributed.rendezvous` does.
 
-    They may differ from those in the case. Raises torch's `ValueError` if the environment lacks a variable.
+    They can differ from the case. Raises torch's `ValueError` if an environment variable is missing.
     """
     query = parse_qs(urlparse(method).query)
     given = {"rank": rank, "world_size": world_size}
@@ -394,7 +406,7 @@ def _place_in_group(method: str, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def _with_values(function: Any) -> Callable[..., Any]:
-    """Run `function` outside of every mode: rank numbers are tensors whose values matter."""
+    """Run `function` without dispatch modes, because rank numbers are tensors whose values matter."""
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:

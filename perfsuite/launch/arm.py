@@ -1,17 +1,17 @@
-"""An arm: one of two environments that are compared. Imports neither torch nor pytest.
+"""Resolve an arm, which is one of the two environments in a comparison. Imports neither torch nor pytest.
 
-An arm is written as words with spaces between them, as in a shell. A word is one of
+An arm is written as words that are separated by spaces, as in a shell. Each word is one of these:
 
-    .                       this environment as it is; also the default without other words
-    NAME=VALUE              an environment variable of the launches, which overrides all others
-    path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
-    image:ghcr.io/me/it:1   `python` of a container image, which has perfsuite installed
-    main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
-    main:requirements.lock  the same, with the packages in this file of that commit; also uv.lock
-    accelerate==1.10.0      a release of a package, with its dependencies that differ here
-    requirements.txt        the packages in this file, in the same way; also uv.lock
+    .                       this environment, which is also the default
+    NAME=VALUE              an environment variable for the launches, which overrides all others
+    path/to/venv/bin/python an interpreter with perfsuite installed; the path must contain a slash
+    image:ghcr.io/me/it:1   `python` in a container image that has perfsuite installed
+    main, v1.2, 0123abc     a branch, tag or commit of the repository; launches run in a worktree of it
+    main:requirements.lock  the same, with the packages in this file of the commit; or uv.lock
+    accelerate==1.10.0      a release of a package, with the dependencies that it needs in other versions
+    requirements.txt        the packages in this file, installed in the same way; or uv.lock
 
-so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
+For example, `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
 WORDS = (
-    "give . for this environment, NAME=VALUE, PACKAGE==VERSION, requirements.txt or uv.lock, path/to/python, "
-    "image:NAME, a git commit or COMMIT:LOCKFILE, with spaces between them"
+    "Give one or more of these words, separated by spaces: . for this environment, NAME=VALUE, "
+    "PACKAGE==VERSION, requirements.txt or uv.lock, path/to/python, image:NAME, a git commit, COMMIT:LOCKFILE"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
@@ -49,27 +49,31 @@ RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """The ways in which an arm's launches differ from those of any other case."""
+    """The interpreter, packages, variables and commit with which an arm's launches run."""
 
     text: str = "."
     python: str = sys.executable
-    given: Mapping[str, str] = field(default_factory=dict)  # the variables among its words
-    paths: tuple[str, ...] = ()  # the front of PYTHONPATH: the worktree of its commit
-    packages: str = ""  # next on PYTHONPATH: the directory with the releases among its words; or empty
-    # The repository's top and the worktree that replaces it, for scripts.
+    given: Mapping[str, str] = field(default_factory=dict)  # the variables that the user named (NAME=VALUE)
+    paths: tuple[str, ...] = ()  # directories of the commit's worktree, which come first on PYTHONPATH
+    # Directory with the releases that the user named (PACKAGE==VERSION). It follows `paths` on PYTHONPATH.
+    # Empty if no release was named.
+    packages: str = ""
+    # The top directory of the repository and the worktree that replaces it, for the paths of scripts.
     moved: tuple[str, str] | None = None
-    directory: Path | None = None  # where the launches run; None for this process's directory
-    commit: str | None = None  # the commit checked out there; None outside of git
-    lock: str = ""  # path in the commit of the lock file that the interpreter was installed from; or empty
+    directory: Path | None = None  # working directory of the launches; None: this process's directory
+    commit: str | None = None  # the commit that is checked out in `directory`; None outside of git
+    # Path in the commit of the lock file from which the interpreter was installed. Empty without a lock file.
+    lock: str = ""
     dirty: bool = False
     perfsuite: str = __version__
-    is_installed: bool = True  # false if packages that its words name are still to be installed
-    # Returns what is to be installed if the arm is not; asks a package index. None: everything is kept.
+    is_installed: bool = True  # False if packages that the user named must still be installed
+    # Returns the packages that must be installed, and asks a package index for them. None if nothing is
+    # missing.
     plan: Callable[[], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables that override those of this process, of the case and of perfsuite."""
+        """Environment variables that override the variables of this process, the case and perfsuite."""
         if not (self.paths or self.packages):
             return dict(self.given)
         # With a lock file, this process's PYTHONPATH would shadow the packages of the lock file.
@@ -80,7 +84,7 @@ class Arm:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The facts that distinguish this arm from another, by name."""
+        """The facts in which arms can differ, by name."""
         changed = " with uncommitted changes" if self.dirty else ""
         return {
             "interpreter": self.python,
@@ -92,23 +96,24 @@ class Arm:
         }
 
     def has_packages_of(self, second_arm: Arm) -> bool:
-        """Return whether launches of both use the same packages and variables, maybe at different commits."""
+        """Return whether both arms use the same interpreter, packages and variables. Commits may differ."""
         mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, second_arm))
         return mine == theirs
 
     def acts_as(self, second_arm: Arm) -> bool:
-        """Return whether launches of both are the same: same commit, packages and variables."""
+        """Return whether both arms have the same commit, interpreter, packages and variables."""
         is_same_commit = (self.commit, self.dirty) == (second_arm.commit, second_arm.dirty)
         return is_same_commit and self.has_packages_of(second_arm)
 
 
-HERE = Arm()  # this environment, in any repository
+HERE = Arm()  # this environment, without the commit of a repository
 
 
 def here(root: Path) -> Arm:
-    """Return the arm of this environment, with the commit of the repository that contains `root`.
+    """Return this environment as an arm, with the commit of the repository that contains `root`.
 
-    A new Python file that git does not ignore is also an uncommitted change, because cases may run it.
+    An untracked Python file also counts as an uncommitted change, unless git ignores it, because cases may
+    run it.
     """
     now = revision(root)
     others = ("ls-files", "--others", "--exclude-standard", "--", "*.py")
@@ -126,21 +131,23 @@ def resolve(
     agreed: Plan | None = None,
     installs: bool = True,
 ) -> Arm:
-    """Resolve an arm from its words. A commit is checked out into a worktree in `store`, once.
+    """Return the arm that `text` describes. A commit is checked out once, into a worktree in `store`.
 
-    `option` is where the user gave the words, for messages. `root` is inside the repository that has the
-    commits. `consent` is called with the planned downloads, unless they are `agreed`. With `installs`,
-    packages that the words name are installed; otherwise the arm is returned without them, to be resolved
-    again (`Arm.is_installed`), with its plan.
+    `option` is the option that the user gave, for messages. `root` is a directory in the repository that has
+    the commits. `consent` is called with the planned downloads, unless they are already `agreed`.
 
-    Raises `CaseError` for words that are not an arm, and `GitError` if no worktree can be created.
+    If `installs` is true, the packages that the words name are installed. Otherwise the arm is returned
+    without them but with its plan, and must be resolved again (`Arm.is_installed`).
+
+    Raises `CaseError` if the words do not describe an arm, and `GitError` if no worktree can be created.
     """
     try:
         words = shlex.split(text)
-    except ValueError as error:  # the text may contain a secret
-        raise CaseError(f"{option}: {error}; {WORDS}") from None
+    except ValueError as error:
+        # Do not show the text, because it may contain a secret.
+        raise CaseError(f"{option}: {error}. {WORDS}") from None
     if not words:
-        raise CaseError(f"{option} is empty: {WORDS}")
+        raise CaseError(f"{option} is empty. {WORDS}")
     matches = [(word, _VARIABLE.fullmatch(word)) for word in words]
     shown = [
         f"{match[1]}=..." if match and is_secret(match[1], match[2]) else masked(word)
@@ -156,16 +163,16 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Installing:
-    """How packages are installed: after a question, unless their plan is already agreed."""
+    """Whether packages may be installed: `consent` is asked, unless the plan is already `agreed`."""
 
     consent: Consent
     agreed: Plan | None
 
 
 def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installing: _Installing | None) -> Arm:
-    """Return the arm of these words. Without `installing`, nothing is installed for it.
+    """Return the arm that these words describe. Without `installing`, nothing is installed.
 
-    Neither this nor the functions that it calls name a word that may contain a secret in an error.
+    Neither this function nor the functions that it calls may put a secret into an error message.
     """
     given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
     releases = [word for word in words if RELEASE.fullmatch(word)]
@@ -176,21 +183,25 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
     pythons, commits = _environments(others)
     if images:
         if len(images) > 1 or pythons or releases or lists:
-            raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
+            raise CaseError(
+                "an image has its own interpreter and packages. Combine it only with a commit or variables"
+            )
         pythons = [image.interpreter(images[0].removeprefix(image.PREFIX), (_top(root), store), store)]
-    # Not resolved, because a venv's Python is a link.
+    # Symbolic links are not resolved, because the Python of a virtual environment is one.
     python = os.path.abspath(pythons[0]) if pythons else sys.executable
     arm = replace(arm, python=python, given=given)
     if commits:
         name, colon, lock = commits[0].partition(":")
         if colon and not lock:
-            raise CaseError("name the lock file after the colon, or leave the colon out")
+            raise CaseError("there is no lock file after the colon. Name one, or leave out the colon")
         commit = _commit(name, root)
         worktree = _worktree(commit, root, store)
         if lock and pythons:
-            raise CaseError("give an interpreter or a lock file, not both")
+            raise CaseError("an interpreter and a lock file cannot be combined. Leave out one of them")
         if lock and not (worktree / lock).is_file():
-            raise CaseError("that commit has no such file; name it from the top on")
+            raise CaseError(
+                "that commit has no such file. Give its path from the top directory of the repository"
+            )
         if lock and installing is None:
             file = worktree / lock
             is_kept = (environment_directory(file, commit, store) / DONE).exists()
@@ -207,12 +218,12 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
 
 
 def _is_list(word: str) -> bool:
-    """Return whether a word is a file of requirements or of uv, and no lock file of a commit."""
+    """Return whether a word is an existing file of requirements or of uv."""
     return word.endswith((".txt", ".lock")) and Path(word).expanduser().is_file()
 
 
 def _over(arm: Arm, wanted: Wanted, store: Path, installing: _Installing | None) -> Arm:
-    """Return the arm with other packages over those of its environment."""
+    """Return the arm with the wanted packages over those of its environment."""
     if installing is None:
         is_kept = wanted.is_kept(store)
         return replace(arm, is_installed=False, plan=None if is_kept else lambda: plan(wanted, store))
@@ -236,9 +247,9 @@ def _moved(arm: Arm, commit: str, worktree: Path, top: Path) -> Arm:
 
 
 def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
-    """Return the commit at which two arms diverged; None if `a` is not a commit.
+    """Return the commit at which two arms diverged, or None if `a` is not a commit.
 
-    An arm that is not a commit counts as the checked-out one. Raises `GitError` if they have no common
+    If `b` is not a commit, the commit that is checked out is used. Raises `GitError` if there is no common
     commit.
     """
     if a.moved is None or a.commit is None:
@@ -251,7 +262,7 @@ def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
 
 
 def at_commit(arm: Arm, commit: str, store: Path) -> Arm:
-    """Return the same environment at another commit; `arm` must be a commit. Raises as `resolve`."""
+    """Return the arm at another commit. `arm` must be a commit. Raises the same errors as `resolve`."""
     assert arm.moved is not None
     top = Path(arm.moved[0])
     return _moved(arm, commit, _worktree(commit, top, store), top)
@@ -264,14 +275,14 @@ def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
         if "/" in word and (path := Path(word).expanduser()).is_file():
             pythons.append(str(path))
         elif word.startswith(("/", "./", "../", "~")):
-            raise CaseError(f"there is no interpreter {word}; {WORDS}")
+            raise CaseError(f"there is no interpreter {word}. {WORDS}")
         elif word.startswith("-"):
-            raise CaseError(f"{word!r} is an option; {WORDS}")
+            raise CaseError(f"{word!r} is an option, which is not allowed here. {WORDS}")
         elif word != ".":
             commits.append(word)
     for what, names in (("interpreters", pythons), ("commits", commits)):
         if len(names) > 1:
-            raise CaseError(f"it names two {what}, {' and '.join(names[:2])}: give one of them")
+            raise CaseError(f"it names two {what}, {' and '.join(names[:2])}. Give only one of them")
     return pythons, commits
 
 
@@ -279,11 +290,11 @@ def _commit(name: str, root: Path) -> str:
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", cwd=root).strip()
     except GitError as error:
-        raise CaseError(f"{name!r} is no commit of {root} ({error}); {WORDS}") from None
+        raise CaseError(f"{name!r} is not a commit of {root} ({error}). {WORDS}") from None
 
 
 def _top(root: Path) -> Path:
-    """Return the top of the repository, or the directory itself outside of git."""
+    """Return the top directory of the repository, or `root` outside of git."""
     try:
         return Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
     except GitError:
@@ -291,14 +302,16 @@ def _top(root: Path) -> Path:
 
 
 def _worktree(commit: str, root: Path, store: Path) -> Path:
-    """Return the worktree of a commit in the store, and undo changes that were made in it."""
+    """Return the worktree of a commit in the store. Changes to tracked files in it are undone."""
     directory = (store / "arms" / commit[:12]).absolute()
-    with locked(directory):  # processes of pytest-xdist create the same arms
+    # Processes of pytest-xdist create the same arms at the same time.
+    with locked(directory):
         try:
             if (directory / ".git").exists():
                 git("reset", "--quiet", "--hard", commit, cwd=directory)
                 return directory
-        except GitError:  # the repository that it belonged to is gone
+        except GitError:
+            # The repository to which the worktree belonged no longer exists.
             shutil.rmtree(directory)
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit)
         git(*add, cwd=root)
@@ -306,10 +319,15 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
-    """Return the worktree directories that replace the repository's on `sys.path`: top, `src`, and others."""
+    """Return the worktree directories that replace the repository's directories on `sys.path`.
+
+    These are the top directory, `src`, and the directories from which the interpreter already imports.
+    """
     said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
-    prefix, *paths = map(Path, filter(None, json.loads(said)))  # includes those of editable installs
-    # Otherwise the repository may be below the prefix, as /usr/src is below /usr.
+    # The paths include those of editable installs.
+    prefix, *paths = map(Path, filter(None, json.loads(said)))
+    # Skip packages of an environment in the repository. Conversely, a repository can be below the prefix,
+    # such as /usr/src below /usr.
     is_inside = prefix.is_relative_to(top)
     ours = [
         each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))
@@ -322,7 +340,10 @@ def _place(worktree: Path, top: Path) -> Path:
     here = Path.cwd()
     below = here.relative_to(top) if here.is_relative_to(top) else Path()
     if not (worktree / below).is_dir():
-        raise CaseError(f"that commit has no directory {below}: start at the top, {top}")
+        raise CaseError(
+            f"that commit has no directory {below}. Run perfsuite in the top directory of the repository, "
+            f"{top}"
+        )
     return worktree / below
 
 
@@ -336,7 +357,8 @@ else:
     own("perfsuite.frameworks")
 print(perfsuite.__version__)
 """
-"""Code that fails where ranks would not find perfsuite's frameworks, as in a clone that is not installed."""
+"""Code that fails if ranks would not find perfsuite's frameworks, for example in a clone that is not
+installed."""
 
 
 def _version(arm: Arm) -> str:
@@ -346,8 +368,10 @@ def _version(arm: Arm) -> str:
         is_image = image.PREFIX in arm.text
         if is_image and "No module named" not in str(error):
             by_hand = f"{arm.python} -c 'import perfsuite'"
-            raise CaseError(f"the image does not run ({error}). See why, or wait for it: {by_hand}") from None
-        install = f"Install it there: {arm.python} -m pip install perfsuite=={__version__}"
+            raise CaseError(
+                f"the image does not run ({error}). To see why, or to wait until it is pulled, run {by_hand}"
+            ) from None
+        install = f"Install it: {arm.python} -m pip install perfsuite=={__version__}"
         way_out = f"Name it in {arm.lock}" if arm.lock else install
         if is_image:
             way_out = "Install it in the image"
@@ -361,11 +385,11 @@ def ask(arm: Arm, code: str) -> str:
         done = captured([arm.python, "-c", code], cwd=arm.directory, env=environment, timeout=ANSWER_S)
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
-        # Leave out docker's advice.
+        # Skip docker's hint to use --help.
         lines = [line for line in done.stderr.splitlines() if line.strip() and "--help" not in line]
         said = lines[-1] if lines else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
-        said = f"no answer in {ANSWER_S} s"
+        said = f"no output within {ANSWER_S} s"
     except OSError as error:
         said = str(error.strerror)
     raise CaseError(f"{arm.python}: {said}")

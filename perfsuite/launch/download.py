@@ -1,4 +1,4 @@
-"""Plan downloads of packages: names, versions and sizes, for the consent of the user."""
+"""Plan the download of packages, and ask the user for consent with their names, versions and sizes."""
 
 import http.client
 import re
@@ -14,19 +14,19 @@ from pathlib import Path
 from perfsuite.errors import PackageError
 from perfsuite.launch.installer import Package
 
-LARGE_BYTES = 10**9  # downloads from this size on need consent
-SMALL_BYTES = 10**7  # downloads below this size are listed without it
-NAMES_SHOWN = 8  # number of packages to list, the largest first
-HEAD_S = 10  # seconds that a server has to return the size of a file
+LARGE_BYTES = 10**9  # a download of at least this size needs consent
+SMALL_BYTES = 10**7  # packages below this size are listed without their size
+NAMES_SHOWN = 8  # maximum number of packages to list, largest first
+HEAD_S = 10  # maximum number of seconds to wait until a server returns the size of a file
 UNPACKED = 3
-"""Bytes on the disk for each byte of a wheel: the wheel in pip's cache, and its files."""
+"""Bytes on the disk for each byte of a wheel: the wheel in pip's cache and its unpacked files."""
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-"""The oldest major version of NVIDIA's driver for each major version of CUDA."""
+"""The oldest major version of NVIDIA's driver that supports each major version of CUDA."""
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
 
 
 Consent = Callable[[str, bool], bool]
-"""Called with a text about pip's planned download, and whether it is large. Returns whether to proceed."""
+"""Called with a description of the planned download, and whether it is large. Returns whether to proceed."""
 
 
 def refuse_large(text: str, is_large: bool) -> bool:
@@ -36,19 +36,19 @@ def refuse_large(text: str, is_large: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The packages that are installed for an arm."""
+    """The packages to install for an arm."""
 
     changes: tuple[Package, ...]
-    notes: tuple[str, ...] = ()  # what the user should know about them
+    notes: tuple[str, ...] = ()  # facts about the packages that the user should know
 
     @property
     def downloads(self) -> list[Package]:
-        """The packages whose files are not on this machine."""
+        """The packages whose files are not yet on this machine."""
         return [each for each in self.changes if not each.is_here]
 
     @cached_property
     def sizes(self) -> Mapping[str, int | None]:
-        """The sizes of the files by address, in bytes; None where a server does not report one."""
+        """The size of each file in bytes, by address. None if the size is unknown."""
         urls = [each.url for each in self.downloads]
         with ThreadPoolExecutor(8) as threads:
             there = dict(zip(urls, threads.map(size_of, urls), strict=True))
@@ -56,12 +56,12 @@ class Plan:
 
     @property
     def unpacked_bytes(self) -> int:
-        """About how much space the packages need on the disk, as far as their sizes are known."""
+        """Estimated disk space for the packages, in bytes. Packages of unknown size are left out."""
         return UNPACKED * sum(filter(None, self.sizes.values()))
 
     @property
     def cuda(self) -> int | None:
-        """The major version of CUDA that the torch among the packages is built for; None without one."""
+        """The major version of CUDA for which the planned torch is built, or None."""
         for each in self.changes:
             runtime = _RUNTIME.fullmatch(each.name)
             if runtime is not None:
@@ -70,7 +70,7 @@ class Plan:
 
 
 def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
-    """Ask once for consent to all downloads of some plans. Raises `PackageError` if it is not given."""
+    """Ask once for consent to all downloads of the plans. Raises `PackageError` if it is not given."""
     downloads = list({each.url: each for plan in plans for each in plan.downloads}.values())
     notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
     if not downloads:
@@ -90,39 +90,42 @@ def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
     left = len(names) - NAMES_SHOWN
     listed = ", ".join([*names[:NAMES_SHOWN], *([f"and {left} more"] if left > 0 else [])])
     size = amount(total) if unknown < len(sizes) else "packages of unknown size"
-    more = f", and {unknown} of a size that is not known" if 0 < unknown < len(sizes) else ""
+    more = f", and {unknown} more of unknown size" if 0 < unknown < len(sizes) else ""
     text = "; ".join([f"pip downloads {size}{more}: {listed}", *notes])
     if not consent(text, total >= LARGE_BYTES):
-        needs = "A download this large needs --yes, an option of perfsuite compare, bisect and releases"
+        needs = "A download this large needs the option --yes of perfsuite compare, bisect or releases"
         raise PackageError(f"{text}. {needs}")
 
 
 def check_space(plans: Sequence[Plan], store: Path) -> None:
-    """Raise `PackageError` if the disk of the store is too small for the packages of some plans."""
+    """Raise `PackageError` if the store's disk has too little space for the packages of the plans."""
     place = next(each for each in (store.absolute(), *store.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
     needed = sum(plan.unpacked_bytes for plan in plans)
     if needed > free:
         raise PackageError(
-            f"the packages need about {amount(needed)} on the disk, and {place} has {amount(free)} free: "
-            "free some of it, or name a directory on another disk with --store"
+            f"the packages need about {amount(needed)} on the disk, but {place} has only {amount(free)} "
+            "free. Free some space, or name a directory on another disk with --store"
         )
 
 
 def check_driver(plan: Plan | None, driver: str | None) -> None:
-    """Raise `PackageError` if the NVIDIA driver is too old for the CUDA of a plan. None: there is none."""
+    """Raise `PackageError` if the NVIDIA driver is too old for the planned torch's version of CUDA.
+
+    `driver` is None if the machine has no driver. Nothing is raised then.
+    """
     major = re.match(r"\d+", driver or "")
     oldest = MIN_DRIVER.get(plan.cuda or 0) if plan is not None else None
     if plan is None or major is None or oldest is None or int(major[0]) >= oldest:
         return
     raise PackageError(
-        f"this torch is built for CUDA {plan.cuda}, which needs an NVIDIA driver from {oldest} on, and this "
-        f"machine has {driver}: update the driver, or compare what a step does with --dry"
+        f"this torch is built for CUDA {plan.cuda}, which needs NVIDIA driver {oldest} or later, but this "
+        f"machine has {driver}. Update the driver, or compare only the work of a step with --dry"
     )
 
 
 def size_of(url: str) -> int | None:
-    """Return the size of a file on a server in bytes; None if the server does not report it."""
+    """Return the size in bytes of a file on a server, or None if the server does not report it."""
     try:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=HEAD_S) as answer:
@@ -140,5 +143,5 @@ def _size_here(url: str) -> int | None:
 
 
 def amount(size: int) -> str:
-    """Format a number of bytes."""
+    """Format a number of bytes in GB or MB."""
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -1,7 +1,7 @@
-"""The Python of a container image, wrapped in a script that launches use like any other interpreter.
+"""Wrap the Python of a container image in a script, which launches use like any other interpreter.
 
-The container shares this machine's processes, network and shared memory, so a launch is watched and ended as
-outside of a container, and NCCL has what it needs.
+The container shares this machine's processes, network and shared memory. So perfsuite can monitor and end a
+launch as it does without a container, and NCCL can communicate.
 """
 
 import shlex
@@ -14,10 +14,11 @@ from perfsuite.errors import CaseError
 from perfsuite.node.processes import captured
 
 PREFIX = "image:"
-# They refer to files of this machine, and an image has its own.
+# Variables that refer to files of this machine. An image has its own files.
 NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
 BY_SIF = ("apptainer", "singularity")
-# The command of each runtime to run an image's `python` in this directory; the first that works is used.
+# The command with which each runtime runs an image's `python` in this directory. The first runtime that works
+# is used.
 RUNTIMES = {
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
@@ -34,7 +35,7 @@ GPUS = {
 MOUNTS = {"enroot": "--mount={0}:{0} ", **dict.fromkeys(BY_SIF, "--bind={0} ")}
 SCRIPT = """\
 #!/bin/sh
-# Python of a container image, with this machine's variables but for those of its own files.
+# Python of a container image, with this machine's variables except those that refer to its files.
 unset LD_LIBRARY_PATH LD_PRELOAD PYTHONHOME VIRTUAL_ENV $(env | sed -n 's/^\\(CONDA_[A-Z_0-9]*\\)=.*/\\1/p')
 names=$(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p' | grep -Evx '{not_passed}')
 names=$(printf ' --env %s' $names)
@@ -43,20 +44,23 @@ exec {command}
 
 
 def _answers(runtime: str) -> bool:
-    """Return whether a runtime is installed and usable; for docker, whether its daemon answers."""
+    """Return whether a runtime is installed and works. Docker works only if its daemon responds."""
     return shutil.which(runtime) is not None and captured([runtime, "version"]).returncode == 0
 
 
 def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
-    """Return a script that runs an image's Python with access to `shared`. Raises `CaseError`."""
+    """Return the path of a script that runs an image's Python with access to the `shared` directories.
+
+    Raises `CaseError` if the name of the image is invalid or no container runtime works.
+    """
     if not image.isprintable() or image.startswith("-") or not image.strip():
         raise CaseError(
-            f"{PREFIX}{image!r}: give the name of an image, without control characters, "
-            "which begins with no hyphen"
+            f"{PREFIX}{image!r} is not the name of an image. A name has no control characters "
+            "and does not begin with a hyphen"
         )
     runtime = next(filter(_answers, RUNTIMES), None)
     if runtime is None:
-        raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, and none of them answers here")
+        raise CaseError(f"{PREFIX}{image} needs one of {', '.join(RUNTIMES)}, but none of them works here")
     if runtime in BY_SIF and "://" not in image and not Path(image).exists():
         image = f"docker://{image}"
     mount = MOUNTS.get(runtime, "--volume={0}:{0} ")

@@ -1,4 +1,4 @@
-"""Install packages for an arm with pip or uv, once. Imports neither torch nor pytest."""
+"""Install the packages of an arm once, with pip or uv. Imports neither torch nor pytest."""
 
 import contextlib
 import fcntl
@@ -20,9 +20,9 @@ from perfsuite.launch.installer import pip, run, would_install
 UV_LOCK = "uv.lock"
 DONE = ".installed"
 NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-binary", "--only-binary")
-"""Options in requirements that do not refer to files of the commit."""
+"""Options in a requirements file that do not refer to files of the commit."""
 _LOCAL_SOURCE = re.compile(r'source = \{ (path|directory|editable|virtual) = "(?!\.")')
-"""A package in a `uv.lock` that is inside the repository, but is not its project."""
+"""Matches a package in a `uv.lock` that is installed from a local path, except the project itself."""
 
 
 def environment(
@@ -32,11 +32,12 @@ def environment(
     consent: Consent = refuse_large,
     agreed: Plan | None = None,
 ) -> str:
-    """Return the interpreter of the virtual environment for a lock file, created once in `store`.
+    """Return the interpreter of the virtual environment for a lock file, which is created once in `store`.
 
-    `lock` is in the worktree of `commit`. uv installs a `uv.lock`, without its project; any other file is
-    installed with `pip install -r`. The same requirements share an environment at all commits. `consent` is
-    called before a download, unless the plan is already `agreed`. Raises `PackageError` with the reason.
+    `lock` is in the worktree of `commit`. uv installs a `uv.lock` without its project. Any other file is
+    installed with `pip install -r`. Commits with the same requirements share an environment. `consent` is
+    called before a download, unless the plan is already `agreed`. Raises `PackageError` if the installation
+    fails.
     """
     uv = uv_command(lock) if lock.name == UV_LOCK else None
     directory = environment_directory(lock, commit, store)
@@ -54,12 +55,15 @@ def environment(
 
 
 def environment_directory(lock: Path, commit: str, store: Path) -> Path:
-    """Return where the environment of a lock file is kept."""
+    """Return the directory in which the environment of a lock file is kept."""
     return (store / "environments" / _key(lock, commit)).absolute()
 
 
 def plan_of_lock(lock: Path) -> Plan:
-    """Return the packages that a new environment of a lock file needs. Raises `PackageError`."""
+    """Return the packages that a new environment for a lock file needs.
+
+    Raises `PackageError` if pip or uv cannot find them.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         listed = lock
         if lock.name == UV_LOCK:
@@ -71,18 +75,20 @@ def plan_of_lock(lock: Path) -> Plan:
 
 
 def uv_command(lock: Path) -> str:
-    """Return the path of uv. Raises `PackageError` if there is none for this lock file."""
-    here = str(Path(sys.executable).parent)  # where pip installs it; the environment need not be activated
+    """Return the path of uv. Raises `PackageError`, which names the lock file, if uv is not installed."""
+    # pip installs uv into this directory. It is not on PATH if the environment is not activated.
+    here = str(Path(sys.executable).parent)
     uv = shutil.which("uv", path=os.pathsep.join([here, os.environ.get("PATH", os.defpath)]))
     if uv is None:
-        raise PackageError(f"{lock.name} is installed by uv, which is not there: pip install uv")
+        raise PackageError(f"{lock.name} needs uv, which is not installed. Install it with pip install uv")
     return uv
 
 
 def once(directory: Path, install: Callable[[], object]) -> None:
-    """Fill a directory with `install`, once and completely; other commands wait. Raises `PackageError`.
+    """Fill a directory with `install`, once and completely. Other commands wait meanwhile.
 
-    A directory without `DONE` was not completed: it is deleted, at once if that is possible.
+    A directory without `DONE` is incomplete. It is deleted when `install` fails, or, if the process was
+    killed, the next time. Raises `PackageError` if the directory cannot be written.
     """
     try:
         with locked(directory):
@@ -101,7 +107,7 @@ def once(directory: Path, install: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold a lock until the end of the `with`. Other commands that create the same directory wait for it."""
+    """Hold a lock until the end of the `with`. Other commands that create the same directory wait."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -109,7 +115,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _text_of(file: Path) -> str:
-    """Return the content of a file. Raises `FileError`."""
+    """Return the content of a file. Raises `FileError` if it cannot be read."""
     try:
         return files.read_text(file, errors="backslashreplace")
     except OSError as error:
@@ -117,7 +123,10 @@ def _text_of(file: Path) -> str:
 
 
 def _key(lock: Path, commit: str) -> str:
-    """Return a key for environments: the requirements, Python and, if they refer to files, the commit."""
+    """Return the key of an environment.
+
+    It depends on the requirements, the version of Python and, if the requirements refer to files, the commit.
+    """
     text = _text_of(lock)
     project = lock.with_name("pyproject.toml")
     beside = _text_of(project) if lock.name == UV_LOCK and project.exists() else ""
@@ -127,7 +136,7 @@ def _key(lock: Path, commit: str) -> str:
 
 
 def _names_files(requirements: str) -> bool:
-    """Return whether requirements refer to other files (`-r more.txt`), which may differ between commits."""
+    """Return whether requirements refer to files, such as `-r more.txt`, which can differ between commits."""
     words = (line.partition("#")[0].strip() for line in requirements.splitlines())
     return any(
         word == "." or word.startswith("-") or "file:" in word or ("/" in word and "://" not in word)

@@ -1,4 +1,4 @@
-"""Run pip or uv, and say in one line why it failed. Imports neither torch nor pytest."""
+"""Run pip or uv, and explain failures in one line. Imports neither torch nor pytest."""
 
 import contextlib
 import json
@@ -32,7 +32,8 @@ MISLEADING = frozenset(
         *(f"PIP_{name}" for name in ("PREFIX", "PYTHON", "REPORT", "ROOT", "TARGET")),
     )
 )
-"""Variables that would make an installer look, install or print elsewhere. Those of indexes are kept."""
+"""Variables that would change where an installer searches, installs or prints. The variables that name
+package indexes are kept."""
 OURS = {
     "NO_COLOR": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -40,7 +41,7 @@ OURS = {
     # Safe mode: an installer must not import modules from the repository that it runs in.
     "PYTHONSAFEPATH": "1",
 }
-"""Variables for an installer. pip also gives them precedence over its configuration files."""
+"""Variables for an installer. In pip, they override its configuration files."""
 LISTS = """
 import contextlib, json, sys
 from pip._internal.cli.main import main
@@ -63,12 +64,12 @@ with contextlib.suppress(ImportError, AttributeError, LookupError):
         sys.argv.append("--use-feature=fast-deps")
 sys.exit(main(sys.argv[1:]))
 """
-"""Makes pip write its resolution to a file (name, file and address of each package) instead of downloading.
+"""Makes pip write the packages that it found to a file (name, file, address, reason if yanked) and stop.
 
-`pip install --dry-run` downloads everything before it reports what that is (seen in 23.2), but consent is
-needed first. The names of `pip._internal` were seen in 23.2. Without them, or if pip does not call the first
-one, `--report` gives the same, after a download if pip is old. `fast-deps` reads the dependencies of a wheel
-without the rest of it, where an index has no separate metadata."""
+`pip install --dry-run` downloads everything before it reports the packages (seen in 23.2), but the user must
+consent first. The names in `pip._internal` were seen in 23.2. If they are missing, or if pip does not call
+the replaced method, `--report` has the same information, but old versions of pip download first. If an index
+has no separate metadata, `fast-deps` reads the dependencies of a wheel without downloading all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +79,17 @@ class Package:
     name: str
     version: str  # empty if the file's name does not contain it
     url: str
-    yanked: str | None = None  # why its maintainers withdrew it, maybe an empty text; None: they did not
+    # The reason why the release was yanked, which can be an empty string. None if it was not yanked.
+    yanked: str | None = None
 
     @property
     def is_here(self) -> bool:
-        """Return whether its file is on this machine already."""
+        """Return whether the package's file is already on this machine."""
         return self.url.startswith("file:")
 
 
 class InstallerError(PackageError):
-    """An installer failed: has its whole output."""
+    """Raised if an installer fails. Contains the whole output."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -95,11 +97,14 @@ class InstallerError(PackageError):
 
 
 def would_install(*requirements: str, python: str, cwd: Path | None = None) -> list[Package]:
-    """Return what pip would install, without installing it. Raises `PackageError` with the reason."""
+    """Return the packages that pip would install, without installing them.
+
+    Raises `PackageError` with the reason if pip fails.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "listed.json"
         report = Path(temporary) / "report.json"
-        # Not quiet, because pip then hides which packages conflict.
+        # `--quiet` would hide which packages conflict.
         words = ("install", "--dry-run", f"--report={report}", *requirements)
         try:
             run(python, "-c", LISTS, str(file), *words, cwd=cwd, shown=(python, "-m", "pip", *words))
@@ -116,7 +121,7 @@ def would_install(*requirements: str, python: str, cwd: Path | None = None) -> l
 
 
 def _reported(entry: Mapping[str, Any]) -> Package:
-    """Return the package of an entry in pip's report, which gives no reason for a yanked release."""
+    """Return the package in an entry of pip's report. The report does not say why a release was yanked."""
     return Package(
         name=entry["metadata"]["name"],
         version=entry["metadata"]["version"],
@@ -126,7 +131,7 @@ def _reported(entry: Mapping[str, Any]) -> Package:
 
 
 def _version(file: str) -> str:
-    """Return the version in the name of a wheel or source distribution; empty if there is none."""
+    """Return the version in the name of a wheel or source distribution. Empty if it has none."""
     with contextlib.suppress(InvalidWheelFilename):
         return str(parse_wheel_filename(file)[1])
     with contextlib.suppress(InvalidSdistFilename):
@@ -135,7 +140,7 @@ def _version(file: str) -> str:
 
 
 def _explain(error: InstallerError, python: str) -> NoReturn:
-    """Raise `PackageError` with the reason of pip's failure in a sentence, or the error itself."""
+    """Raise `PackageError` with a sentence that explains pip's failure, or `error` if there is none."""
     missing = pip_errors.missing(error.output)
     if missing is None or missing.needs_python or missing.version is None:
         why = pip_errors.reason(error.output) if missing is None else missing.sentence(_release_of(python))
@@ -151,7 +156,7 @@ def _release_of(python: str) -> str:
 
 
 def _other_pythons(requirement: str, python: str) -> list[str]:
-    """Return the versions of Python for which the index has a wheel of a release."""
+    """Return the versions of Python for which the package index has a wheel of a release."""
 
     def has_wheel(version: str) -> bool:
         wheels = ("--no-deps", "--only-binary=:all:", "--target=unused", f"--python-version={version}")
@@ -169,9 +174,9 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
 
 
 def versions(package: str) -> list[Version]:
-    """Return the versions that pip finds, oldest first, with pre-releases but no yanked ones.
+    """Return the versions of a package that pip finds, oldest first.
 
-    Raises `PackageError` if it finds none.
+    Pre-releases are included, yanked releases are not. Raises `PackageError` if pip finds no version.
     """
     said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
@@ -184,7 +189,7 @@ def pip(
     cwd: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Return pip's output. Raises `PackageError` with the line of the reason if it fails."""
+    """Run pip and return its output. If it fails, raises `PackageError` with the line of the reason."""
     return run(python, "-m", "pip", *words, cwd=cwd, variables=variables)
 
 
@@ -194,24 +199,26 @@ def run(
     variables: Mapping[str, str] | None = None,
     shown: Sequence[str] = (),
 ) -> str:
-    """Return an installer's output. Raises `PackageError` with the line of the reason if it fails.
+    """Run an installer and return its output.
 
-    `shown` is the command for messages, if it differs from the command itself.
+    If it fails, raises `PackageError` with the line that gives the reason. `shown` is the command as messages
+    show it, if that is different from the command that runs.
     """
     said = " ".join(shown or command)
     kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     try:
         done = captured(command, cwd=cwd, env={**kept, **OURS, **(variables or {})}, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:
-        raise PackageError(f"{said}: no end after {INSTALL_S} s") from None
+        raise PackageError(f"{said}: did not end within {INSTALL_S} s") from None
     if done.returncode:
         why = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
-        lines = why.splitlines()  # pip's last line may only refer to its manual
+        # pip's last line might only refer to its manual.
+        lines = why.splitlines()
         reason = next((line for line in lines if line.startswith("ERROR: Cannot install")), lines[-1])
         output = f"{done.stdout}\n{done.stderr}"
         if pip_errors.NO_SPACE in output:
-            reason = f"the disk is full ({pip_errors.NO_SPACE}): free some of it"
+            reason = f"the disk is full ({pip_errors.NO_SPACE}). Free some space"
         elif pip_errors.NO_PIP in output:
-            reason = f"that environment has no pip: {command[0]} -m ensurepip, or uv pip install pip"
+            reason = f"that environment has no pip. Run {command[0]} -m ensurepip or uv pip install pip"
         raise InstallerError(f"{said}: {reason}", output)
     return done.stdout

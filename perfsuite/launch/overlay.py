@@ -1,9 +1,9 @@
-"""Put other packages over those of an environment, which itself stays as it is.
+"""Put other packages over the packages of an environment, without changing the environment.
 
-Most packages go into a directory that comes first on `PYTHONPATH`. torch does not work from there, because
-it loads the libraries of CUDA from the directory that it is in itself. So if torch or one of its libraries
-changes, torch and all of them get a virtual environment, which finds every other package in the environment
-below through a `.pth` file.
+Most packages are installed into a directory that comes first on `PYTHONPATH`. This does not work for torch,
+because it loads the libraries of CUDA from its own directory. If torch or one of these libraries changes,
+torch and all of the libraries are installed into a virtual environment. It finds all other packages in the
+environment below through a `.pth` file.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from perfsuite.launch.download import Consent, Plan, ask_for, check_space, refus
 from perfsuite.launch.installed import DONE, UV_LOCK, once, uv_command
 from perfsuite.launch.installer import InstallerError, Package, pip, run, would_install
 
-LIBRARIES = ("nvidia-", "cuda-")  # the names of the libraries that torch loads begin with these
-LONGEST_NAME = 80  # characters of a directory's name that say which packages it has
+LIBRARIES = ("nvidia-", "cuda-")  # prefixes of the names of the libraries that torch loads
+LONGEST_NAME = 80  # maximum number of characters with which a directory's name lists its packages
 BELOW = "perfsuite-below.pth"
 _ASK = """
 import json, platform, site, sys
@@ -47,11 +47,11 @@ class Environment:
     python: str
     version: str  # of Python
     path: tuple[str, ...]
-    sites: tuple[str, ...]  # directories of packages, whose `.pth` files Python reads
+    sites: tuple[str, ...]  # directories of packages in which Python reads `.pth` files
 
     @classmethod
     def of(cls, python: str) -> "Environment":
-        """Return the environment of an interpreter. Raises `PackageError` if it does not run."""
+        """Return the environment of an interpreter. Raises `PackageError` if the interpreter does not run."""
         version, path, sites = json.loads(run(python, "-c", _ASK).splitlines()[-1])
         return cls(python, version, tuple(path), tuple(sites))
 
@@ -68,7 +68,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The packages that an arm's words name, to be put over an environment."""
+    """The packages that an arm names, to be put over an environment."""
 
     releases: tuple[str, ...] = ()  # such as `accelerate==1.10.0`
     lists: tuple[Path, ...] = ()  # files with requirements: `requirements.txt`, `uv.lock`
@@ -76,12 +76,12 @@ class Wanted:
 
     @cached_property
     def below(self) -> Environment:
-        """The environment that they are put over."""
+        """The environment over which the packages are put."""
         return Environment.of(self.python)
 
     @cached_property
     def names(self) -> set[str]:
-        """The canonical names of the packages that are named."""
+        """The canonical names of the packages in `releases` and `lists`."""
         lines = (*self.releases, *(line for text in self._texts for line in text.splitlines()))
         found = (re.match(r"[A-Za-z0-9][\w.-]*", line.strip()) for line in lines)
         return {canonicalize_name(each[0]) for each in found if each is not None}
@@ -94,18 +94,18 @@ class Wanted:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
 
     def directory(self, store: Path) -> Path:
-        """Return where they are kept: a place for these packages over this environment."""
+        """Return the directory for exactly these packages over this environment."""
         names = ",".join([*self.releases, *(each.name for each in self.lists)])
         of = [sorted(self.below.versions.items()), self.below.version, self.python]
         key = documents.digest([self.releases, self._texts, *of])
         return (store / "packages" / f"{names[:LONGEST_NAME]}-{key}").absolute()
 
     def is_kept(self, store: Path) -> bool:
-        """Return whether they have already been installed."""
+        """Return whether the packages have already been installed."""
         return (self.directory(store) / DONE).exists()
 
     def requirements(self, store: Path) -> list[str]:
-        """Return the arguments for pip. A `uv.lock` is exported by uv."""
+        """Return the requirements as arguments for pip. uv exports a `uv.lock` for this."""
         words = [*self.releases]
         for each in self.lists:
             exported = _exported(each, store) if each.name == UV_LOCK else each.absolute()
@@ -114,7 +114,7 @@ class Wanted:
 
 
 def _exported(lock: Path, store: Path) -> Path:
-    """Write the packages of a `uv.lock` as requirements for pip, without its project."""
+    """Write the packages of a `uv.lock`, without its project, as requirements for pip. Return the file."""
     how = ("--quiet", "--frozen", "--no-hashes", "--no-emit-project", "--format=requirements.txt")
     text = run(uv_command(lock), "export", *how, cwd=lock.absolute().parent)
     file = (store / "packages" / f"{lock.name}-{documents.digest(text)}.txt").absolute()
@@ -123,16 +123,17 @@ def _exported(lock: Path, store: Path) -> Path:
 
 
 def plan(wanted: Wanted, store: Path) -> Plan:
-    """Return what is to be installed. Raises `PackageError` with the reason if that cannot be."""
+    """Return the packages that must be installed. Raises `PackageError` if they cannot be installed."""
     below = wanted.below
     is_torch_wanted = "torch" in wanted.names
     libraries = [each for each in wanted.releases if each.startswith(LIBRARIES)]
     unused = [each for each in libraries if canonicalize_name(each.partition("==")[0]) not in below.versions]
     if unused and not is_torch_wanted:
-        torch = below.versions.get("torch", "of no version")
+        torch = below.versions.get("torch", "(not installed)")
         raise PackageError(
-            f"torch {torch} of {below.python} does not load {unused[0].partition('==')[0]}, so no launch "
-            "would change: name a torch that does, or its environment"
+            f"torch {torch} of {below.python} does not load {unused[0].partition('==')[0]}, so the launches "
+            "would not change. Name a torch that loads this package, or the interpreter of an environment "
+            "with such a torch"
         )
     words = [each for each in wanted.requirements(store) if each not in libraries]
     held = [] if is_torch_wanted or "torch" not in below.versions else [f"torch=={below.versions['torch']}"]
@@ -148,10 +149,10 @@ def plan(wanted: Wanted, store: Path) -> Plan:
         for each in changes.values()
         if each.yanked is not None
     ]
-    notes += [f"{why}, and stays as it is" for why in broken.values()]
+    notes += [f"{why}, but is not changed" for why in broken.values()]
     moved = [name for name in changes if name in below.versions and name not in wanted.names]
     notes += [
-        f"{name} {below.versions[name]} becomes {changes[name].version}"
+        f"{name} changes from {below.versions[name]} to {changes[name].version}"
         for name in moved
         if not name.startswith(LIBRARIES)
     ]
@@ -161,15 +162,17 @@ def plan(wanted: Wanted, store: Path) -> Plan:
 def _resolved(
     words: Sequence[str], below: Environment, named: Collection[str]
 ) -> tuple[dict[str, Package], dict[str, str]]:
-    """Return what pip would install, and why other packages would not fit to it, by name.
+    """Return the packages that pip would install, and why other packages are incompatible with them, by name.
 
-    pip ignores packages that need another version of a new package. Those that pin one, as torchvision pins
-    its torch, are therefore also requested. Others stay, because pip might try hundreds of their versions.
+    pip ignores installed packages that need another version of a new package. Packages that pin the version,
+    as torchvision pins its torch, are therefore also requested. Other packages are kept, because pip might
+    try hundreds of their versions.
     """
     changes = _by_name(would_install(*words, python=below.python))
     pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]
     if pinned:
-        with contextlib.suppress(PackageError):  # there is no fitting version
+        # This fails if a pinned package has no compatible version.
+        with contextlib.suppress(PackageError):
             changes = _by_name(would_install(*words, *pinned, python=below.python))
     return changes, broken_by(changes, below)
 
@@ -179,9 +182,10 @@ def _by_name(packages: Iterable[Package]) -> dict[str, Package]:
 
 
 def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool = False) -> dict[str, str]:
-    """Return the installed packages that need another version of a change, and why. They did not before.
+    """Return the installed packages that `changes` would break, each with the reason.
 
-    `pins`: only those that need exactly one version.
+    Packages whose requirements were not met before are left out. With `pins`, only packages that pin the
+    version with `==` are returned.
     """
     broken = {}
     for name, distribution in below.distributions.items():
@@ -201,14 +205,15 @@ def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool 
 def _fits(requirement: Requirement, version: str) -> bool:
     try:
         return requirement.specifier.contains(Version(version), prereleases=True)
-    except InvalidVersion:  # that of a file whose name has none
+    except InvalidVersion:
+        # The name of a file might not contain a version.
         return True
 
 
 def _requirements(
     distribution: importlib.metadata.Distribution, extras: Iterable[str]
 ) -> Iterator[Requirement]:
-    """Return what a package needs on this machine, with these extras."""
+    """Yield the requirements of a package on this machine, with the given extras."""
     for text in distribution.requires or ():
         try:
             each = Requirement(text)
@@ -219,7 +224,7 @@ def _requirements(
 
 
 def distributions_in(path: Sequence[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the packages in these directories by canonical name; the first of several counts."""
+    """Return the packages in these directories by canonical name. The first of each name is used."""
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions(path=list(path)):
         name = each.metadata["Name"]
@@ -243,12 +248,15 @@ def needs_of_torch(packages: Mapping[str, importlib.metadata.Distribution]) -> s
 
 
 def release(wanted: Wanted, store: Path, consent: Consent = refuse_large, agreed: Plan | None = None) -> Path:
-    """Return the directory with packages for an arm. It is a virtual environment if torch is among them.
+    """Return the directory with the packages for an arm, and install them if necessary.
 
-    It also has their dependencies of which the environment has another version. The environment's torch is
-    kept unless torch is requested: releases that need another one are refused. The directory is empty if the
-    environment already has everything. `consent` is called before a download, unless the plan is already
-    `agreed`. Raises `PackageError` with the reason, or if there is no consent.
+    The directory also has those dependencies that the environment lacks or has in an incompatible version. It
+    is a virtual environment if torch or one of its libraries changes, and empty if the environment already
+    has everything. The environment's torch is kept unless torch is requested, so releases that need another
+    torch are refused.
+
+    `consent` is called before a download, unless the plan is already `agreed`. Raises `PackageError` if the
+    installation fails or consent is not given.
     """
     directory = wanted.directory(store)
 
@@ -270,7 +278,7 @@ def release(wanted: Wanted, store: Path, consent: Consent = refuse_large, agreed
 
 
 def python_in(directory: Path) -> str | None:
-    """Return the interpreter of a directory that `release` made; None if it is no virtual environment."""
+    """Return the interpreter of a directory from `release`, or None if it is not a virtual environment."""
     python = directory / "bin" / "python"
     return str(python) if (directory / BELOW).exists() and python.exists() else None
 
@@ -288,7 +296,7 @@ def _install_into(target: Path, planned: Plan, python: str, directory: Path) -> 
 
 
 def _make_environment(directory: Path, planned: Plan, below: Environment) -> None:
-    """Make a virtual environment of torch and its libraries over another environment."""
+    """Create a virtual environment with torch and its libraries over another environment."""
     run(below.python, "-m", "venv", "--without-pip", str(directory))
     minor = ".".join(below.version.split(".")[:2])
     packages = directory / "lib" / f"python{minor}" / "site-packages"
@@ -303,21 +311,21 @@ def _make_environment(directory: Path, planned: Plan, below: Environment) -> Non
     try:
         run(str(python), "-c", "import torch", variables={"CUDA_VISIBLE_DEVICES": ""})
     except InstallerError as error:
-        why = (error.output.strip() or "no reason is given").splitlines()[-1]
+        why = (error.output.strip() or "no reason was given").splitlines()[-1]
         version = distributions_in([str(packages)])["torch"].version
-        raise PackageError(f"torch {version} is installed and cannot be imported: {why}") from None
+        raise PackageError(f"torch {version} was installed but cannot be imported: {why}") from None
 
 
 def _link(distribution: importlib.metadata.Distribution, packages: Path) -> None:
-    """Put the files of an installed package into another directory too, without a copy if possible."""
+    """Link the files of an installed package into another directory, or copy them if links are impossible."""
     if distribution.files is None:
         raise PackageError(
-            f"{distribution.name} {distribution.version} does not say which files it has, so its libraries "
-            "cannot be exchanged: name the interpreter of another environment"
+            f"{distribution.name} {distribution.version} does not list its files, so its libraries "
+            "cannot be replaced. Name the interpreter of another environment"
         )
     for file in distribution.files:
         if ".." in file.parts or file.is_absolute():
-            continue  # a command, which nothing here runs
+            continue  # a command, which is not needed
         target = packages / file
         source = Path(str(distribution.locate_file(file)))
         if target.exists() or not source.is_file():
@@ -325,5 +333,5 @@ def _link(distribution: importlib.metadata.Distribution, packages: Path) -> None
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source, target)
-        except OSError:  # on another disk
+        except OSError:  # the directories are on different disks
             shutil.copy2(source, target)

@@ -1,4 +1,4 @@
-"""Find the reason in the output of a pip that failed. Pure."""
+"""Find the reason for pip's failure in its output. Pure."""
 
 import re
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 NO_SPACE = "No space left on device"
 NO_PIP = "No module named pip"
-NEAREST_SHOWN = 3  # versions on each side of one that does not exist
+NEAREST_SHOWN = 3  # number of versions to show on each side of a version that does not exist
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<requirement>.+?)"
     r"(?: \(from (?!versions)(?P<by>[^)]*)\))? \(from versions: (?P<versions>.*)\)"
@@ -22,17 +22,20 @@ _CONFLICT = re.compile(r"The conflict is caused by:\n((?: {4}.*\n)+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A requirement for which pip finds nothing that it can install."""
+    """A requirement for which pip finds no package that it can install."""
 
     requirement: str
     name: str
-    version: str | None  # None if the requirement is no `NAME==VERSION`
-    by: str | None  # what requires it; None: the user
-    known: tuple[str, ...]  # versions that pip finds for this Python
-    needs_python: str | None  # the Python that this version needs, if pip knows that it is another
+    version: str | None  # None if the requirement is not of the form `NAME==VERSION`
+    by: str | None  # the package that has this requirement; None: the user
+    known: tuple[str, ...]  # versions of the package that pip finds for this Python
+    needs_python: str | None  # the versions of Python that this version needs, if pip reports them
 
     def sentence(self, python: str, others: Sequence[str] = ()) -> str:
-        """Explain why it cannot be installed with `python`. `others` are Pythons that have its wheels."""
+        """Explain why the requirement cannot be installed with the version `python` of Python.
+
+        `others` are the versions of Python for which there are wheels.
+        """
         if self.needs_python or others:
             needed = self.needs_python or " or ".join(others)
             return f"{self.name} {self.version} {_needs(needed, python)}"
@@ -41,11 +44,14 @@ class Missing:
         by = f", which {self.by} needs" if self.by else ""
         nearest = self.nearest()
         if not nearest:
-            return f"pip finds no {what}{by}, and no other version of {self.name} for Python {minor}"
-        return f"pip finds no {what}{by} for Python {minor}. The nearest that it finds: {', '.join(nearest)}"
+            return f"pip finds no {what}{by}, nor any other version of {self.name}, for Python {minor}"
+        return f"pip finds no {what}{by} for Python {minor}. The nearest versions are {', '.join(nearest)}"
 
     def nearest(self) -> tuple[str, ...]:
-        """Return the known versions around the missing one, oldest first; the newest if it has no version."""
+        """Return the known versions next to the missing version, oldest first.
+
+        If the requirement does not name a version, returns the newest versions.
+        """
         ordered = sorted(Version(each) for each in self.known if _is_version(each))
         if self.version is None or not _is_version(self.version):
             return tuple(map(str, ordered[-2 * NEAREST_SHOWN :]))
@@ -55,13 +61,13 @@ class Missing:
 
 def _needs(needed: str, python: str) -> str:
     return (
-        f"needs Python {needed}, and this is {python}: name the interpreter of an environment with such a "
-        "Python"
+        f"needs Python {needed}, but this is {python}. Name the interpreter of an environment with "
+        "such a Python"
     )
 
 
 def missing(output: str) -> Missing | None:
-    """Return the requirement for which pip found nothing; None if it failed for another reason."""
+    """Return the requirement for which pip found nothing, or None if pip failed for another reason."""
     found = _NOT_FOUND.search(output)
     if found is None:
         return None
@@ -89,7 +95,10 @@ def _needed_python(output: str, version: str) -> str | None:
 
 
 def reason(output: str) -> str | None:
-    """Return which requirements contradict each other, or which Python is needed; None if neither does."""
+    """Return which requirements contradict each other or which Python is needed.
+
+    Returns None if pip failed for another reason.
+    """
     other_python = _OTHER_PYTHON.search(output)
     if other_python is not None:
         name, python, needed = other_python.groups()

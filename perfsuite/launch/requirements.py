@@ -1,4 +1,4 @@
-"""Check what a case needs from a machine and from installed packages. Imports neither torch nor pytest."""
+"""Check whether a case can run with this machine and these packages. Imports neither torch nor pytest."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,17 @@ from perfsuite.frameworks.base import framework_of, missing_package
 
 
 def unsupported(case: Case, machine: Machine) -> str | None:
-    """Return the first reason of `CHECKS` why `case` cannot run on `machine`, or None. Raises `CaseError`."""
+    """Return the first reason in `CHECKS` why `case` cannot run on `machine`, or None if it can.
+
+    Raises `CaseError` if the case's framework is unknown or refuses the case.
+    """
     framework_of(case)
     reasons = (check(case, machine) for check in CHECKS)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def wrong_torch(case: Case, machine: Machine) -> str | None:
-    """Return why the installed torch cannot train `case` on `machine`, which has the GPUs, or None."""
+    """Return why the installed torch cannot train `case` on the GPUs of `machine`, or None if it can."""
     plan = framework_of(case).plan(case)
     if not plan.needs_torch:
         return None
@@ -34,12 +37,12 @@ def _topology(case: Case, machine: Machine) -> str | None:
     nodes = case.topology.nodes
     per_node = case.topology.processes_per_node
     if nodes > machine.nodes:
-        have = "this is one machine" if machine.nodes == 1 else f"there are {machine.nodes}"
-        return f"it needs {nodes} nodes of {per_node}, {have}"
+        have = "this is one machine" if machine.nodes == 1 else f"there are only {machine.nodes}"
+        return f"it needs {nodes} nodes (processes per node: {per_node}), but {have}"
     if per_node <= machine.devices:
         return None
     what = "GPUs" if machine.device == "cuda" else "cores"
-    return f"it needs {per_node} {what} (one per process), this machine has {machine.devices}"
+    return f"it needs {per_node} {what} (one per process), but this machine has {machine.devices}"
 
 
 def _attention(case: Case, machine: Machine) -> str | None:
@@ -54,11 +57,13 @@ def _fields(case: Case, machine: Machine) -> str | None:
     for field in sorted(promises.ignores):
         value = getattr(case, field)
         if value != Case.model_fields[field].default:
-            return f"{name} knows no {field}, and the case asks for {value!r}"
+            return f"{name} does not support {field}, but the case asks for {value!r}"
     for field, values in promises.takes.items():
         value = getattr(case, field)
         if value not in values:
-            return f"{name} takes {field} {' or '.join(map(repr, values))}, and the case asks for {value!r}"
+            return (
+                f"{name} supports {field} {' or '.join(map(repr, values))}, but the case asks for {value!r}"
+            )
     return None
 
 
@@ -75,16 +80,23 @@ def _finetuning(case: Case, machine: Machine) -> str | None:
 def _configuration(case: Case, machine: Machine) -> str | None:
     if case.model.config or not case.framework.promises.builds_model:
         return None
-    return f"{case.framework.name} cannot build {case.model.name}: it has a name only, no configuration"
+    return f"{case.framework.name} cannot build {case.model.name}: it has only a name, but no configuration"
 
 
 def _fast_mamba(case: Case, machine: Machine) -> str | None:
-    """Without mamba_ssm, a step of a Mamba takes minutes on a GPU: a million kernels, launched one by one."""
+    """Return a reason if the case needs the package mamba_ssm and it is missing.
+
+    Without this package, a step of a Mamba model takes minutes on a GPU, because it launches a million
+    kernels one by one.
+    """
     is_on_gpu = case.model.config.get("model_type") == "mamba" and machine.device != "cpu"
     if not (is_on_gpu and _builds_model(case)):
         return None
     missing = missing_package("mamba_ssm")
-    return missing and f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"
+    return (
+        missing
+        and f"for a Mamba on a GPU {missing}. transformers' own scan is slow: it takes one position at a time"
+    )
 
 
 def _transformers(case: Case, machine: Machine) -> str | None:
@@ -98,13 +110,14 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _fields,
     _finetuning,
     _configuration,
-    # Must precede the checks that use the framework's plan, which may read a file as its library does.
+    # This must precede the checks that use the framework's plan, because the plan may use the library to read
+    # a file.
     lambda case, machine: missing_package(*case.framework.packages),
     _fast_mamba,
     _transformers,
     lambda case, machine: framework_of(case).unsupported(case, machine),
 )
-# Checks of the amount of hardware, of which a pretended machine always has enough.
+# Checks of the amount of hardware. A simulated machine always has enough.
 OF_THE_MACHINE = frozenset({_hardware, _topology})
 
 
@@ -118,5 +131,5 @@ def _on_gpu(machine: Machine, what: str, package: str) -> str | None:
 
 
 def _builds_model(case: Case) -> bool:
-    """Return whether each rank builds the case's model, unlike in a script or a simulation."""
+    """Return whether each rank builds the case's model. False for scripts and simulations."""
     return case.framework.promises.builds_model and framework_of(case).plan(case).needs_torch

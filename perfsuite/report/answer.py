@@ -1,4 +1,4 @@
-"""Answer the questions of a comparison: does a step do more, is it slower, what was not checked. Pure."""
+"""Answer for a comparison: does a step do more, is it slower, and what was not checked? Pure."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ IDS_SHOWN = 4
 
 
 def answer(session: SessionFile) -> dict[str, str]:
-    """Return the three answers of a comparison by their questions, in this order; empty without arms."""
+    """Return the three answers by question, in this order. Empty if the session is not a comparison."""
     if not session.arms or not (session.results or session.skipped):
         return {}
     return {
@@ -27,7 +27,7 @@ def _does_more(results: Sequence[Measurement]) -> str:
     unknown = [each for each in results if not _is_counted(each)]
     more = [each for each in results if _is_counted(each) and any(_grew(each))]
     same = len(results) - len(unknown) - len(more)
-    return _said(results, more, unknown, f"no: in {plural(same, 'case')} it does no more than in arm A")
+    return _said(results, more, unknown, f"no: it does no more than in arm A in {plural(same, 'case')}")
 
 
 def _is_counted(result: Measurement) -> bool:
@@ -36,7 +36,11 @@ def _is_counted(result: Measurement) -> bool:
 
 
 def _grew(result: Measurement) -> list[Finding]:
-    """Return the counts that grew. Where times are judged, counts are not, and any growth is named."""
+    """Return the counts that grew.
+
+    In a timed comparison, counts are not judged, so every count that grew is returned. Otherwise, only counts
+    that regressed are returned.
+    """
     check = result.verdict.counts
     findings = () if check is None else check.findings
     if result.verdict.checks:
@@ -48,7 +52,7 @@ def _is_slower(results: Sequence[Measurement]) -> str:
     timed = [each for each in results if each.verdict.checks]
     if not timed:
         is_dry = any(each.dry for each in results)
-        why = "a dry run computes nothing" if is_dry else "each arm ran only to be counted, or not at all"
+        why = "a dry run computes nothing" if is_dry else "the arms were only counted, or did not run"
         return f"not timed here: {why}"
     worse = [each for each in timed if any(check.outcome == "regressed" for check in each.verdict.checks)]
     decided = ("passed", "improved")
@@ -69,15 +73,15 @@ def _said(
     unknown: Sequence[Measurement],
     if_none: str,
 ) -> str:
-    """Return `yes` with the cases, what is not known, or else that there are none."""
+    """Return an answer: the worse cases and the unknown cases, or `if_none` if no case is worse."""
     parts = []
     if worse:
         parts.append(f"yes, in {len(worse)} of {plural(len(asked), 'case')}: {_ids(worse)}")
     if unknown:
-        parts.append(f"not known for {plural(len(unknown), 'case')}: {_ids(unknown)}")
+        parts.append(f"unknown for {plural(len(unknown), 'case')}: {_ids(unknown)}")
     if not worse and len(unknown) < len(asked):
         parts.insert(0, if_none)
-    return "; ".join(parts) or "not known: no case was compared"
+    return "; ".join(parts) or "unknown: no case was compared"
 
 
 def _not_checked(session: SessionFile) -> list[str]:
@@ -91,17 +95,17 @@ def _not_checked(session: SessionFile) -> list[str]:
     on_cpu = [each for each in dry if _pretended_cpu(each)]
     if on_cpu:
         parts.append(
-            f"kernels and memory of a GPU in {plural(len(on_cpu), 'case')}, for which a CPU was pretended"
+            f"GPU kernels and GPU memory in {plural(len(on_cpu), 'case')}, for which a CPU was simulated"
         )
     uncounted = [each for each in results if not _is_counted(each)]
     if uncounted:
         parts.append(f"the work of a step in {_ids(uncounted)}")
     if session.skipped:
         parts.append(
-            f"{plural(len(session.skipped), 'case')} that cannot be run here (--dry may compare them)"
+            f"{plural(len(session.skipped), 'case')} that cannot run here (--dry might compare them)"
         )
     if session.not_compared:
-        parts.append(f"{plural(len(session.not_compared), 'case')} that arm B lacks or has changed")
+        parts.append(f"{plural(len(session.not_compared), 'case')} that are missing or changed in arm B")
     if session.cases_unknown is not None:
         parts.append("whether both arms have the same cases")
     return parts or ["hardware other than this machine's"]

@@ -1,8 +1,8 @@
-"""Compare arm A with arm B, which may be slower. Neither arm needs a baseline, and none is written.
+"""Compare arm A with arm B, which might be slower. Neither arm needs a baseline, and no baseline is written.
 
-AgainstArm   compares times: launches in turn, A B, B A, A B, ..., one more pair while judge_pairs is open
-ByCounts     compares counts of a step: one launch of each, as counts have no noise; it does not measure speed
-ByDryRuns    compares counts of one dry run of each, which needs no hardware
+AgainstArm   compares times. Launches the arms in turn (A B, B A, A B, ...) until `judge_pairs` has decided.
+ByCounts     compares the counts of a step, which have no noise. Launches each arm once.
+ByDryRuns    compares the counts of a step in one dry run of each arm, which needs no hardware.
 """
 
 from collections.abc import Sequence
@@ -50,20 +50,21 @@ from perfsuite.verdict.profiled import explained
 
 @dataclass
 class TwoArms(Mode):
-    """Run a case in arm A and in arm B. Faults are injected into arm B only."""
+    """Run a case in arm A and in arm B. Faults are only injected into arm B."""
 
     has_waivers: ClassVar[bool] = False
-    of_equals: ClassVar[str] = "only show noise"  # all that a comparison of two equal arms can do
+    # Messages say that this is all that a comparison of two equal arms can do.
+    of_equals: ClassVar[str] = "only show noise"
 
     def refused(self, task: Task) -> None:
-        """Refuse nothing, as no baseline is needed, but say so if both arms are the same environment."""
+        """Refuse no case, because none needs a baseline. Print a warning if both arms are the same."""
         a, b = self.arms
         if self.options.inject is None and a.acts_as(b):
             same = "arms A and B are the same environment"
-            self.setup.progress.say(f"{task.case.id}: {same}: this comparison can {self.of_equals}")
+            self.setup.progress.say(f"{task.case.id}: {same}, so this comparison can {self.of_equals}")
 
     def excuse(self, case: Case, launches: Launches, verdict: Verdict) -> Excuse | None:
-        """Return the excuse for a failure that every launch of both arms has; None if there is none."""
+        """Return the excuse for a failure, or None. There is no excuse if only arm B fails in this way."""
         arms = launches.before, launches.runs
         before, now = ({run.failure.kind for run in arm if run.failure} for arm in arms)
         if before == {verdict.failure} and now <= before:
@@ -78,15 +79,21 @@ class TwoArms(Mode):
 
 @dataclass
 class AgainstArm(TwoArms):
-    """Launch pairs until they decide."""
+    """Compare times: launch pairs until the verdict is decided."""
 
     max_pairs: int = MAX_PAIRS
-    tolerance: float | None = None  # share of `metric` (None: of tokens/s); None: the default of a gate
-    explains: bool = True  # if the arms differ, launch each once more for a profile
-    metric: str | None = None  # launch pairs until this is decided; None: until tokens/s and all others are
+    # Tolerance for `metric`, or for tokens/s if `metric` is None, as a fraction. None: the same as for
+    # baselines.
+    tolerance: float | None = None
+    explains: bool = True  # whether to launch each arm once more for a profile if the arms differ
+    # Launch pairs until this metric is decided. None: until all metrics are decided.
+    metric: str | None = None
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Launch pairs until they decide. A pair that is not evidence is repeated in the same order."""
+        """Launch pairs until the verdict is decided.
+
+        A pair that is not evidence is repeated with its arms in the same order.
+        """
         verdict = until_decided(
             launch=lambda: self._launch_pair(task, launches),
             judge=lambda **changes: self._verdict(launches, **changes),
@@ -95,7 +102,7 @@ class AgainstArm(TwoArms):
         return Trial.of(launches, verdict, self.excuse(task.case, launches, verdict))
 
     def _launch_pair(self, task: Task, launches: Launches) -> bool:
-        """Launch each arm once and return whether others used the machine."""
+        """Launch each arm once, and return whether other processes used the machine meanwhile."""
         pair = len(launches.before) + 1
         was_shared = False
         made = dict[str, Run]()
@@ -120,13 +127,13 @@ class AgainstArm(TwoArms):
         )
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile of each arm and their differences, or None if none is wanted."""
+        """Return the result with a profile of each arm and their differences, or None without profiles."""
         differs = result.outcome in ("regressed", "improved")
         if not (self.explains and differs and framework_of(task.case).plan(task.case).needs_torch):
             return None
         taken = []
         for arm, name in (("a", ARM_A), ("b", ARM_B)):
-            self.setup.progress.say(f"{name} of {task.case.id} is launched once more, for a profile")
+            self.setup.progress.say(f"{name} of {task.case.id} is launched once more for a profile")
             directory = RunDir.of_profile(task.directory / arm).path
             taken.append(profile_once(task.case, task.machine, directory, self.launching(arm)))
         before, now = taken
@@ -137,17 +144,18 @@ class AgainstArm(TwoArms):
 
 @dataclass
 class ByCounts(TwoArms):
-    """Launch each arm once, on the machine that the case is meant for, however busy it is.
+    """Compare counts: launch each arm once on the machine that the case is meant for, even if it is busy.
 
-    If loss, gradients or tokens differ between the arms, launch both again to see whether they always do.
+    If loss, gradients, tokens or the counts of start-ups differ between the arms, both are launched again to
+    see whether they always differ.
     """
 
-    of_equals: ClassVar[str] = "only find what differs from run to run"
-    known_a: Run | None = None  # the run of arm A, if there already is one
-    metric: str | None = None  # the only count of interest (`Finding.name`); None: all
+    of_equals: ClassVar[str] = "only find differences between runs"
+    known_a: Run | None = None  # the run of arm A, if arm A has already run
+    metric: str | None = None  # the only count that matters (`Finding.name`); None: all counts
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Run a case in both arms and judge the counts of arm B against those of arm A."""
+        """Run a case in both arms, and judge the counts of arm B against the counts of arm A."""
         made = self._made(task, "ab" if self.known_a is None else "b")
         a = self.known_a or made["a"]
         b = made["b"]
@@ -166,7 +174,10 @@ class ByCounts(TwoArms):
         return Trial.of(launches, verdict, excuse)
 
     def _judged(self, a: Run, b: Run) -> Verdict:
-        """Judge the counts of B by those of A, without the start-up's calls if another count is searched."""
+        """Judge the counts of B against the counts of A.
+
+        If `metric` is a count outside of the start-up, the calls of the start-up are left out.
+        """
         if self.metric is not None and not is_of_start_up(self.metric):
             a = without_start_up_calls(a)
             b = without_start_up_calls(b)
@@ -189,10 +200,10 @@ class ByCounts(TwoArms):
 
 @dataclass
 class ByDryRuns(ByCounts):
-    """Run both arms dry, at the same time. The host of its `setup` is a `DryHost`."""
+    """Compare counts: run both arms dry at the same time. The host in `setup` must be a `DryHost`."""
 
     dry: ClassVar[bool] = True
-    device: Device | None = None  # the device to pretend; None: the one that the case is meant for
+    device: Device | None = None  # the device to simulate; None: the device that the case is meant for
 
     def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
         case = task.case
@@ -215,7 +226,8 @@ class ByDryRuns(ByCounts):
             try:
                 wait(begun.values(), return_when=FIRST_EXCEPTION)
             finally:
-                stop.set()  # an interrupt, or an arm that cannot run the case, ends the other
+                # After an interrupt, or if one arm cannot run the case, stop the other arm.
+                stop.set()
         return {arm: each.result() for arm, each in begun.items()}
 
 
@@ -231,10 +243,11 @@ def resolved(
     driver: str | None = None,
     installs: bool = True,
 ) -> tuple[Arm, ...]:
-    """Resolve both arms from options and their values. Raises `CaseError` or `GitError` if one is missing.
+    """Resolve both arms. `arms` has the option and its value for each arm.
 
-    `consent` is called once, with the downloads for both. `driver` is the version of the GPU driver that
-    launches use; None: nothing is launched on a GPU. `installs`: see `resolve`.
+    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver for
+    launches, or None if nothing is launched on a GPU. `installs` is passed to `resolve`. Raises `CaseError`
+    or `GitError` if an arm cannot be resolved.
     """
     root = options.root
     store = options.store
@@ -268,7 +281,7 @@ def resolved(
 def by_times(
     options: Options, progress: Progress, launcher: Launcher, arms: tuple[Arm, ...], **how: Any
 ) -> Session:
-    """Return a session that compares two arms on the times of launches; `how` has fields of `AgainstArm`."""
+    """Return a session that compares the times of two arms. `how` contains fields of `AgainstArm`."""
     setup = Setup(options, progress, Host(launcher, options.store))
     return Session(AgainstArm(setup, arms, **how))
 
@@ -281,10 +294,10 @@ def by_counts(
     known_a: Run | None = None,
     metric: str | None = None,
 ) -> Session:
-    """Return a session that compares the counts of two arms: launches, or dry runs without a `launcher`.
+    """Return a session that compares the counts of two arms, in launches or, without `launcher`, dry.
 
-    `known_a` and `metric` are those of `ByCounts`. Dry runs pretend CUDA in both arms or in neither. If the
-    torch of an arm does not allow CUDA to be pretended, the session says so.
+    `known_a` and `metric` are fields of `ByCounts`. Dry runs simulate a GPU in both arms or in neither. If
+    CUDA cannot be faked in an arm, a message says so.
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))
@@ -292,7 +305,7 @@ def by_counts(
     reasons = {name: why_no_cuda(arm) for name, arm in zip("AB", arms, strict=True)}
     why_not = {name: why for name, why in reasons.items() if why}
     for name, why in why_not.items():
-        progress.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
+        progress.say(f"both arms run dry as on a CPU, because CUDA cannot be faked in arm {name}: {why}")
     device: Device | None = "cpu" if why_not else None
     setup = Setup(options, progress, DryHost(device=device))
     return Session(ByDryRuns(setup, arms, known_a=known_a, device=device))

@@ -111,7 +111,7 @@ def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     have_command(monkeypatch, "bisect")
     verdicts.outcome = "regressed"
-    found = "Which commit did it: perfsuite bisect"
+    found = "To find the commit: perfsuite bisect"
     said = command("main~1", "--dry", CASE.id, status=1).stderr
     assert f"{found} {CASE.id} --good main~1 --bad . --dry\n" in said
     said = command("main~1", "--arm", "HEAD", CASE.id, status=1).stderr
@@ -273,14 +273,14 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("nosuch", "--against 'nosuch': 'nosuch' is no commit of"),
-        (". --arm=", "--arm is empty: give ."),
+        ("nosuch", "--against 'nosuch': 'nosuch' is not a commit of"),
+        (". --arm=", "--arm is empty. Give one"),
         (f". {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
         (". -k any", "give case ids or -k, not both"),
         (". --tolerance 0", "for '--tolerance': '0', expected more than 0%"),
         (". --inject nosuch", "nosuch"),
         (". --launcher nosuch", "there is no launcher 'nosuch'"),
-        (". --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),
+        (". --dry --inject slowdown=10%", "--dry and --inject cannot be combined"),
         (". --dry --tolerance 3%", "exactly: leave it out"),
         (". --dry --counts", "--dry excludes --counts"),
         (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),

@@ -75,14 +75,14 @@ def test_failed_dry_run_ends_with_a_traceback(dry_runs: DryRuns, monkeypatch: py
 def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     dry_runs.refused = COMPILED
     result = command(COMPILED.id, CASE.id, status=2)
-    assert "not by a dry run: torch.compile" in result.stderr
+    assert "a dry run cannot do this: torch.compile" in result.stderr
     assert f"{CASE.id}: recorded in a dry run" in result.stdout
     (file,) = Path(".perfsuite").glob("runs/*/results.json")
     session = documents.read(file, SessionFile)
     assert (session.status, session.dry) == ("complete", True)
     assert CASE.id in {each.case_id for each in session.results}
     result = command("-k", "fsdp2", "--json")  # what cannot be run dry is passed over
-    assert f"{COMPILED.id}: not by a dry run: torch.compile" in result.stderr
+    assert f"{COMPILED.id}: a dry run cannot do this: torch.compile" in result.stderr
     content = json.loads(result.stdout)
     assert [each["case_id"] for each in content["results"]] == [CASE.id]
     assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
@@ -96,7 +96,7 @@ NO_COMPILER = "there is no C++ compiler: install g++"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (f"{COMPILED.id}", "not by a dry run: torch.compile"),
+        (f"{COMPILED.id}", "a dry run cannot do this: torch.compile"),
         (f"{CASE.id} --rank 2", f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
         ("nosuch", "is called 'nosuch'"),
         ("", NO_CASE),

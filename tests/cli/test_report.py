@@ -28,7 +28,7 @@ def test_terminal_shows_table_reasons_and_counts(tmp_path: Path) -> None:
     assert any(line.startswith("  tokens/s: ") and line.endswith("2.9% allowed: regressed") for line in lines)
     assert any("RuntimeError: NCCL error" in line for line in lines)
     assert not any(": passed after" in line for line in lines)
-    assert "it needs 2 nodes of 8" in lines[-2]
+    assert "it needs 2 nodes (processes per node: 8)" in lines[-2]
     assert lines[-1] == "1 failed, 1 regressed, 1 passed, 3 skipped"
 
 

@@ -42,7 +42,7 @@ def test_cases_are_found_by_id_and_by_expression(directory: Path) -> None:
 
 
 def test_missing_name_suggests_similar_ones(directory: Path) -> None:
-    with pytest.raises(CaseError, match=r"called 'fsdp2-llama-tiny': did you mean fsdp2-llama-tiny-s64"):
+    with pytest.raises(CaseError, match=r"called 'fsdp2-llama-tiny'\. Did you mean fsdp2-llama-tiny-s64"):
         cases.by_id(directory, ["fsdp2-llama-tiny"])
     with pytest.raises(CaseError, match="-k nosuch selects no case in"):
         cases.by_expression(directory, "nosuch")

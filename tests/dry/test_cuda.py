@@ -30,7 +30,7 @@ def test_hides_gpus_from_a_pretended_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     cuda.hide()
     assert torch.cuda.device_count() == 0
-    with pytest.raises(RuntimeError, match="no CUDA GPU is available: this dry run pretends a CPU"):
+    with pytest.raises(RuntimeError, match="no CUDA GPU is available, because this dry run simulates a CPU"):
         torch.cuda.current_device()
 
 

@@ -46,9 +46,9 @@ def test_pretends_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(guard, "why_not", lambda: NO_COMPILER)
     machine, instead = pretended(make_case(hardware="h100"))
     assert machine.device == "cpu"
-    assert instead == f"a CPU is pretended in place of a GPU: {NO_COMPILER}"
+    assert instead == f"a CPU is simulated instead of a GPU: {NO_COMPILER}"
     assert pretended(make_case(hardware="h100"), "cpu")[1] is None
-    with pytest.raises(DryRunError, match=r"--device cuda: there is no C\+\+ compiler.*or give --device cpu"):
+    with pytest.raises(DryRunError, match=r"--device cuda: there is no C\+\+ compiler.*Or give --device cpu"):
         pretended(make_case(hardware="h100"), "cuda")
 
 
@@ -60,7 +60,7 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
     [
         ({"quantization": "4bit", "lora": LoRA(rank=8, alpha=16)}, "bitsandbytes' 4bit kernels"),
         ({"compile": True}, "torch.compile"),
-        ({"framework": {"name": "fake"}}, "fake does not say how it builds on fake tensors"),
+        ({"framework": {"name": "fake"}}, "fake does not define how it builds on fake tensors"),
         ({"framework": FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Trainer(fsdp="full_shard offload", fsdp_version=1)}, "offloading keeps shards"),
@@ -69,7 +69,7 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
 )
 def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> None:
     reason = str(why_not_dry(make_case(**SIZES).replace(**changes), make_gpu_machine()))
-    assert reason.startswith("not by a dry run: ")
+    assert reason.startswith("a dry run cannot do this: ")
     assert said in reason
 
 

@@ -13,8 +13,8 @@ from tests.dry.test_script import GROUP, TORCHRUN, TRAIN, WRAPPED, case_of
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("bash", "run.sh"), "follows Python programs only, and the command begins with '.*/bash'"),
-        ((sys.executable, "-c", "1"), "needs a file or a module, and '.* -c 1' names none"),
+        (("bash", "run.sh"), "can only run Python programs, but the command begins with '.*/bash'"),
+        ((sys.executable, "-c", "1"), "needs a Python file or module, but '.* -c 1' names neither"),
     ],
 )
 def test_names_a_command_that_is_not_python(words: tuple[str, ...], said: str) -> None:
@@ -25,7 +25,7 @@ def test_names_a_command_that_is_not_python(words: tuple[str, ...], said: str) -
 @pytest.mark.launch
 def test_refuses_a_command_with_other_ranks(tmp_path: Path) -> None:
     failure = failure_of(case_of(tmp_path, TRAIN, *TORCHRUN, "--nproc-per-node=4"), tmp_path / "dry")
-    said = "world_size: the case asks for 2 ranks, and the command starts 4 (1 x 4)"
+    said = "world_size: the case asks for 2 ranks, but the command starts 4 (1 x 4)"
     assert (failure.kind, said in failure.message) == ("mismatch", True), failure.message
 
 

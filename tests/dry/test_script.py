@@ -98,7 +98,7 @@ def test_trains_alike_on_64_pretended_gpus(tmp_path: Path) -> None:
     assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
     assert {each.ranks for each in counted(run).collectives} == {64}
     assert counted(run).flops == small.flops
-    assert run.notes == ("the script compiles its model, and a dry run counts the step that is not compiled",)
+    assert run.notes == ("the script compiles its model, but a dry run counts the steps without compilation",)
     assert not (tmp_path / "model.pt").exists()
 
 
@@ -207,7 +207,7 @@ def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
     run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
     assert known(run.dry_facts).roofline is None
-    assert run.notes[0].startswith("no bound on the speed: matmuls in fp32 run in TF32 here")
+    assert run.notes[0].startswith("the maximum speed is unknown: this case multiplies fp32 matrices in TF32")
 
 
 def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
@@ -327,8 +327,8 @@ def test_growth_steps_have_their_own_time(tmp_path: Path) -> None:
     [
         (
             with_line("while True: loss + 1"),
-            "the script was ended after 8.0 s (timeout_s) and 0 of 4 optimizer steps. No torch optimizer "
-            "stepped (train.py:21: while True: loss + 1)",
+            "the script exceeded its time limit of 8.0 s (timeout_s) after 0 of 4 optimizer steps. "
+            "No torch optimizer stepped (train.py:21: while True: loss + 1)",
         ),
         (with_line("break"), "the script ended after 0 of 4 optimizer steps. No torch optimizer"),
         (with_line("raise SystemExit(3)"), "the script ended with exit code 3"),
@@ -362,7 +362,7 @@ def test_refuses_an_engine_that_needs_values(packages: Packages, tmp_path: Path)
     text = "from motor.driving import Driver\nengine = Driver(Mock())\n"
     failure = failure_of(case_of(tmp_path, f"from unittest.mock import Mock\n{text}"), tmp_path / "dry")
     assert failure.kind == "not_dry"
-    assert "not by a dry run: a motor needs fuel" in failure.message
+    assert "a dry run cannot do this: a motor needs fuel" in failure.message
     assert "ended after 0 of 4 optimizer steps" in failure.message
 
 

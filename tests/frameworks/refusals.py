@@ -15,7 +15,7 @@ CPU, H100, A100 = (
     machine.replace(nodes=8)
     for machine in (make_machine(devices=16), make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB"))
 )
-TAKES = "{} takes precision {}, and the case asks for '{}'"
+TAKES = "{} supports precision {}, but the case asks for '{}'"
 
 
 def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:

@@ -86,7 +86,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
     ("case", "machine", "why"),
     [
         row(DDP(), None, gradient_accumulation=4),
-        row(DDP(), "it needs 32 cores (one per process), this machine has 16", ranks=32),
+        row(DDP(), "it needs 32 cores (one per process), but this machine has 16", ranks=32),
         row(GRAPH, None),
         row(GRAPH, "static_graph must reduce gradients in the first backward...", gradient_accumulation=2),
         row(FULL, None),
@@ -139,7 +139,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(LOW_2.replace(**IN_4), OTHER_LAYERS, precision="bf16-mixed", ranks=4),
         # Through accelerate.
         *both(None),
-        *both("...takes precision 'fp32' or 'bf16-mixed' or 'bf16', and...", precision="fp16-mixed"),
+        *both("...supports precision 'fp32' or 'bf16-mixed' or 'bf16', but...", precision="fp16-mixed"),
         *parts(None),
         *parts("cp_size=4 needs a GPU. Run the case dry, with a simulated GPU", CPU),
         *parts(f"{PARTS_NEED}'eager', precision 'bf16', compile False", attention="eager"),
@@ -187,8 +187,8 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
         row(SCRIPT, None, model=NET, **WHOLE),
-        row(SCRIPT, "script knows no learning_rate, and the case asks for 0.1", learning_rate=0.1),
-        row(SCRIPT, "script knows no seed, and the case asks for 1", seed=1),
+        row(SCRIPT, "script does not support learning_rate, but the case asks for 0.1", learning_rate=0.1),
+        row(SCRIPT, "script does not support seed, but the case asks for 1", seed=1),
         row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),
     ],
 )

@@ -134,7 +134,9 @@ def test_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str
 def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repo / "benchmarks").mkdir()
     monkeypatch.chdir(repo / "benchmarks")
-    assert "that commit has no directory benchmarks: start at the top" in refused("main", repo)
+    assert "that commit has no directory benchmarks. Run perfsuite in the top directory" in refused(
+        "main", repo
+    )
     (repo / "benchmarks" / "case.py").touch()
     commit(repo)
     assert worktree_of("main", repo).name == "benchmarks"
@@ -157,19 +159,19 @@ def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest
     """Its second answer may come in time: without its paths an arm would import this checkout's code."""
     python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
     monkeypatch.setattr(arms, "ANSWER_S", 0)
-    assert ": no answer in 0 s" in refused("./python HEAD", repo)
+    assert ": no output within 0 s" in refused("./python HEAD", repo)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "--a is empty: give . for this environment"),
-        ("nosuch", "'nosuch' is no commit of"),
-        ("no/such/python", "'no/such/python' is no commit of"),
-        ("main ../no/such/python", "there is no interpreter ../no/such/python; give . for"),
-        ("main first", "names two commits, main and first: give one of them"),
-        ("--upload-pack=x", "'--upload-pack=x' is an option; give . for"),
-        ("'main", "No closing quotation; give . for"),
+        ("", "--a is empty. Give one or more of these words, separated by spaces: . for this environment"),
+        ("nosuch", "'nosuch' is not a commit of"),
+        ("no/such/python", "'no/such/python' is not a commit of"),
+        ("main ../no/such/python", "there is no interpreter ../no/such/python. Give one or more"),
+        ("main first", "names two commits, main and first. Give only one of them"),
+        ("--upload-pack=x", "'--upload-pack=x' is an option, which is not allowed here. Give one"),
+        ("'main", "No closing quotation. Give one"),
         (f"{sys.executable} /bin/sh", "names two interpreters"),
     ],
 )
@@ -179,7 +181,7 @@ def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) ->
 
 def test_outside_git_there_is_no_commit(tmp_path: Path) -> None:
     assert arm("X=1", tmp_path).facts["commit"] == "not known to git"
-    assert "'main' is no commit of" in refused("main", tmp_path)
+    assert "'main' is not a commit of" in refused("main", tmp_path)
 
 
 def test_new_python_file_is_an_uncommitted_change(repo: Path) -> None:

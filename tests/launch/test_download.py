@@ -82,7 +82,7 @@ def test_asks_before_a_large_download(
 
     monkeypatch.setattr(download, "LARGE_BYTES", 100)
     with pytest.raises(
-        PackageError, match=r"^pip downloads 0\.0 MB: big 1\.0\. A download this large needs --yes"
+        PackageError, match=r"^pip downloads 0\.0 MB: big 1\.0\. A download this large needs the option --yes"
     ):
         release(BIG, tmp_path / "store", consent)
     assert server.wheels() == ["HEAD"], "its size is asked for, and nothing is downloaded"
@@ -99,7 +99,7 @@ def test_asks_before_a_large_download(
     [
         ((600e6, 500e6), "pip downloads 1.1 GB: a 1 (0.6 GB), b 1 (0.5 GB)", True),
         ((20e6, 999), "pip downloads 20.0 MB: a 1 (20.0 MB), b 1", False),
-        ((None, 2e9), "pip downloads 2.0 GB, and 1 of a size that is not known: b 1 (2.0 GB), a 1", True),
+        ((None, 2e9), "pip downloads 2.0 GB, and 1 more of unknown size: b 1 (2.0 GB), a 1", True),
         ((None, None), "pip downloads packages of unknown size: a 1, b 1", False),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_plan_that_exceeds_the_disk_is_refused(tmp_path: Path) -> None:
         file.truncate(10**13)
     planned = Plan(changes=(Package(name="a", version="1", url=f"file://{wheel}"),))
     with pytest.raises(
-        PackageError, match=r"^the packages need about 30000\.0 GB on the disk, and .* free: "
+        PackageError, match=r"^the packages need about 30000\.0 GB on the disk, but .* free\. "
     ):
         check_space([planned], tmp_path / "none" / "store")
 
@@ -175,6 +175,6 @@ def test_a_driver_must_support_the_cuda_of_a_build(package: Package, driver: str
         check_driver(planned, driver)
         return
     with pytest.raises(
-        PackageError, match=rf"needs an NVIDIA driver from \d+ on, and this machine has {driver}: "
+        PackageError, match=rf"needs NVIDIA driver \d+ or later, but this machine has {driver}\. "
     ):
         check_driver(planned, driver)

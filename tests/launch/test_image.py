@@ -98,14 +98,14 @@ DENIED = "docker: Error response from daemon: pull access denied for a"
     [
         ("image:a image:b", None, NOT_ALONE),
         ("image:a accelerate==1.10.0", None, NOT_ALONE),
-        ("image:a", None, f"image:a needs one of {', '.join(image.RUNTIMES)}, and none of them answers"),
+        ("image:a", None, f"image:a needs one of {', '.join(image.RUNTIMES)}, but none of them works"),
         (
             *("image:a", "echo 'No module named perfsuite' >&2; exit 1"),
             "cannot import perfsuite .*Install it in the image",
         ),
         (
             *("image:a", f"printf '{DENIED}\\n\\nRun docker run --help for more\\n' >&2; exit 125"),
-            rf"the image does not run \(\S+: {DENIED}\)\. See why, .*: \S+/images/\S+/python -c",
+            rf"the image does not run \(\S+: {DENIED}\)\. To see why, .* run \S+/images/\S+/python -c",
         ),
     ],
     ids=["two", "a release, too", "no runtime", "no perfsuite", "not pulled"],
@@ -171,7 +171,7 @@ def test_launches_an_image_like_this_environment(
 )
 def test_refuses_a_name_that_is_not_an_image(only: str, tmp_path: Path, name: str) -> None:
     stand_in(only, "docker")
-    with pytest.raises(CaseError, match="give the name of an image, without control characters"):
+    with pytest.raises(CaseError, match="is not the name of an image"):
         image.interpreter(name, (), tmp_path)
 
 

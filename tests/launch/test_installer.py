@@ -71,13 +71,13 @@ def test_a_pip_without_these_names_says_the_same(index: Path, monkeypatch: pytes
     [
         (
             "vision==1.5",
-            r"^pip finds no vision 1\.5 for Python 3\.\d+\. The nearest that it finds: 1\.0, 2\.0$",
+            r"^pip finds no vision 1\.5 for Python 3\.\d+\. The nearest versions are 1\.0, 2\.0$",
         ),
         (
             "library==2.0",
             r"^pip finds no vision>=9, which library needs for Python 3\.\d+\. The nearest .*: 1\.",
         ),
-        ("absent==1.0", r"^pip finds no absent 1\.0, and no other version of absent for Python 3\.\d+$"),
+        ("absent==1.0", r"^pip finds no absent 1\.0, nor any other version of absent, for Python 3\.\d+$"),
     ],
 )
 def test_says_which_version_is_missing(index: Path, requirement: str, why: str) -> None:
@@ -94,9 +94,11 @@ def test_says_which_python_a_release_needs(index: Path) -> None:
     write_wheel(index, "modern", "1.0", requires_python=">=3.99")
     write_wheel(index, "old", "1.0", tag="cp39-none-any")
     write_wheel(index, "old", "2.0")
-    with pytest.raises(PackageError, match=r"^modern needs Python >=3\.99, and this is 3\.\d+\.\d+: name"):
+    with pytest.raises(PackageError, match=r"^modern needs Python >=3\.99, but this is 3\.\d+\.\d+\. Name"):
         would_install("modern==1.0", python=sys.executable)
-    with pytest.raises(PackageError, match=r"^old 1\.0 needs Python 3\.9, and this is 3\.\d+\.\d+: name the"):
+    with pytest.raises(
+        PackageError, match=r"^old 1\.0 needs Python 3\.9, but this is 3\.\d+\.\d+\. Name the"
+    ):
         would_install("old==1.0", python=sys.executable)
 
 
@@ -115,7 +117,7 @@ def test_says_which_requirements_conflict(index: Path) -> None:
     ("said", "why"),
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
-        ("No module named pip", "that environment has no pip: .*python -m ensurepip"),
+        ("No module named pip", "that environment has no pip. Run .*python -m ensurepip"),
     ],
 )
 def test_says_what_to_do_about_a_failed_pip(tmp_path: Path, said: str, why: str) -> None:

@@ -96,7 +96,7 @@ def test_another_library_of_torch_takes_torch_along(index: Path) -> None:
 def test_a_library_that_torch_does_not_load_is_refused(tmp_path: Path) -> None:
     wanted = Wanted(releases=("nvidia-absent-cu13==2",))
     with pytest.raises(
-        PackageError, match=r"does not load nvidia-absent-cu13, so no launch would change: name"
+        PackageError, match=r"does not load nvidia-absent-cu13, so the launches would not change. Name"
     ):
         plan(wanted, tmp_path)
 
@@ -163,7 +163,7 @@ def test_an_interrupted_installation_is_not_used(index: Path, monkeypatch: pytes
 def test_a_torch_that_cannot_be_imported_is_refused(index: Path) -> None:
     write_wheel(index, "torch", "99", "raise OSError('libcudart.so.13: cannot open shared object file')\n")
     with pytest.raises(
-        CaseError, match=r"torch 99 is installed and cannot be imported: OSError: libcudart\.so\.13"
+        CaseError, match=r"torch 99 was installed but cannot be imported: OSError: libcudart\.so\.13"
     ):
         arm("torch==99", index)
     assert not [each for each in index.with_name("store").joinpath("packages").iterdir() if each.is_dir()]
@@ -227,7 +227,7 @@ def test_what_pins_torch_moves_with_it(
     vision = Package(name="vision", version="0.5", url="")
     made = planned(monkeypatch, below, tmp_path, torch, vision)
     assert made.changes == (torch, vision)
-    assert made.notes == ("library 1 needs torch>=2, and stays as it is", "vision 1 becomes 0.5")
+    assert made.notes == ("library 1 needs torch>=2, but is not changed", "vision changes from 1 to 0.5")
 
 
 def test_a_yanked_release_is_named(

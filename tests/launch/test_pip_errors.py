@@ -25,7 +25,8 @@ def test_an_index_without_the_package_has_no_nearest() -> None:
     found = missing(FAILED.format("absent==1.0", "none"))
     assert found is not None
     assert (
-        found.sentence("3.11.7") == "pip finds no absent 1.0, and no other version of absent for Python 3.11"
+        found.sentence("3.11.7")
+        == "pip finds no absent 1.0, nor any other version of absent, for Python 3.11"
     )
 
 

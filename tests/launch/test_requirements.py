@@ -28,10 +28,16 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"topology": Topology(nodes=2, processes_per_node=1)}, "it needs 2 nodes of 1, this is one machine"),
+        (
+            {"topology": Topology(nodes=2, processes_per_node=1)},
+            "it needs 2 nodes (processes per node: 1), but this is one machine",
+        ),
         ({"framework": DDP(static_graph=True), "gradient_accumulation": 2}, "set gradient_accumulation to 1"),
         ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
-        ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
+        (
+            {"lora": LoRA(rank=4, alpha=8), "framework": Fake()},
+            "fake does not support lora, but the case asks for",
+        ),
         ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
         ({"hardware": ("h100", "a100")}, "it is meant for h100, but this machine is cpu-"),
     ],
@@ -61,13 +67,15 @@ def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, ins
     )
     mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
     missing = MISSING.format("mamba_ssm")
-    reason = f"for a Mamba on a GPU {missing}; transformers' own scan goes position by position"
+    reason = (
+        f"for a Mamba on a GPU {missing}. transformers' own scan is slow: it takes one position at a time"
+    )
     assert unsupported(mamba, make_gpu_machine()) == (None if installed else reason)
     assert unsupported(mamba.replace(hardware="cpu"), detect()) is None
     assert unsupported(mamba.replace(framework=Fake()), make_gpu_machine()) is None
 
 
-NINE = "it needs 9 GPUs (one per process), this machine has 8"
+NINE = "it needs 9 GPUs (one per process), but this machine has 8"
 ELSEWHERE = "it is meant for t4, but this machine is {0}; it is meant for cpu, but this machine is {0}"
 NAMED = {"model": Model.named("mine")}
 
@@ -79,8 +87,8 @@ NAMED = {"model": Model.named("mine")}
         ({"topology": Topology(processes_per_node=9)}, NINE),
         ({"hardware": ("t4", "cpu")}, ELSEWHERE),
         ({"hardware": ("t4", "gpu")}, None),
-        (NAMED, "ddp cannot build mine: it has a name only, no configuration"),
-        ({**NAMED, "framework": Fake()}, "fake cannot build mine: it has a name only, no configuration"),
+        (NAMED, "ddp cannot build mine: it has only a name, but no configuration"),
+        ({**NAMED, "framework": Fake()}, "fake cannot build mine: it has only a name, but no configuration"),
     ],
 )
 def test_each_requirement_has_its_reason(changes: dict[str, Any], reason: str | None) -> None:

@@ -41,7 +41,7 @@ def test_what_is_given_reaches_the_session(
         *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json")),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number from 1 *"),
         ("--perf-inject=slowdwn=3%", "--perf-inject 'slowdwn=3%': give slowdown=P%*mean 'slowdown'[?]"),
-        ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is no commit of *"),
+        ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is not a commit of *"),
         (
             "--perf-dry --perf-resume",
             "--perf-dry excludes --perf-resume (dry runs cannot be resumed): leave one *",

@@ -184,7 +184,7 @@ def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
     ("options", "reason"),
     [
         (("-m", "a100"), "it is meant for a100-80gb, but this machine is cpu-"),
-        (("-m", "cpu", "--perf-dry"), "not by a dry run: fake does not say how it builds"),
+        (("-m", "cpu", "--perf-dry"), "a dry run cannot do this: fake does not define how it builds"),
     ],
 )
 def test_skips_what_cannot_run_which_is_no_pass(

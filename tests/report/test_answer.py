@@ -25,12 +25,12 @@ def test_a_session_without_arms_has_no_answer() -> None:
 def test_names_the_cases_whose_step_does_more() -> None:
     more, same = make_dry(), make_dry(SAME).replace(case_id="same")
     assert answered(more, same)[DOES_MORE] == f"yes, in 1 of 2 cases: {more.case_id}"
-    assert answered(same)[DOES_MORE] == "no: in 1 case it does no more than in arm A"
+    assert answered(same)[DOES_MORE] == "no: it does no more than in arm A in 1 case"
 
 
 def test_uncounted_work_is_not_known() -> None:
     said = answered(judged(make_dry(), outcome="inconclusive", counts=NOT_COUNTED))
-    assert said[DOES_MORE].startswith("not known for 1 case: ")
+    assert said[DOES_MORE].startswith("unknown for 1 case: ")
     assert "the work of a step in " in said[NOT_CHECKED]
 
 
@@ -38,7 +38,7 @@ def test_a_timed_comparison_names_growth_that_it_does_not_judge() -> None:
     grown = judged(make_compared(1.0), counts=SAME)
     less = judged(make_compared(1.0), counts=make_check(make_finding(before=2, now=1, outcome="passed")))
     assert answered(grown)[DOES_MORE].startswith("yes, in 1 of 1 case: ")
-    assert answered(less)[DOES_MORE] == "no: in 1 case it does no more than in arm A"
+    assert answered(less)[DOES_MORE] == "no: it does no more than in arm A in 1 case"
 
 
 def test_names_the_cases_that_are_slower() -> None:
@@ -49,12 +49,12 @@ def test_names_the_cases_that_are_slower() -> None:
 
 def test_an_undecided_case_is_not_fast() -> None:
     case = make_compared(1.0, pairs=2)
-    assert answered(case)[IS_SLOWER] == f"not known for 1 case: {case.case_id}"
+    assert answered(case)[IS_SLOWER] == f"unknown for 1 case: {case.case_id}"
 
 
 @pytest.mark.parametrize(
     ("result", "why"),
-    [(make_dry(), "a dry run computes nothing"), (make_counted(), "each arm ran only to be counted")],
+    [(make_dry(), "a dry run computes nothing"), (make_counted(), "the arms were only counted")],
 )
 def test_says_why_nothing_was_timed(result: Measurement, why: str) -> None:
     counted = judged(result, checks=())
@@ -66,9 +66,9 @@ def test_says_that_the_gpu_was_pretended_to_be_a_cpu() -> None:
     on_gpu = make_dry(SAME)
     on_cpu = make_dry(SAME, machine=make_machine())
     assert "kernels" not in answered(on_gpu)[NOT_CHECKED].replace("slower kernel", "")
-    assert "kernels and memory of a GPU in 1 case" in answered(on_cpu)[NOT_CHECKED]
+    assert "GPU kernels and GPU memory in 1 case" in answered(on_cpu)[NOT_CHECKED]
 
 
 def test_skipped_cases_were_not_checked() -> None:
     skipped = Skipped(nodeid="x", case_id="x", framework="ddp", reason="needs h100")
-    assert "1 case that cannot be run here" in answered(make_compared(), skipped=(skipped,))[NOT_CHECKED]
+    assert "1 case that cannot run here" in answered(make_compared(), skipped=(skipped,))[NOT_CHECKED]

@@ -78,7 +78,7 @@ def test_notes_appear_with_explanations_or_folded() -> None:
 def test_what_did_not_run_is_told_with_its_reason() -> None:
     parsed = of(never_run())
     assert parsed.said("li") == ["no baseline on cpu-test-2c in baselines (--perf-missing-baseline=fail)"]
-    assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
+    assert parsed.rows[-1][1] == "it needs 2 nodes (processes per node: 8), but this is one machine"
     cut = make_session(0).replace(status="interrupted", interrupted_case="lost-case")
     assert "**The session was interrupted: lost-case was not judged." in render([cut])
 

@@ -201,7 +201,7 @@ def test_reports_identical_arms_before_launching(
 ) -> None:
     ours = launches.session(arms=(a, b), inject=inject)
     ours.mode.refused(task(launches.root))
-    told = "arms A and B are the same environment: this comparison can only show noise"
+    told = "arms A and B are the same environment, so this comparison can only show noise"
     assert [told in line for line in launches.said] == [True] * is_same
 
 
@@ -422,14 +422,14 @@ def test_pretends_cuda_in_both_arms_or_neither(launches: Launches) -> None:
     launches.no_cuda["main"] = "torch 2.13.0 is built for CUDA 13.0"
     assert launches.compare_counts(dry=True).outcome == "regressed"
     assert launches.devices == {"cpu"}
-    assert launches.said[0].endswith("pretended in both arms, for arm A: torch 2.13.0 is built for CUDA 13.0")
+    assert launches.said[0].endswith("CUDA cannot be faked in arm A: torch 2.13.0 is built for CUDA 13.0")
 
 
 def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
     setup = make_setup(launches.root, launches.said)
     ByDryRuns(setup, (B, replace(B))).refused(task(launches.root))
     assert launches.said[0].endswith(
-        "are the same environment: this comparison can only find what differs from run to run"
+        "are the same environment, so this comparison can only find differences between runs"
     )
 
 
@@ -470,7 +470,7 @@ def test_asks_once_for_both_arms(planned: list[Any], tmp_path: Path) -> None:
 
 
 def test_installs_nothing_without_consent(planned: list[Any], tmp_path: Path) -> None:
-    arms = r"^--against 'torch==2\.13\.0' and --arm 'torch==2\.14\.1': pip downloads 1\.7 GB: .* needs --yes"
+    arms = r"^--against 'torch==2\.13\.0' and --arm 'torch==2\.14\.1': pip downloads 1\.7 GB: .* --yes"
     with pytest.raises(CaseError, match=arms):
         against_arm.resolved(make_setup(tmp_path, []).options, RELEASES)
     assert planned == []

@@ -101,12 +101,12 @@ def test_requires_a_count_baseline_on_request(runs: DrySessions) -> None:
 def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
     compiled = H100.replace(compile=True)
     ours = runs.session(fail_without_baseline=True)
-    assert str(ours.skip_reason(compiled)).startswith("not by a dry run: torch.compile")
+    assert str(ours.skip_reason(compiled)).startswith("a dry run cannot do this: torch.compile")
     file = ours.mode.reviewed_file(compiled)
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(
-        CaseError, match=r"not by a dry run: .*, but the case has a reviewed baseline .*dry-sm90"
+        CaseError, match=r"a dry run cannot do this: .*, but the case has a reviewed baseline .*dry-sm90"
     ):
         ours.skip_reason(compiled)
 

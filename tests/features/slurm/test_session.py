@@ -80,7 +80,9 @@ def test_next_allocation_measures_what_is_left(
     assert (first, third) == ("recorded", "recorded")
     assert second in ("recorded", "unhealthy"), "both nodes share this machine, with other tests"
     assert [len(each["runs"][0]["nodes"]) for each in told["results"]] == [0, 2, 2]
-    assert [each["reason"] for each in told["skipped"]] == ["it needs 3 nodes of 1, there are 2"]
+    assert [each["reason"] for each in told["skipped"]] == [
+        "it needs 3 nodes (processes per node: 1), but there are only 2"
+    ]
     assert len(list(store.glob("runs/*/*/launch-1/case.json"))) == 4, "the first is not launched again"
     assert [node["name"] for node in told["preflights"][0]["nodes"]] == ["n1", "n2"]
     assert (results.parent / "preflight-1").is_dir()

@@ -14,7 +14,7 @@ PRECISIONS_OF_ZERO = "'fp32' or 'bf16' or 'bf16-mixed'"
     ("case", "machine", "why"),
     [
         row(ZERO, TAKES.format("deepspeed", PRECISIONS_OF_ZERO, "fp16-mixed"), precision="fp16-mixed"),
-        row(ZERO, "deepspeed takes compile False, and the case asks for True", compile=True),
+        row(ZERO, "deepspeed supports compile False, but the case asks for True", compile=True),
     ],
 )
 def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:

@@ -26,9 +26,9 @@ WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
     [
         row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
         row(NANOTRON, TAKES.format("nanotron", "'fp32' or 'bf16'", "bf16-mixed"), precision="bf16-mixed"),
-        row(NANOTRON, "nanotron takes activation_checkpointing 'none', and...", **WHOLE),
-        row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
-        row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
+        row(NANOTRON, "nanotron supports activation_checkpointing 'none', but...", **WHOLE),
+        row(NANOTRON, "nanotron supports attention 'sdpa' or 'flash_attention_2', but...", attention="eager"),
+        row(NANOTRON, "nanotron supports compile False, but the case asks for True", compile=True),
         row(NANOTRON, "nanotron builds only Llama models, but gpt2-tiny is a gpt2", model="gpt2-tiny"),
         row(NANOTRON, "nanotron supports only head_dim=32, but odd has 64", head_dim=64),
         row(NANOTRON, "nanotron supports only mlp_bias=False, but odd has True", mlp_bias=True),
@@ -106,5 +106,5 @@ def test_what_cannot_be_run_dry_says_why(
     monkeypatch.setattr(guard, "why_not", lambda: None)
     eight = make_case(hardware="h100", topology=Topology(processes_per_node=8), model="llama-tiny")
     reason = str(why_not_dry(eight.replace(**changes), make_gpu_machine()))
-    assert reason.startswith("not by a dry run: ")
+    assert reason.startswith("a dry run cannot do this: ")
     assert said in reason

@@ -45,8 +45,8 @@ YARN = {"type": "yarn", "factor": 2.0}
         row(TITAN_2, "tensor_parallel=2 must divide num_key_value_heads, 1", num_key_value_heads=1),
         row(TITAN_2, "tensor_parallel=2 must divide num_attention_heads, 3", **THREE_HEADS),
         row(TITAN, TAKES.format("torchtitan", PRECISIONS_OF_TITAN, "fp16-mixed"), precision="fp16-mixed"),
-        row(TITAN, "torchtitan knows no lora...", lora=ADAPTERS),
-        row(TITAN, "torchtitan takes attention 'sdpa', and the case asks for 'eager'", attention="eager"),
+        row(TITAN, "torchtitan does not support lora...", lora=ADAPTERS),
+        row(TITAN, "torchtitan supports attention 'sdpa', but the case asks for 'eager'", attention="eager"),
         row(TITAN, IN_PARTS.format("loss in chunks", 8, 20), sequence_length=20),
         row(TITAN_6, IN_PARTS.format("tensor_parallel", 6, 64), ranks=6),
         row(
