@@ -268,11 +268,11 @@ def only_dry(results: Iterable[Measurement]) -> bool:
 def hardware(results: Iterable[Measurement]) -> str:
     """Return the machines of these cases: hardware class and device; empty if nothing was launched."""
     runs = [run for result in results for run in result.runs]
-    return ", ".join(sorted({_machine(run.machine, pretended=run.dry) for run in runs}))
+    return ", ".join(sorted({_machine(run.machine, simulated=run.dry) for run in runs}))
 
 
-def _machine(machine: Machine, *, pretended: bool = False) -> str:
-    return f"{machine.hardware_class} ({machine.device_name}{', pretended' if pretended else ''})"
+def _machine(machine: Machine, *, simulated: bool = False) -> str:
+    return f"{machine.hardware_class} ({machine.device_name}{', simulated' if simulated else ''})"
 
 
 def interruption(session: SessionFile) -> str | None:

@@ -396,7 +396,7 @@ def test_shared_machine_shows_figures_on_request(
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
             "*nothing was judged: the measurements are not evidence*",
-            "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared does not*",
+            "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared*",
         ]
     )
     shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json")

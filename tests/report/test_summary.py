@@ -252,9 +252,9 @@ def test_reports_unjudged_changes_of_passed_cases() -> None:
     assert not [line for line in summary.in_short([equal, passed]) if "counts" in line]
 
 
-def test_the_hardware_of_a_dry_run_is_pretended() -> None:
-    pretended = "h100-80gb-sxm (NVIDIA H100 80GB HBM3, pretended)"
-    assert summary.hardware((make_dry(), make_result(now()))) == f"cpu-test-2c (Test CPU), {pretended}"
+def test_the_hardware_of_a_dry_run_is_simulated() -> None:
+    simulated = "h100-80gb-sxm (NVIDIA H100 80GB HBM3, simulated)"
+    assert summary.hardware((make_dry(), make_result(now()))) == f"cpu-test-2c (Test CPU), {simulated}"
     unknown = samples.make_gpu_machine("NVIDIA X9000")
     notes = [summary.machine_notes([make_dry(machine=unknown, dry=dry)]) for dry in (True, False)]
     assert list(map(len, notes)) == [0, 1]

@@ -305,7 +305,7 @@ def init(*words: str) -> list[str]:
     """Write what a repository needs, by a command, and return the commands that it says come next."""
     words = ("perfsuite", "init", "--script", "train.py", *words)
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "kept: bench_cases/test_train.py, which was there" in said
+    assert "kept: bench_cases/test_train.py, which already exists" in said
     return said.partition("Next:\n")[2].splitlines()
 
 

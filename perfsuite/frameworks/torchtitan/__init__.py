@@ -130,7 +130,7 @@ class TorchTitan(Framework):
                 pretend=lambda: importlib.import_module(pretend).pretend(self.expected(case)),
                 ranks_differ=any("pipeline_parallel_degree" in word for word in self.overrides),
             )
-        return DryPlan(impossible="a dry run cannot capture a CUDA graph: remove disable_cuda_graphs=False")
+        return DryPlan(impossible="CUDA graphs cannot be captured: remove disable_cuda_graphs=False")
 
     def expected(self, case: Case) -> dict[str, str]:
         if self.config is not None:

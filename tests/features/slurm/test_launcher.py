@@ -101,7 +101,9 @@ def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path:
     cluster = allocation.cluster
     cluster.on("n2", "mount", "-t", "tmpfs", "none", str(tmp_path))
     try:
-        with pytest.raises(MachineError, match=f"^n2 cannot see {tmp_path}, .*--perf-store=DIR"):
+        with pytest.raises(
+            MachineError, match=f"^n2 cannot see the file .* in {tmp_path}\\. .*--perf-store=DIR"
+        ):
             SlurmLauncher().machine(tmp_path)
     finally:
         cluster.on("n2", "umount", "--lazy", str(tmp_path))  # a step that Slurm is ending may be there

@@ -81,7 +81,7 @@ def test_cuda_graphs_need_a_gpu_and_no_dry_run() -> None:
     )
     assert unsupported(case.replace(hardware=("h100",)), make_gpu_machine()) is None
     assert TorchTitan(disable_cuda_graphs=False).dry(case).impossible == (
-        "a dry run cannot capture a CUDA graph: remove disable_cuda_graphs=False"
+        "CUDA graphs cannot be captured: remove disable_cuda_graphs=False"
     )
 
 
