@@ -149,7 +149,7 @@ def test_reports_baselines_that_are_not_the_roots(suite: pytest.Pytester, tmp_pa
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
     result = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     there = f"{suite.path}/baselines exists, but baselines would be read from {tmp_path}/baselines"
-    result.stderr.fnmatch_lines([f"ERROR: {there} exists, but baselines would be read from *"])
+    result.stderr.fnmatch_lines([f"ERROR: {there}.*"])
     run(suite, *moved, "--perf-baselines=elsewhere")
 
 
