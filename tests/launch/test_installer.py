@@ -75,7 +75,7 @@ def test_a_pip_without_these_names_says_the_same(index: Path, monkeypatch: pytes
         ),
         (
             "library==2.0",
-            r"^pip finds no vision>=9, which library needs for Python 3\.\d+\. The nearest .*: 1\.",
+            r"^pip finds no vision>=9, which library needs for Python 3\.\d+\. The nearest versions are 1\.",
         ),
         ("absent==1.0", r"^pip finds no absent 1\.0, nor any other version of absent, for Python 3\.\d+$"),
     ],
