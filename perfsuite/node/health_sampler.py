@@ -44,14 +44,13 @@ class _Sample:
 
 
 class Sampler:
-    """Samples the machine while `pid` and its descendants run, on the first `devices` GPUs of `nvml`."""
+    """Samples the machine while `job` runs, on the first `devices` GPUs of `nvml`."""
 
     def __init__(
         self,
         *,
         devices: int = 0,  # pragma: no mutate 0: nobody reads it without NVML
         nvml: Any | None = None,
-        pid: int | None = None,
         job: JobProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
@@ -61,7 +60,7 @@ class Sampler:
         self._sleep = sleep
         self._proc = proc
         self._cores = os.sched_getaffinity(0)
-        self._job = job or JobProcesses(pid or os.getpid())
+        self._job = job or JobProcesses(os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
         # The cores near each GPU, after `prepare`; empty if unknown.

@@ -376,7 +376,7 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
     job = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
     stranger = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
-        sampler = Sampler(pid=job.pid)
+        sampler = Sampler(job=JobProcesses(job.pid))
         children = psutil.Process(job.pid).children
 
         def spun_s() -> float:
