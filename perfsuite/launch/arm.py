@@ -32,7 +32,7 @@ from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.inputs.git import git, revision
 from perfsuite.launch import image
 from perfsuite.launch.download import Consent, Plan, refuse_large
-from perfsuite.launch.installed import DONE, environment, environment_directory, locked, plan_of_lock
+from perfsuite.launch.installed import DONE, environment, kept_environment, locked, plan_of_lock
 from perfsuite.launch.overlay import Wanted, plan, python_in, release
 from perfsuite.node.processes import captured
 from perfsuite.redaction import is_secret, masked
@@ -202,13 +202,19 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
             raise CaseError(
                 "that commit has no such file. Give its path from the top directory of the repository"
             )
-        if lock and installing is None:
-            file = worktree / lock
-            is_kept = (environment_directory(file, commit, store) / DONE).exists()
-            arm = replace(arm, is_installed=False, plan=None if is_kept else lambda: plan_of_lock(file))
-        elif lock:
+        file = worktree / lock if lock else None
+        kept = kept_environment(file, commit, store) if file is not None else None
+        if file is not None and kept is None and installing is None:
+            # The releases over this environment can only be planned once it exists.
+            arm = replace(arm, lock=lock, is_installed=False, plan=lambda: plan_of_lock(file))
+            return _moved(arm, commit, worktree, _top(root))
+        if kept is not None:
+            python = kept
+        elif file is not None:
             assert installing is not None
-            python = environment(worktree / lock, commit, store, installing.consent, installing.agreed)
+            python = environment(file, commit, store, installing.consent, installing.agreed)
+            # The user agreed to the packages of the lock file, but not to the releases over them.
+            installing = replace(installing, agreed=None)
         arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
     if releases or lists:
         files = tuple(Path(each).expanduser() for each in lists)

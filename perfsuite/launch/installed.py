@@ -40,7 +40,7 @@ def environment(
     fails.
     """
     uv = uv_command(lock) if lock.name == UV_LOCK else None
-    directory = environment_directory(lock, commit, store)
+    directory = _directory(lock, commit, store)
     python = directory / "bin" / "python"
 
     def install() -> None:
@@ -54,7 +54,13 @@ def environment(
     return str(python)
 
 
-def environment_directory(lock: Path, commit: str, store: Path) -> Path:
+def kept_environment(lock: Path, commit: str, store: Path) -> str | None:
+    """Return the interpreter for a lock file if its packages have already been installed, or None."""
+    directory = _directory(lock, commit, store)
+    return str(directory / "bin" / "python") if (directory / DONE).exists() else None
+
+
+def _directory(lock: Path, commit: str, store: Path) -> Path:
     """Return the directory in which the environment of a lock file is kept."""
     return (store / "environments" / _key(lock, commit)).absolute()
 
@@ -68,10 +74,15 @@ def plan_of_lock(lock: Path) -> Plan:
         listed = lock
         if lock.name == UV_LOCK:
             listed = Path(temporary) / "requirements.txt"
-            how = ("--quiet", "--frozen", "--no-hashes", "--no-emit-project", "--format=requirements.txt")
-            listed.write_text(run(uv_command(lock), "export", *how, cwd=lock.parent), encoding="utf-8")
+            listed.write_text(requirements_of(lock), encoding="utf-8")
         words = ("--ignore-installed", "-r", str(listed))
         return Plan(changes=tuple(would_install(*words, python=sys.executable, cwd=lock.parent)))
+
+
+def requirements_of(lock: Path) -> str:
+    """Return the packages of a `uv.lock`, without its project, as requirements for pip."""
+    how = ("--quiet", "--frozen", "--no-hashes", "--no-emit-project", "--format=requirements.txt")
+    return run(uv_command(lock), "export", *how, cwd=lock.absolute().parent)
 
 
 def uv_command(lock: Path) -> str:

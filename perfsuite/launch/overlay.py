@@ -27,7 +27,7 @@ from perfsuite import documents
 from perfsuite.errors import FileError, PackageError
 from perfsuite.inputs import files
 from perfsuite.launch.download import Consent, Plan, ask_for, check_space, refuse_large
-from perfsuite.launch.installed import DONE, UV_LOCK, once, uv_command
+from perfsuite.launch.installed import DONE, UV_LOCK, once, requirements_of
 from perfsuite.launch.installer import InstallerError, Package, pip, run, would_install
 
 LIBRARIES = ("nvidia-", "cuda-")  # prefixes of the names of the libraries that torch loads
@@ -114,9 +114,8 @@ class Wanted:
 
 
 def _exported(lock: Path, store: Path) -> Path:
-    """Write the packages of a `uv.lock`, without its project, as requirements for pip. Return the file."""
-    how = ("--quiet", "--frozen", "--no-hashes", "--no-emit-project", "--format=requirements.txt")
-    text = run(uv_command(lock), "export", *how, cwd=lock.absolute().parent)
+    """Write the packages of a `uv.lock` as requirements for pip, and return the file."""
+    text = requirements_of(lock)
     file = (store / "packages" / f"{lock.name}-{documents.digest(text)}.txt").absolute()
     documents.write_text(file, text)
     return file

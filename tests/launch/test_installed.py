@@ -81,6 +81,30 @@ def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch:
     assert arm(f"old:{LOCK} PYTHONPATH={tmp_path}", repo).perfsuite == "9", "asked for"
 
 
+@pytest.mark.launch
+def test_plans_releases_over_a_lock_files_packages(repo: Path, tmp_path: Path) -> None:
+    """Whoever agreed to the packages of a lock file has not agreed to the releases over them."""
+    write_wheel(repo.with_name("index"), "needy", "1.0", "", "perfsuite==2.0")
+    store = tmp_path / "store"
+    text = f"old:{LOCK} needy==1.0"
+    first = resolve("--a", text, root=repo, store=store, installs=False)
+    assert first.plan is not None
+    of_lock = first.plan()
+    assert [(package.name, package.version) for package in of_lock.changes] == [("perfsuite", "1.0")]
+
+    asked: list[str] = []
+
+    def consent(text: str, is_large: bool) -> bool:
+        asked.append(text)
+        return True
+
+    resolve("--a", text, root=repo, store=store, consent=consent, agreed=of_lock)
+    assert asked == ["perfsuite changes from 1.0 to 2.0"]
+    kept = resolve("--a", text, root=repo, store=store, installs=False)
+    assert kept.plan is None
+    assert kept.python != sys.executable
+
+
 def test_refuses_a_lock_file_without_perfsuite(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*command: str, **settings: object) -> str:
         if "venv" in command:
