@@ -124,7 +124,8 @@ class AgainstBaseline(Mode):
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
         """Return the baseline to compare with, or a failed verdict if one is required but missing.
 
-        A local baseline with too few launches does not count.
+        A local baseline with too few launches does not count, unless the session has no time to record it
+        again with enough of them.
         """
         stored = self.baselines.find(task.machine.hardware_class, task.case)
         options = self.options
@@ -136,7 +137,7 @@ class AgainstBaseline(Mode):
         elif options.fail_without_baseline:
             why = MISSING_FAILS
         else:
-            return None, None
+            return (None if self.setup.has_time_for(task.case, fewest) else stored), None
         of = "" if stored is None else f" of {plural(fewest, 'launch')} or more"
         reason = f"no baseline{of} on {task.machine.hardware_class} in {self.baselines} ({why})"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))

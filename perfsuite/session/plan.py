@@ -135,6 +135,11 @@ class Budget:
         self.launch_s[case.id] = longest_s
         return longest_s + sum(map(self._needed_s, self.waiting)) <= self._left()
 
+    def has_time_for(self, case: Case, launches: int) -> bool:
+        """Return whether this many launches of a case fit, besides those that waiting cases need."""
+        others = self.waiting - {case.id}
+        return launches * self._launch_s(case.id) + sum(map(self._needed_s, others)) <= self._left()
+
     def why_not_reached(self, case: Case) -> str:
         """Explain why a case is not reached."""
         cost = self._needed_s(case.id) if case.id in self.launch_s else None
@@ -150,10 +155,13 @@ class Budget:
 
     def _needed_s(self, case_id: str) -> float:
         """Return the expected duration of the fewest launches of a case; 0 if none is known."""
-        launch_s = self.launch_s.get(case_id)
-        if launch_s is None:
-            launch_s = median(self.launch_s.values()) if self.launch_s else 0.0
-        return self.fewest * launch_s
+        return self.fewest * self._launch_s(case_id)
+
+    def _launch_s(self, case_id: str) -> float:
+        """Return the expected duration of a launch of a case; 0 if none is known."""
+        if case_id in self.launch_s:
+            return self.launch_s[case_id]
+        return median(self.launch_s.values()) if self.launch_s else 0.0
 
 
 def budget_for(order: Sequence[Planned], seconds: float, fewest: int = 1) -> Budget:

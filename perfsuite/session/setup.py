@@ -189,6 +189,10 @@ class Setup:
             on_progress=self.progress.step,
         )
 
+    def has_time_for(self, case: Case, launches: int) -> bool:
+        """Return whether the budget, if there is one, has time for this many launches of a case."""
+        return self.budget is None or self.budget.has_time_for(case, launches)
+
     def _has_time(self, case: Case, longest_s: float) -> bool:
         """Return whether the budget, if there is one, allows another launch of a case."""
         return self.budget is None or self.budget.allows_another(case, longest_s)

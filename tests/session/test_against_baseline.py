@@ -17,6 +17,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, setup
+from perfsuite.session.plan import Budget
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
 from tests.session.making import PASSED, RECORDED, Sessions, reviewed
@@ -143,6 +144,22 @@ def test_injected_fault_ignores_a_small_baseline(sessions: Sessions) -> None:
         assert option in reason
     sessions.launch(make_run())
     assert ours.measure(make_case(), "test").outcome == "passed"
+
+
+@pytest.mark.parametrize(("launch_s", "compares"), [(20.0, False), (40.0, True)])
+def test_small_baseline_counts_if_time_is_short(sessions: Sessions, launch_s: float, compares: bool) -> None:
+    """Otherwise a short budget would record the same few launches in every session."""
+    ours = sessions.make()
+    small = baseline.from_runs([make_run(machine=ours.setup.host.machine)])
+    ours.setup.baselines.write_local(small)
+    case = make_case()
+    ours.setup.budget = Budget(100, {case.id: launch_s})
+    measure = Mock(side_effect=AllocationOverError("enough"))
+    sessions.measure_by(measure)
+    with pytest.raises(AllocationOverError):
+        ours.measure(case, "test")
+    *_, reference, _ = measure.call_args.args
+    assert (reference.baseline == small) is compares
 
 
 MORE = counts(host_reads={"forward": 2, "optimizer": 39})

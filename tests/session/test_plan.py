@@ -142,6 +142,16 @@ def test_reserves_the_fewest_launches_of_each_case(clock: list[float]) -> None:
     assert not budget.allows(second)
 
 
+def test_time_for_a_case_excludes_waiting_ones(clock: list[float]) -> None:
+    first, second, unknown, _ = CASES
+    budget = Budget(100, {first.id: 20, second.id: 40}, {second.id, unknown.id})
+    assert budget.has_time_for(first, 1), "20 s, 40 s and, as a median launch takes that long, 30 s"
+    assert not budget.has_time_for(first, 2)
+    assert budget.has_time_for(second, 1), "it does not wait for itself"
+    clock[0] += 40
+    assert not budget.has_time_for(second, 1)
+
+
 def test_too_long_case_names_the_budget_it_needs() -> None:
     long, short, *_ = CASES
     known = {long.id: past("passed", "2026-01-01", 1800), short.id: past("passed", "2026-01-01", 100)}
