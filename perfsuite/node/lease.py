@@ -28,6 +28,7 @@ LOST_S = 30.0  # seconds without a new text after which the driver is considered
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable with the value of `LOST_S` for an agent whose driver is on another machine. On the
 same machine, the kernel reports the driver's death, and a driver that is merely stopped keeps its job."""
+NO_SIGN = "no sign of the driver"
 
 Wish = Literal["go", "end"]
 
@@ -98,7 +99,7 @@ class Lease:
 
     def _hold_text(self) -> None:
         last = ""
-        at = time.monotonic()
+        silent_s = 0.0
         while True:
             with contextlib.suppress(OSError, ValueError, FileError):
                 text = read_text(self._file, LARGEST_OWN)
@@ -107,8 +108,11 @@ class Lease:
                     return
                 if text not in ("", last):
                     last = text
-                    at = time.monotonic()
-            if time.monotonic() - at > self._lost_s:
-                self._on_lost(f"no sign of the driver for {self._lost_s:g} s")
+                    silent_s = 0.0
+            if silent_s > self._lost_s:
+                self._on_lost(f"{NO_SIGN} for {self._lost_s:g} s")
                 return
             time.sleep(LOOK_S)
+            # The duration of a read does not count: while a shared file system stalls, the driver cannot
+            # write, either.
+            silent_s += LOOK_S

@@ -80,7 +80,12 @@ def visible_handles(pynvml: Any) -> list[Any]:
     # Like CUDA, ignore everything from the first bad entry on.
     handles = list(itertools.takewhile(lambda handle: handle is not None, named))
     if not handles and visible is not None:
-        raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} names none of the {count} GPUs")
+        if visible.split(",")[0].strip() in HIDDEN:
+            raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
+        raise MachineError(
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this machine, which has {count}. Give their "
+            "numbers (from 0) or whole UUIDs (`nvidia-smi -L`), or an empty value to measure on the CPU"
+        )
     return handles
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.inputs.files import read_text
 from perfsuite.node import lease
 from perfsuite.node.lease import LEASE_S, Beats, Lease
 from tests.node.conftest import Passing
@@ -88,3 +89,26 @@ def test_agent_sees_a_lease_that_stops_changing(
     assert heard == said
     changed_s = (20 if lost_s else 200) * lease.LOOK_S
     assert passing.seconds == pytest.approx(changed_s + 3 * bool(lost_s), abs=2 * lease.LOOK_S)
+
+
+def test_a_stalled_file_system_is_no_lost_driver(
+    file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing
+) -> None:
+    """The agent's read and the driver's write hang together, and return together."""
+
+    def stalled(file: Path, limit: int) -> str:
+        if passing.count == 20:
+            passing.seconds += 120
+        return read_text(file, limit)
+
+    def drive(looks: int) -> None:
+        if looks != 20:
+            file.write_text(lease.text_of(looks, "end" if looks == 40 else "go"))
+
+    monkeypatch.setenv(LEASE_S, "30")
+    monkeypatch.setattr(lease, "read_text", stalled)
+    passing.meanwhile = drive
+    heard: list[str] = []
+    Lease(file, lambda: heard.append("end"), heard.append)._hold_text()
+    assert heard == ["end"]
+    assert passing.seconds > 120

@@ -61,10 +61,7 @@ def test_cuda_visible_devices(
 @pytest.mark.parametrize(
     ("names", "visible", "missing", "note"),
     [
-        *(
-            ([H200], v, None, f"{{}}={v} names none of the 1 GPUs")
-            for v in ("9", "GPU-9", "nonsense", "-1,0")
-        ),
+        ([H200], "-1,0", None, "{}=-1,0 hides every GPU"),
         *(([H200], visible, "NVML is not asked then", "{} hides every GPU") for visible in ("", "-1")),
         ([], None, None, "NVML found a driver but no GPU"),
         ([], None, "Library Not Found", "NVML found no GPU: Library Not Found"),
@@ -75,6 +72,13 @@ def test_no_gpu_means_processor_and_reason(
 ) -> None:
     machine = detected(monkeypatch, *names, visible=visible, missing=missing)
     assert (machine.device, machine.note) == ("cpu", note.format("CUDA_VISIBLE_DEVICES"))
+
+
+@pytest.mark.parametrize("visible", ["9", "GPU-9", "nonsense"])
+def test_visible_gpus_must_exist(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    """CUDA would see no GPU either, and every case for GPUs would be skipped."""
+    with pytest.raises(MachineError, match=rf"={visible} names no GPU of this machine, which has 1\. Give"):
+        detected(monkeypatch, H200, visible=visible)
 
 
 def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,23 +30,33 @@ class Described(Data):
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:
-    """Return the network of this node: `8xib400`, `roce200` or `eth100`, in Gbit/s. None if it is unknown.
+    """Return the network of this node, in Gbit/s: `8xib400`, `32xefa100`, `roce200` or `eth100`.
+
+    None if it is unknown.
 
     Only the fastest ports that are up are counted. Their number is included if there are several. If there is
     no InfiniBand or RoCE port, network interfaces are used. Virtual interfaces have no speed and are ignored.
     """
     up = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
-    ports = [(_number(_text(port / "rate")) or 0, _text(port / "link_layer")) for port in up]
+    ports = [(_number(_text(port / "rate")) or 0, _kind(port)) for port in up]
     if not any(rate for rate, _ in ports):
         devices = [each for each in sys_class.glob("net/*") if _text(each / "operstate") == "up"]
         physical = [device / "speed" for device in devices if (device / "device").exists()]
-        ports = [((_number(_text(speed)) or 0) // 1000, "none") for speed in physical]
-    rate, layer = max(ports, default=(0, ""))
+        ports = [((_number(_text(speed)) or 0) // 1000, "eth") for speed in physical]
+    # At the same speed, a port of InfiniBand is preferred to one of RoCE.
+    rate, kind = max(ports, key=lambda port: (port[0], port[1] != "roce"), default=(0, ""))
     if rate == 0:
         return None
-    kind = {"Ethernet": "roce", "none": "eth"}.get(layer, "ib")
-    count = ports.count((rate, layer))
+    count = ports.count((rate, kind))
     return f"{count}x{kind}{rate}" if count > 1 else f"{kind}{rate}"
+
+
+def _kind(port: Path) -> str:
+    """Return the kind of a port of RDMA: `ib`, `roce` or `efa`, whose link layer is unknown to Linux."""
+    driver = port.parents[1] / "device" / "driver"
+    if driver.resolve().name == "efa":
+        return "efa"
+    return "roce" if _text(port / "link_layer") == "Ethernet" else "ib"
 
 
 def interface() -> str | None:

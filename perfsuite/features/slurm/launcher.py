@@ -56,16 +56,20 @@ ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """The message of slurmstepd when a step is cancelled, out of time, or has lost a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
 """The message of `srun` in these cases, and about an agent that got SIGTERM from Slurm."""
-GPU_REQUESTS = frozenset(
+REQUESTS = frozenset(
     [
+        *(
+            "SLURM_CPUS_PER_TASK",
+            "SRUN_CPUS_PER_TASK",
+        ),  # `srun` would confine the only task of a node to them
         *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
         *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
         GRANTED_GPUS,  # the step must have its own value, not the value of the job's script
     ]
 )
 """Variables that Slurm sets from the options of an allocation, and that `srun` reads as options of a step.
-They must be removed, because our step has one task per node for all GPUs. See "Input environment variables"
-in https://slurm.schedmd.com/srun.html.
+They must be removed, because our step has one task per node for all GPUs and cores. See "Input environment
+variables" in https://slurm.schedmd.com/srun.html.
 """
 
 
@@ -315,6 +319,12 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if is_aborted:
         message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
         return Failure(kind="cancelled", message=message, at=time.time())
+    if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
+        message = (
+            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, although the driver ran. See "
+            f"whether its node can write {run_dir.path}"
+        )
+        return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)
     if task is not None:
         return Failure(kind="crash", message=f"an agent ended without a report: {task[1]}", at=time.time())
@@ -327,7 +337,7 @@ def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name not in GPU_REQUESTS}
+    return {name: value for name, value in variables.items() if name not in REQUESTS}
 
 
 def refuse_other_gpus(nodes: Sequence[Described]) -> None:

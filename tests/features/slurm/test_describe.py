@@ -21,6 +21,7 @@ def card(speed: str, *, state: str = "up", is_real: bool = True) -> tuple[str, d
 HDR = "200 Gb/sec (4X HDR)"
 NDR = "400 Gb/sec (4X NDR)"
 MIXED = [port("100 Gb/sec (4X EDR)"), port(NDR), port("800 Gb/sec (8X NDR)", state="1: DOWN"), card("10000")]
+EFA = port("100 Gb/sec (4X EDR)", layer="Unknown")
 ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("800000", is_real=False)]
 
 
@@ -31,6 +32,7 @@ ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("80
         ([*MIXED, *[port(NDR)] * 6], "7xib400"),  # of eight rails one is down
         ([port(HDR, layer="Ethernet")], "roce200"),
         ([port(HDR, layer="Ethernet"), port(HDR)], "ib200"),
+        ([EFA, EFA], "2xefa100"),
         (ETHERNET, "eth100"),
         ([*ETHERNET, card("100000")], "2xeth100"),
         *(([card(speed)], None) for speed in ("-1", "", "100")),
@@ -45,6 +47,11 @@ def test_reports_only_a_known_interconnect(
         directory.mkdir(parents=True)
         for file, text in texts.items():
             (directory / file).write_text(f"{text}\n")
+        if texts.get("link_layer") == "Unknown":
+            (tmp_path / "bus" / "efa").mkdir(parents=True, exist_ok=True)
+            device = directory.parents[1] / "device"
+            device.mkdir()
+            (device / "driver").symlink_to(tmp_path / "bus" / "efa")
     assert interconnect(tmp_path) == expected
 
 

@@ -97,6 +97,20 @@ def test_steps_have_interpreter_options_and_arm(
     ]
 
 
+@pytest.mark.parametrize("name", ["SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"])
+def test_steps_ignore_the_jobs_cores_per_task(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Our only task on a node would get the cores of one of the job's tasks."""
+    monkeypatch.setenv(name, "2")
+    log = tmp_path / "log"
+    python = executable(
+        tmp_path / "python", f'echo "${{SLURM_CPUS_PER_TASK:-all}}" >> {log}', f'exec {sys.executable} "$@"'
+    )
+    SlurmLauncher(python=str(python)).machine(tmp_path)
+    assert log.read_text().split() == ["all", "all"]
+
+
 def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path: Path) -> None:
     cluster = allocation.cluster
     cluster.on("n2", "mount", "-t", "tmpfs", "none", str(tmp_path))
