@@ -31,13 +31,18 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
     return threads if topology.nodes > 1 else {**threads, "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def bind(pid: int, cores: frozenset[int]) -> None:
-    """Bind a new process to these cores, unless this process is itself bound to some cores."""
+def bind(pid: int, cores: frozenset[int], ranks: int = 1) -> None:
+    """Bind a new process to those of these cores that this process may use.
+
+    `ranks` is the number of processes that share the cores. The process is not bound if they would not get a
+    core each, for example because the job runs on another socket.
+    """
     allowed = os.sched_getaffinity(0)
-    if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
+    near = cores & allowed
+    if near == allowed or len(near) < ranks:
         return
     with contextlib.suppress(OSError):  # the process has ended
-        os.sched_setaffinity(pid, cores & allowed)
+        os.sched_setaffinity(pid, near)
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:

@@ -168,7 +168,7 @@ def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
     """Keep each rank on the cores near its GPU: host-bound steps are slower on another socket's cores."""
     for process, cores in zip(ranks, job.near_cores, strict=False):
         if process.pid is not None:
-            cpu.bind(process.pid, cores)
+            cpu.bind(process.pid, cores, job.near_cores.count(cores))
 
 
 def _run(command: Command, job: AgentJob) -> list[Failure]:

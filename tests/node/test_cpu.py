@@ -49,23 +49,44 @@ def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch
     assert before.steal - rounding_s <= cpu.steal_s <= after.steal + rounding_s
 
 
-def bound(cores: set[int], *, of: int, monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The cores that a new process has after it was bound, on a machine with so many."""
-    monkeypatch.setattr(os, "cpu_count", lambda: of)
+def bound(cores: set[int], *, allowed: set[int], ranks: int = 1) -> set[int]:
+    """Return the cores of a process after it was bound by a process that may use the allowed ones."""
+    mask: set[int] = set(allowed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
+        patch.setattr(os, "sched_setaffinity", lambda pid, near: mask.intersection_update(near))
+        bind(1, frozenset(cores), ranks)
+    return mask
+
+
+@pytest.mark.parametrize("reserved", [0, 2])
+def test_keeps_a_process_on_cores_near_its_gpu(reserved: int) -> None:
+    """Slurm and Kubernetes reserve some cores of a machine for themselves."""
+    socket = set(range(96))
+    machine = set(range(reserved, 192))
+    assert bound(socket, allowed=machine, ranks=4) == socket & machine
+
+
+@pytest.mark.parametrize(
+    ("near", "ranks"),
+    [
+        (set[int](), 1),  # unknown
+        (set(range(96, 192)), 1),  # the user has bound the job to the other socket
+        (set(range(48)), 1),  # the user has bound it to this socket
+        (set(range(3)), 4),  # the job may use few cores of this socket
+    ],
+)
+def test_leaves_a_process_that_would_lack_cores(near: set[int], ranks: int) -> None:
+    allowed = set(range(48))
+    assert bound(near, allowed=allowed, ranks=ranks) == allowed
+
+
+def test_binds_a_real_process_unless_it_has_ended() -> None:
+    first = min(os.sched_getaffinity(0))
     with subprocess.Popen(["sleep", "60"]) as process:
-        bind(process.pid, frozenset(cores))
+        bind(process.pid, frozenset({first, 1_000_000}))
         actual = os.sched_getaffinity(process.pid)
         process.kill()
         process.wait()
-        bind(process.pid, frozenset(cores))  # it has ended
-    return actual
-
-
-def test_keeps_a_process_on_cores_near_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = os.sched_getaffinity(0)
-    first = min(allowed)
-    for unknown in (set[int](), {1_000_000}):
-        assert bound(unknown, of=len(allowed), monkeypatch=monkeypatch) == allowed
-    assert bound({first, 1_000_000}, of=len(allowed), monkeypatch=monkeypatch) == {first}
-    # What a user or Slurm has bound stays as it is.
-    assert bound({first}, of=len(allowed) + 1, monkeypatch=monkeypatch) == allowed
+        bind(process.pid, frozenset({first}))
+    assert actual == {first}

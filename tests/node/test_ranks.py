@@ -311,7 +311,7 @@ def test_reaps_orphans_and_keeps_the_ranks_end() -> None:
 def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that perfsuite forks and those that it starts as a user's command; not what starts its own."""
     pids = iter((71, 72, 81, 82))
-    bound: list[tuple[int, frozenset[int]]] = []
+    bound: list[tuple[int, frozenset[int], int]] = []
 
     def process(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(pid=next(pids), start=lambda: None)
@@ -319,12 +319,12 @@ def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest
     monkeypatch.setattr(cpu, "bind", lambda *each: bound.append(each))
     monkeypatch.setattr(ranks, "_wait", lambda *_: [])
     monkeypatch.setattr(ranks, "_start", process)
-    near = (frozenset({0, 1}), frozenset({2, 3}))
+    near = (frozenset({0, 1}), frozenset({0, 1}))
     kind: Any = process
     job = replace(job, near_cores=near)
     ranks._fork(job, kind, {})
     ranks._run(Command(words=("train",), directory=".", starts_ranks=False), job)
-    assert bound == [(71, near[0]), (72, near[1]), (81, near[0]), (82, near[1])]
+    assert bound == [(pid, near[0], 2) for pid in (71, 72, 81, 82)]
 
 
 REPO = ("/repo", "/repo/.perfsuite/arms/abc", "/repo/.venv")
