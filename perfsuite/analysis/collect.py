@@ -20,7 +20,7 @@ from perfsuite.analysis.figures import (
     settled,
     settling_notes,
 )
-from perfsuite.analysis.health import UNKNOWN, gpu_setup, with_nodes
+from perfsuite.analysis.health import UNKNOWN, gpu_setup, unequal_gpus, with_nodes
 from perfsuite.analysis.slopes import slopes_of
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
@@ -240,7 +240,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         ),
     )
     peak_flops, *peak_notes = peak_for_mfu(run, request.peak_flops)
-    notes = (*run.notes, *filter(None, peak_notes), *settling_notes(run))
+    notes = (*run.notes, *filter(None, peak_notes), *settling_notes(run), *unequal_gpus(run))
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=notes)
     run = run.replace(slopes=slopes_of(run, reports))
     metrics = [metric for metric in map(find_metric, request.metrics) if metric is not None]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from perfsuite.case.hardware import Machine
+from perfsuite.case.hardware import AND, Machine
 from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
@@ -22,7 +22,11 @@ POWER_LIMIT = "gpu_power_limit_w"  # key in a run's environment: the enforced li
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Reasons for throttling that mean that a machine is too hot or lacks power. Others, above all SwPowerCap,
 are normal."""
-DEVICE_LAG = 0.10  # relative amount by which the slowest GPU may lag behind the fastest in equal work
+NOTED_LAG = 0.10
+"""Share by which the slowest GPU may lag behind the fastest in equal work without a note."""
+UNEQUAL_LAG = 0.25
+"""The same share for a launch that counts, unless a baseline knows how unequal the GPUs are. The speed of
+healthy GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the steps"
 # pragma: no mutate seconds=0, steps=0: nobody reads them without samples
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
@@ -75,12 +79,26 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     ]
 
 
-def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """Return slowest rank, fastest rank and lag as a share; None if the lag is at most `DEVICE_LAG`."""
+def slowest_gpu(run: Run, name: str) -> str:
+    """Describe the slowest and the fastest GPU according to one rate of the device probe."""
+    rates = {rank: probe[name] for rank, probe in enumerate(run.rank_probes) if name in probe}
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
-    lag = 1 - rates[slowest] / rates[fastest]
-    # pragma: no mutate >: no quotient of floats is exactly 0.1 below 1
-    return (slowest, fastest, lag) if lag > DEVICE_LAG else None
+    return (
+        f"before the workload, {name} was {rates[slowest]:.4g} on {gpu_of(run, slowest)}, "
+        f"{1 - rates[slowest] / rates[fastest]:.0%} less than the {rates[fastest]:.4g} on "
+        f"{gpu_of(run, fastest)}"
+    )
+
+
+def unequal_gpus(run: Run) -> list[str]:
+    """Return a note about each rate in which one GPU lags behind the others. Unlike GPUs have none."""
+    if run.machine.device == "cpu" or AND in run.machine.device_name:
+        return []
+    return [
+        f"{slowest_gpu(run, name)}. The ranks wait for the slowest GPU in each step"
+        for name, share in run.slowest_shares().items()
+        if 1 - share > NOTED_LAG
+    ]
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:

@@ -2,14 +2,17 @@
 
 import importlib
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from perfsuite.analysis.health import laggard
+from perfsuite.analysis.health import NOTED_LAG, UNEQUAL_LAG
 from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
+from perfsuite.errors import MachineError
+from perfsuite.node import nvml_process
 from perfsuite.node.nvml import Gpus
 from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
@@ -21,12 +24,19 @@ FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 
 
-def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
-    """Check the setup of the GPUs and look for faulty cards with NVML. `nvml` is `pynvml` by default."""
+def gpu_rows(machine: Machine) -> list[Row]:
+    """Check the setup of the GPUs and look for faulty cards, with NVML in a process with a deadline."""
     if machine.device == "cpu":
         return []
-    if nvml is None:
-        nvml = importlib.import_module("pynvml")
+    try:
+        rows = nvml_process.ask("perfsuite.doctor.gpus", machine.model_dump_json())
+    except MachineError as error:
+        return [failed("NVML", str(error))]
+    return [Row.model_validate(row) for row in rows]
+
+
+def gpu_rows_here(machine: Machine, nvml: Any) -> list[Row]:
+    """Return the rows of `gpu_rows`, but call NVML (the module `pynvml`) in this process."""
     gpus = Gpus(nvml, machine.devices, JobProcesses(os.getpid()))  # no launch is running
     cards = gpus.cards(gpus.used_bytes())
     fabric = gpus.fabric_states()
@@ -39,7 +49,7 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
         _power_row(cards),
         _alike_row("clocks", [_mhz(card) for card in cards]),
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
-        _alike_row("persistence mode", [_on(card.persistence) for card in cards]),
+        _persistence_row([_on(card.persistence) for card in cards]),
         *_nvlink_rows(cards, fabric),
     ]
 
@@ -49,10 +59,28 @@ def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int]
     rows = [_alike_row("NVLink", links)] if any(links) else []
     if any(fabric):
         wrong = [card.name for card, state in zip(cards, fabric, strict=True) if state != FABRIC_IS_UP]
-        advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and check dmesg"
-        fabric_text = f"not initialized: {', '.join(wrong)}" if wrong else "initialized"
-        rows.append(checked("NVLink fabric", fabric_text, ok=not wrong, advice=advice))
+        rows.append(_fabric_row(wrong, alone=len(cards) == 1))
     return rows
+
+
+def _fabric_row(wrong: Sequence[str], *, alone: bool) -> Row:
+    check = "NVLink fabric"
+    if not wrong:
+        return passed(check, "initialized")
+    fabric_text = f"not initialized: {', '.join(wrong)}"
+    advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and check dmesg"
+    if alone:
+        # Without an NVSwitch, for example in a virtual machine, the fabric is never initialized.
+        return unknown(check, fabric_text, f"CUDA can work without it on one GPU. If it does not, {advice}")
+    return failed(check, fabric_text, advice)
+
+
+def _persistence_row(values: Sequence[str | None]) -> Row:
+    row = _alike_row("persistence mode", values)
+    if row.status == "pass" and "off" in values:
+        advice = "turn it on (nvidia-smi -pm 1): without it, locked clocks are lost between launches"
+        return unknown(row.check, row.found, advice)
+    return row
 
 
 def _nvlinks(card: DeviceHealth) -> str | None:
@@ -115,14 +143,14 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
     rates_text = (
         f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
     )
-    lag = laggard(rates)
-    if lag is not None:
-        rank, _, behind = lag
-        advice = (
-            f"GPU {rank} is {behind:.0%} slower than the fastest: check its clocks, its power limit, its "
-            "link, and other processes that use it"
-        )
-        return failed(name, rates_text, advice)
+    slowest = min(rates, key=rates.__getitem__)
+    lag = 1 - lowest / highest if highest > 0 else 0.0
+    unequal = (
+        f"GPU {slowest} is {lag:.0%} slower than the fastest: check its clocks, its power limit, its link, "
+        "and other processes that use it"
+    )
+    if lag > UNEQUAL_LAG:
+        return failed(name, rates_text, unequal)
     peak = machine.peak_flops("bf16") if name == "matmul_tflops" else None
     if peak is not None:
         share = lowest * 1e12 / peak
@@ -130,7 +158,20 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
         if share < MIN_SHARE_OF_PEAK:
             advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: check clocks, power limit and temperature"
             return failed(name, rates_text, advice)
-    elif len(rates) == 1:
+    if lag > NOTED_LAG:
+        return unknown(name, rates_text, f"{unequal}. Launches are compared with the lag at the baseline")
+    if peak is None and len(rates) == 1:
         advice = "there is no other GPU here to compare it with: compare it with a machine of the same class"
         return unknown(name, rates_text, advice)
     return passed(name, rates_text)
+
+
+def main(described: str) -> None:
+    """Print the rows of the machine that `described` describes. See `gpu_rows`."""
+    machine = Machine.model_validate_json(described)
+    nvml = importlib.import_module("pynvml")
+    nvml_process.answer(lambda: [row.model_dump() for row in gpu_rows_here(machine, nvml)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

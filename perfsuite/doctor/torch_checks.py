@@ -64,6 +64,9 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
         return rows
     reached = f"torch reaches {probed.devices} GPUs"
     check = "torch and GPUs"
+    if probed.kernel_error is not None:
+        advice = "install a torch that is built for these cards (torch.cuda.get_arch_list() lists its own)"
+        return [*rows, failed(check, f"{reached}, but runs no kernel on {probed.kernel_error}", advice)]
     if probed.devices == machine.devices:
         return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]
     observed = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"

@@ -1,7 +1,7 @@
 """Baselines: the accepted or recorded results of a case. `perfsuite.results.store` knows their files."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,8 @@ class BaselineLaunch(Data):
     figures: Figures  # rounded to 6 significant digits
     loss: tuple[float, ...] = ()  # the loss curve (see `loss_curve`)
     device_probe: dict[str, float] = Field(default_factory=dict)  # rates of the device before the workload
+    # For each of these rates, that of the slowest rank as a share of that of the fastest.
+    slowest_share: dict[str, float] = Field(default_factory=dict)
     session: str | None = None  # name of its session; None: all launches without a name form one session
     nodes: tuple[str, ...] = ()  # names of the nodes that it ran on; empty on a single machine
 
@@ -92,11 +94,16 @@ class Baseline(BaselineDocument):
 
     def device_probe(self) -> dict[str, float]:
         """Return the median of each rate of the device probe over the launches that have it, by name."""
-        names = {name for launch in self.launches for name in launch.device_probe}
-        return {
-            name: median(one.device_probe[name] for one in self.launches if name in one.device_probe)
-            for name in sorted(names)
-        }
+        return _medians([launch.device_probe for launch in self.launches])
+
+    def slowest_share(self) -> dict[str, float]:
+        """Return the median share of the slowest rank over the launches that have it, by name of the rate."""
+        return _medians([launch.slowest_share for launch in self.launches])
+
+
+def _medians(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({name for rates in launches for name in rates})
+    return {name: median(rates[name] for rates in launches if name in rates) for name in names}
 
 
 def values_of(launches: Iterable[BaselineLaunch], figure: str) -> list[float]:
@@ -124,6 +131,7 @@ def from_runs(
                 figures=Figures.of({name: _cut(value) for name, value in run.figures.by_name().items()}),
                 loss=tuple(_cut(loss) for loss in loss_curve(run.loss)),
                 device_probe={name: _cut(rate) for name, rate in run.device_probe.items()},
+                slowest_share={name: _cut(share) for name, share in run.slowest_shares().items()},
                 session=session,
                 nodes=tuple(node.name for node in run.nodes),
             )

@@ -245,6 +245,14 @@ class Run(Document):
         """Times of the steps in the window, in seconds."""
         return self.step_s[self.window[0] : self.window[1]]
 
+    def slowest_shares(self) -> dict[str, float]:
+        """Return each rate of the slowest rank as a share of that of the fastest rank, by name."""
+        rates: dict[str, list[float]] = {}
+        for probe in self.rank_probes:
+            for name, rate in probe.items():
+                rates.setdefault(name, []).append(rate)
+        return {name: min(values) / max(values) for name, values in sorted(rates.items()) if max(values) > 0}
+
 
 class LaunchFile(Sealed):
     """`launch-NODE.json`, written by a node's agent: how the processes ended, and the node's health."""

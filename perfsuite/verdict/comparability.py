@@ -1,6 +1,7 @@
 """Decide whether a launch can be compared with a baseline: settings, environment, machine. Pure."""
 
 import math
+from collections.abc import Sequence
 
 from perfsuite.analysis import health
 from perfsuite.case.case import NOT_IN_ID
@@ -49,7 +50,7 @@ NOT_OBSERVED = "not observed"  # prefix of the value of a setting that could not
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     """Return why to discard a launch: the machine was not as at the baseline. Empty if it is usable."""
     reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
-    reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
+    reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run, baseline)]
     if baseline is not None:
         slower = [*_less_power(run, baseline), *_slower_machine(run, baseline)]
         if slower:
@@ -72,7 +73,7 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
             )
     for name, usual in baseline.device_probe().items() if run.machine.device == "cuda" else ():
         now = run.device_probe.get(name)
-        allowed = _probe_may_be_slower(name, baseline)
+        allowed = _may_be_less([launch.device_probe.get(name) for launch in baseline.launches])
         if now is not None and now < (1 - allowed) * usual:
             ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
             whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
@@ -81,26 +82,30 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
     return reasons
 
 
-def _slow_gpus(run: Run) -> list[str]:
+def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
+    """Return the rates in which one GPU lags behind the others by more than at the baseline."""
     if run.machine.device == "cpu" or AND in run.machine.device_name:
         return []
+    usual_shares = {} if baseline is None else baseline.slowest_share()
     reasons = []
-    for name in sorted({name for probe in run.rank_probes for name in probe}):
-        rates = {rank: probe[name] for rank, probe in enumerate(run.rank_probes) if name in probe}
-        lag = health.laggard(rates)
-        if lag is not None:
-            slowest, fastest, share = lag
-            reasons.append(
-                f"before the workload, {name} was {rates[slowest]:.4g} on {health.gpu_of(run, slowest)}, "
-                f"{share:.0%} less than the {rates[fastest]:.4g} on {health.gpu_of(run, fastest)} "
-                f"(up to {health.DEVICE_LAG:.0%} less is healthy)"
-            )
+    for name, share in run.slowest_shares().items():
+        usual = usual_shares.get(name)
+        at_baseline = ""
+        least = 1 - health.UNEQUAL_LAG
+        if baseline is not None and usual is not None:
+            least = (
+                1 - _may_be_less([launch.slowest_share.get(name) for launch in baseline.launches])
+            ) * usual
+            at_baseline = f"{1 - usual:.0%} less at the baseline, "
+        if share < least:
+            allowed = f"{at_baseline}up to {1 - least:.0%} less is healthy"
+            reasons.append(f"{health.slowest_gpu(run, name)} ({allowed})")
     return reasons
 
 
-def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
-    """Return the share by which a device probe may be slower, given the scatter in the baseline."""
-    rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
+def _may_be_less(values: Sequence[float | None]) -> float:
+    """Return the share by which a rate may be less than at the baseline, given its scatter there."""
+    rates = [value for value in values if value is not None]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
     degrees = len(rates) - 1

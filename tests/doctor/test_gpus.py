@@ -1,7 +1,9 @@
 import pytest
 
-from perfsuite.doctor.gpus import device_rows, gpu_rows
+from perfsuite.doctor import gpus
+from perfsuite.doctor.gpus import device_rows, gpu_rows, gpu_rows_here
 from perfsuite.doctor.rows import Row
+from perfsuite.errors import MachineError
 from tests.node.fake_nvml import Nvml
 from tests.samples import make_gpu_machine, make_machine, make_report
 
@@ -16,7 +18,7 @@ def _all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_two_gpus(**changes: object) -> dict[str, Row]:
     """The rows of a machine whose second GPU answers otherwise."""
-    return {row.check: row for row in gpu_rows(make_gpu_machine(count=2), Nvml({}, changes))}
+    return {row.check: row for row in gpu_rows_here(make_gpu_machine(count=2), Nvml({}, changes))}
 
 
 def test_gpus_that_are_set_up_alike_pass() -> None:
@@ -67,22 +69,60 @@ def test_unreported_nvml_values_are_unknown() -> None:
         **{f"nvmlDeviceGet{name}": no for name in ("ApplicationsClock", "MaxClockInfo")},
         "fabric": (0, 0),
     }
-    rows = gpu_rows(make_gpu_machine(count=2), Nvml(silent, silent))
+    rows = gpu_rows_here(make_gpu_machine(count=2), Nvml(silent, silent))
     assert {row.check for row in rows if row.status == "unknown"} == {"ECC", "power limit", "clocks"}
     assert not [row.check for row in rows if "NVLink" in row.check]
-    [row] = gpu_rows(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
+    [row] = gpu_rows_here(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
     assert (row.check, row.status) == ("NVML", "unknown")
     assert "Driver Not Loaded" in row.found
 
 
-def test_compares_gpus_with_their_peers() -> None:
+def test_persistence_mode_that_is_off_is_advised() -> None:
+    off = {"nvmlDeviceGetPersistenceMode": (0,)}
+    rows = {row.check: row for row in gpu_rows_here(make_gpu_machine(count=2), Nvml(off, off))}
+    persistence = rows["persistence mode"]
+    assert (persistence.status, persistence.found) == ("unknown", "off")
+    assert "locked clocks are lost" in str(persistence.advice)
+
+
+def test_one_gpu_may_lack_its_fabric() -> None:
+    """A virtual machine without the NVSwitch reports that the fabric is in progress, for ever."""
+    rows = {row.check: row for row in gpu_rows_here(make_gpu_machine(count=1), Nvml({"fabric": (2, 0)}))}
+    assert rows["NVLink fabric"].status == "unknown"
+
+
+def test_silent_nvml_fails_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        @staticmethod
+        def ask(module: str, *words: str) -> None:
+            raise MachineError("NVML did not answer within 30 s")
+
+    monkeypatch.setattr(gpus, "nvml_process", Silent)
+    [row] = gpu_rows(H100)
+    assert (row.status, row.found) == ("fail", "NVML did not answer within 30 s")
+
+
+@pytest.mark.launch
+def test_nvml_is_called_in_another_process() -> None:
+    """Here it fails, because there is no driver, and the process says so."""
+    [row] = gpu_rows(make_gpu_machine(count=1))
+    assert (row.check, row.status) == ("NVML", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("slowest", "status", "share"),
+    [(2760.0, "pass", None), (2400.0, "unknown", "20%"), (2220.0, "fail", "26%")],
+)
+def test_compares_gpus_with_their_peers(slowest: float, status: str, share: str | None) -> None:
     reports = [
-        make_report(rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else 2400.0, "matmul_tflops": 700.0})
+        make_report(
+            rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else slowest, "matmul_tflops": 700.0}
+        )
         for rank in range(8)
     ]
     copy, matmul = device_rows(reports, H100)
-    assert (copy.status, copy.found) == ("fail", "2400 to 3000 over 8 GPUs")
-    assert "GPU 3 is 20% slower than the fastest" in str(copy.advice)
+    assert (copy.status, copy.found) == (status, f"{slowest:.0f} to 3000 over 8 GPUs")
+    assert share is None or f"GPU 3 is {share} slower than the fastest" in str(copy.advice)
     assert (matmul.status, matmul.found) == ("pass", "700 to 700 over 8 GPUs, 71% of the data sheet's peak")
     assert device_rows(reports, make_machine()) == []
 

@@ -31,6 +31,12 @@ def test_torch_must_reach_the_gpus_that_nvml_sees() -> None:
     assert [row.check for row in torch_rows(DoctorFile(), make_machine())] == ["torch"]
 
 
+def test_torch_must_run_kernels_on_the_gpus() -> None:
+    row = torch_rows(PROBED.replace(kernel_error="GPU 2: CUDA error: no kernel image"), make_gpu_machine())[1]
+    assert row.status == "fail"
+    assert row.found == "torch reaches 8 GPUs, but runs no kernel on GPU 2: CUDA error: no kernel image"
+
+
 @pytest.mark.parametrize(
     ("read", "status"), [(100, "pass"), (102, "pass"), (40, "fail"), (0, "fail"), (110, "fail")]
 )

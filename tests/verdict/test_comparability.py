@@ -3,7 +3,7 @@ import pytest
 from perfsuite.case.case import Topology
 from perfsuite.case.hardware import AND
 from perfsuite.case.model import Model
-from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.baseline import from_runs
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import DeviceHealth, Health, Node, Run
@@ -196,18 +196,39 @@ def test_machine_unlike_its_baseline_is_unhealthy(before: list[Run], now: Run, r
     assert launch_problems(now, from_runs(before)) == ([reason] if reason else [])
 
 
-@pytest.mark.parametrize("baseline", [None, from_runs([on_gpus(*[2400] * 8)] * 5)])
-def test_straggling_gpu_is_unhealthy_by_itself(baseline: Baseline | None) -> None:
-    rates = [3000, 2900, 2950, 3010, 2990, 2690, 2980, 3000]
-    assert launch_problems(on_gpus(*[*rates[:5], 2710, *rates[6:]]), baseline) == [], "a tenth is let pass"
-    run = on_gpus(*rates)
-    assert launch_problems(run, baseline) == [
-        "before the workload, copy was 2690 on rank 5, GPU 1 (00000000:1B:00.0) of n2, 11% less than the "
-        "3010 on rank 3, GPU 3 (00000000:3B:00.0) of n1 (up to 10% less is healthy)"
-    ]
+UNEQUAL = [3000, 2900, 2950, 3010, 2990, 2690, 2980, 3000]
+SLOWEST = (
+    "before the workload, copy was 2690 on rank 5, GPU 1 (00000000:1B:00.0) of n2, 11% less than the "
+    "3010 on rank 3, GPU 3 (00000000:3B:00.0) of n1"
+)
+
+
+def test_gpu_that_falls_behind_its_peers_is_unhealthy() -> None:
+    equal = from_runs([on_gpus(*[2400] * 8)] * 5)
+    assert launch_problems(on_gpus(*[*UNEQUAL[:5], 2710, *UNEQUAL[6:]]), equal) == [], "a tenth is let pass"
+    run = on_gpus(*UNEQUAL)
+    assert launch_problems(run, equal) == [f"{SLOWEST} (0% less at the baseline, up to 10% less is healthy)"]
     unlike = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4")
-    on_cpu = make_machine()
-    assert [launch_problems(run.replace(machine=each), None) for each in (unlike, on_cpu)] == [[], []]
+    assert [launch_problems(run.replace(machine=other), None) for other in (unlike, make_machine())] == [
+        [],
+        [],
+    ]
+
+
+def test_a_gpu_that_was_always_slower_is_healthy() -> None:
+    """Chips of one model differ, and a machine with a slow one needs verdicts, too."""
+    run = on_gpus(*UNEQUAL)
+    assert launch_problems(run, from_runs([run] * 5)) == []
+    before = from_runs([run] * 5)
+    unknown = before.replace(launches=[launch.replace(slowest_share={}) for launch in before.launches])
+    assert launch_problems(run, unknown) == []
+
+
+def test_only_a_very_slow_gpu_is_unhealthy_without_a_baseline() -> None:
+    assert launch_problems(on_gpus(*UNEQUAL), None) == []
+    (reason,) = launch_problems(on_gpus(*[*UNEQUAL[:5], 2250, *UNEQUAL[6:]]), None)
+    assert "25% less than the 3010" in reason
+    assert reason.endswith("(up to 25% less is healthy)")
 
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])

@@ -26,6 +26,8 @@ class DoctorFile(Document):
     devices: int = 0  # number of GPUs that torch can use
     nccl: str | None = None
     error: str | None = None  # the error message of torch or the driver if torch cannot use any GPU
+    # The first GPU on which a kernel of torch does not run, with the error message. None: it runs on all.
+    kernel_error: str | None = None
     clock: ClockFacts | None = None
     memory: Memory | None = None  # the peak memory that perfsuite read after allocating a block
     expected_peak: int = 0  # the correct value of that peak, in bytes

@@ -54,7 +54,13 @@ def reached_gpus() -> DoctorFile:
     except (RuntimeError, AssertionError) as error:
         return DoctorFile(error=str(error).splitlines()[0])
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return DoctorFile(devices=torch.cuda.device_count(), nccl=nccl)
+    reached = DoctorFile(devices=torch.cuda.device_count(), nccl=nccl)
+    for index in range(reached.devices):
+        try:
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()
+        except RuntimeError as error:
+            return reached.replace(kernel_error=f"GPU {index}: {str(error).splitlines()[0]}")
+    return reached
 
 
 def peak_memory(device: torch.device) -> tuple[Memory, int]:

@@ -24,11 +24,27 @@ def test_counts_gpus_or_says_why_there_are_none(
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
+    monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
     assert reached_gpus() == DoctorFile(devices=4, nccl="2.29.3")
     for kind in (RuntimeError, AssertionError):
         error = kind("The NVIDIA driver on your system is too old.\nPlease update")
         monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
         assert reached_gpus() == DoctorFile(error="The NVIDIA driver on your system is too old.")
+
+
+def test_names_a_gpu_for_which_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reaches a card that is older or newer than its kernels."""
+
+    def ones(size: int, device: str) -> torch.Tensor:
+        if device == "cuda:2":
+            raise RuntimeError("CUDA error: no kernel image is available\nSearch for more")
+        return torch.zeros(size)
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
+    monkeypatch.setattr(torch, "ones", ones)
+    assert reached_gpus().kernel_error == "GPU 2: CUDA error: no kernel image is available"
 
 
 def test_peak_moves_by_what_is_allocated() -> None:

@@ -1,0 +1,42 @@
+"""Simulate how many healthy machines are refused because their GPUs differ.
+
+Run as `python -m tests.benchmarks.simulated_gpus`. The speed of each GPU scatters normally from chip to chip. Each
+launch
+measures it with a further scatter of `PROBE_SD`.
+"""
+
+import numpy as np
+
+from perfsuite.analysis.health import NOTED_LAG, UNEQUAL_LAG
+from perfsuite.verdict.comparability import DEVICE_PROBE_SLOWER
+
+MACHINES = 100_000
+GPUS = 8
+LAUNCHES = 5  # of a baseline
+PROBE_SD = 0.01
+CHIP_SDS = (0.01, 0.02, 0.03, 0.04)
+
+
+def slowest_shares(chips: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Measure machines once. Return the rate of the slowest GPU as a share of that of the fastest."""
+    rates = chips * (1 + PROBE_SD * random.standard_normal(chips.shape))
+    return rates.min(axis=1) / rates.max(axis=1)
+
+
+def main() -> None:
+    """Print the share of machines of which every launch, or a single launch, is refused."""
+    random = np.random.default_rng(0)
+    print("| scatter of the chips | lag above 10% | refused without a baseline | refused with one |")
+    print("| --- | --- | --- | --- |")
+    for sd in CHIP_SDS:
+        chips = 1 + sd * random.standard_normal((MACHINES, GPUS))
+        lags = 1 - chips.min(axis=1) / chips.max(axis=1)
+        tonight = slowest_shares(chips, random)
+        usual = np.median([slowest_shares(chips, random) for _ in range(LAUNCHES)], axis=0)
+        with_baseline = tonight < (1 - DEVICE_PROBE_SLOWER) * usual
+        shares = (lags > NOTED_LAG, lags > UNEQUAL_LAG, with_baseline)
+        print(f"| {sd:.0%} | {' | '.join(f'{share.mean():.2%}' for share in shares)} |")
+
+
+if __name__ == "__main__":
+    main()
