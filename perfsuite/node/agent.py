@@ -120,6 +120,9 @@ def _watched(
 
     new_lease(job.run_dir.lease, end, lost).hold()
     watch.begin()
+    if watch.sampler.only_visible is not None:
+        # transformers' Trainer without a process group would train on every GPU that it sees.
+        os.environ["CUDA_VISIBLE_DEVICES"] = watch.sampler.only_visible
     try:
         failures = run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
     except Exception as error:

@@ -65,6 +65,9 @@ class Sampler:
         self._cards: tuple[DeviceHealth, ...] = ()
         # The cores near each GPU, after `prepare`; empty if unknown.
         self.near_cores: tuple[frozenset[int], ...] = ()
+        # The value of CUDA_VISIBLE_DEVICES with which the job sees only its GPUs, after `prepare`. None if it
+        # sees no others.
+        self.only_visible: str | None = None
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step = 0  # pragma: no mutate 0: the first sample is due anyway
@@ -88,6 +91,7 @@ class Sampler:
             held = self._gpus.used_bytes()
         self._cards = self._gpus.cards(held)
         self.near_cores = self._gpus.near_cores()
+        self.only_visible = self._gpus.only_visible()
 
     def sample(self, step: int | None, *, is_last: bool = False) -> None:
         """Take a sample if one is due.

@@ -51,6 +51,14 @@ class Gpus:
             self._notes[f"the GPUs' health is unknown: {error}"] = None
             return []
 
+    def only_visible(self) -> str | None:
+        """Return the value of CUDA_VISIBLE_DEVICES that hides all other GPUs; None if no other is visible."""
+        if not self._handles or len(visible_handles(self._nvml)) == self._count:
+            return None
+        entries = os.environ.get("CUDA_VISIBLE_DEVICES")
+        numbers = map(str, range(self._count))
+        return ",".join(numbers if entries is None else entries.split(",")[: self._count])
+
     @property
     def _indices(self) -> range:
         return range(len(self._handles))

@@ -139,6 +139,20 @@ def test_ranks_are_told_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: p
     assert near == [{0, 1}, {2, 3}]
 
 
+def test_ranks_see_only_the_gpus_of_their_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script without a process group may train on every GPU that it sees."""
+    seen: list[str | None] = []
+
+    def run(job: AgentJob) -> list[Failure]:
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return []
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0,2")
+    monkeypatch.setattr(health_sampler, "sampler", lambda *_: Sampler(devices=2, nvml=Nvml(*[{}] * 4)))
+    watched(job_of(tmp_path, device="cuda"), run)
+    assert seen == ["3,1"]
+
+
 def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*words: str, **how: Any) -> None:
         done.append("failed")

@@ -183,3 +183,17 @@ def test_the_cores_near_each_gpu(
     assert sampler.near_cores == ()
     sampler.prepare()
     assert sampler.near_cores == tuple(map(frozenset, near))
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "only"),
+    [(None, 4, None), (None, 2, "0,1"), ("3,1,2", 3, None), ("3,1,2", 1, "3"), ("GPU-2,GPU-0", 1, "GPU-2")],
+)
+def test_a_job_sees_only_its_own_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, only: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvml = Nvml(*({"nvmlDeviceGetUUID": (f"GPU-{number}",)} for number in range(4)))
+    assert Gpus(nvml, count, JobProcesses(os.getpid())).only_visible() == only

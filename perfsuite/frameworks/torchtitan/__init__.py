@@ -163,7 +163,10 @@ class TorchTitan(Framework):
 
         def run(steps: int) -> list[Any]:
             trainer.train()
-            return trainer.losses()
+            losses = trainer.losses()
+            # NCCL waits for CUDA graphs with its collectives when the process group is destroyed.
+            trainer.close()
+            return losses
 
         return Workload(
             run=run,

@@ -189,9 +189,12 @@ class Observer:
             "compiled": "yes" if case.compile and settings.get("compiled") != GRAPHS_NOT_OBSERVED else None,
             **finetuning.expected(case, self.model, self._blocks(), settings.get("lora")),
         }
-        if self._second_step.inside:
+        builds_model = case.framework.promises.builds_model
+        # A step that replays CUDA graphs runs no Python code of the model.
+        may_replay = settings.get("cuda_graphs") == "yes" or not builds_model
+        if self._second_step.inside and not (self._second_step.lacks_forward and may_replay):
             expected["recomputing_blocks"] = self._recomputing(settings["recomputing_blocks"])
-            if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
+            if builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected
 
@@ -227,7 +230,7 @@ class Observer:
             "backend": dist.get_backend() if has_group else "none",
             "device": device,
             "parameter_dtype": ", ".join(sorted({dtype_name(p.dtype) for p in parameters})),
-            "compute_dtype": self._second_step.compute_dtype,
+            "compute_dtype": self._second_step.computing(),
             **software.arithmetic(device),
             **_attention(self.model),
             "attention_kernel": self._second_step.attention_kernel,

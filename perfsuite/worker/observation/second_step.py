@@ -15,6 +15,8 @@ from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
+NO_FORWARD = "not observed (no forward call)"
+"""The value in a step that replays CUDA graphs: no Python code of the model runs."""
 NO_KERNEL = "none seen"  # used if no autograd node of the blocks looks like an attention kernel
 UNFUSED = "math"  # torch's name for attention by matmuls and a softmax
 NODES_NEAR = 300  # maximum number of autograd nodes to search: attention is a few nodes before a linear layer
@@ -128,10 +130,21 @@ class SecondStep:
         if self._errors:
             raise self._errors[0]
 
+    @property
+    def lacks_forward(self) -> bool:
+        """Whether the step called no block, although there are blocks with linear layers."""
+        return self.inside and bool(self.forwards) and not any([*self.forwards, *self.recomputed])
+
+    def computing(self) -> str:
+        """Return the dtype in which the first linear layer computed."""
+        return NO_FORWARD if self.lacks_forward else self.compute_dtype
+
     def recomputing(self) -> str:
         """Return how many blocks ran their forward again in backward, such as `2 of 4`."""
         if not self.inside or not knows_backward():
             return NOT_OBSERVED
+        if self.lacks_forward:
+            return NO_FORWARD
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
 
 

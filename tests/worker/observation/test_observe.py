@@ -13,7 +13,7 @@ from perfsuite.frameworks.common.model import build_model, build_optimizer, synt
 from perfsuite.results.rank_report import Observed
 from perfsuite.worker.observation import second_step
 from perfsuite.worker.observation.observe import GRAPHS_NOT_OBSERVED, Observer, Owners, _attention, owner
-from perfsuite.worker.observation.second_step import NOT_OBSERVED
+from perfsuite.worker.observation.second_step import NO_FORWARD, NOT_OBSERVED
 from tests.samples import make_case
 
 CPU = torch.device("cpu")
@@ -30,6 +30,19 @@ def observed(case: Case) -> tuple[Observer, Observed]:
         observer.before_optimizer_step(optimizer, (), {})
         optimizer.step()
         optimizer.zero_grad()
+    return observer, observer.result()
+
+
+def replayed(case: Case) -> tuple[Observer, Observed]:
+    """The same if the second step replays a CUDA graph: gradients change, and no module is called."""
+    model = build_model(case, CPU)
+    optimizer = build_optimizer(case, model)
+    observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1, model=model))
+    tokens = synthetic_batches(case, 0, CPU)[0]
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    for _ in range(2):
+        observer.before_optimizer_step(optimizer, (), {})
+        optimizer.step()
     return observer, observer.result()
 
 
@@ -89,6 +102,17 @@ def test_names_the_case_field_for_recomputation() -> None:
     assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing")
     end = "If the script is as it should be, give another activation_checkpointing in the case."
     assert said.endswith(end)
+
+
+@pytest.mark.parametrize("activation_checkpointing", ["none", "full"])
+def test_a_replayed_step_shows_no_forward(activation_checkpointing: Any) -> None:
+    observer, result = replayed(in_one_process(activation_checkpointing=activation_checkpointing))
+    assert [result.settings[name] for name in ("compute_dtype", "recomputing_blocks")] == [NO_FORWARD] * 2
+    assert NO_FORWARD in refused(observer, as_ddp(result))
+    with_graphs = as_ddp(result).replace(settings={**as_ddp(result).settings, "cuda_graphs": "yes"})
+    observer.check(with_graphs)
+    observer.case = observer.case.replace(framework=Script(path="train.py"))
+    observer.check(result)
 
 
 def test_checks_recomputation_known_by_name_only() -> None:
