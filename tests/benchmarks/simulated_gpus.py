@@ -1,7 +1,7 @@
 """Simulate how many healthy machines are refused because their GPUs differ.
 
-Run as `python -m tests.benchmarks.simulated_gpus`. The speed of GPUs scatters normally from chip to chip. Each
-launch measures it with a further scatter of `PROBE_SD`.
+Run as `python -m tests.benchmarks.simulated_gpus`. The speed of GPUs scatters normally from chip to chip.
+Each launch measures it with a further scatter of `PROBE_SD`.
 """
 
 import numpy as np
