@@ -132,8 +132,11 @@ def _watch(
 def prepare(run_dir: RunDir) -> None:
     """Create the files that nodes wait for, because a node sees changes of a file earlier than a new file.
 
-    Raises `FileError` if a file cannot be written.
+    Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
+    without end. Raises `FileError` if a file cannot be written.
     """
+    for lock in run_dir.all_extension_locks():
+        lock.unlink(missing_ok=True)
     documents.write_text(run_dir.endpoint, "")
     documents.write_text(run_dir.lease, text_of(0, "go"))
     documents.write_text(run_dir.progress, "")

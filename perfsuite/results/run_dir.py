@@ -33,7 +33,12 @@ itself cannot be used, because it is not set if a script runs as a single proces
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable of an agent: modules for its fork server
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-COMPILE_CACHES = {INDUCTOR_CACHE: "inductor", "TRITON_CACHE_DIR": "triton"}
+EXTENSIONS = "torch_extensions"
+COMPILE_CACHES = {
+    INDUCTOR_CACHE: "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": EXTENSIONS,  # of C++ code that is compiled when it is first used, as by DeepSpeed
+}
 """Directory below `RunDir.compile_caches`, by the environment variable of a job that holds its path. A
 variable that the user has set is not changed."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
@@ -117,6 +122,10 @@ class RunDir:
         entries from other training runs.
         """
         return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
+
+    def all_extension_locks(self) -> list[Path]:
+        """Return the locks of builds of C++ extensions. A build that was killed leaves its lock."""
+        return sorted(self.compile_caches.glob(f"{EXTENSIONS}*/*/lock"))
 
     @property
     def number(self) -> int | None:

@@ -124,6 +124,23 @@ def test_files_exist_before_nodes_wait_for_them(tmp_path: Path) -> None:
         driving.prepare(RunDir(tmp_path / "lease"))
 
 
+def test_a_killed_build_leaves_no_lock(tmp_path: Path) -> None:
+    """torch would wait for it without end, in this launch and in each later one."""
+    run_dir = RunDir(tmp_path / "launch-2")
+    run_dir.path.mkdir()
+    locks = [
+        run_dir.compile_caches / name / "cpu_adam" / "lock"
+        for name in ("torch_extensions", "torch_extensions-of-node-1")
+    ]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    (locks[0].parent / "main.cpp").touch()
+    driving.prepare(run_dir)
+    assert not any(lock.exists() for lock in locks)
+    assert (locks[0].parent / "main.cpp").exists()
+
+
 def test_job_variables_win_and_agents_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     given = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ValidationError, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
+from perfsuite.case.hardware import Machine
 from perfsuite.documents import did_you_mean, digest, explain
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import (
@@ -99,6 +102,19 @@ class ZeroConfig(ConfigFile):
         devices = {what: f"zero_optimization.{section}.device" for what, section in OFFLOADS.items()}
         return [what for what, path in devices.items() if self.flat.get(path, "none") != "none"]
 
+    @property
+    def uses_cpu_adam(self) -> bool:
+        """Whether the optimizer is DeepSpeed's own AdamW for the CPU although no optimizer is configured."""
+        return "optimizer" in self.offloaded and bool(self.flat.get("zero_force_ds_cpu_optimizer", True))
+
+    @property
+    def own_optimizer(self) -> str | None:
+        """The name of DeepSpeed's operator that updates the parameters; None if torch's optimizer does."""
+        if self.uses_cpu_adam:
+            return "cpu_adam"
+        is_torchs = self.flat.get("optimizer.params.torch_adam", False)
+        return "fused_adam" if "optimizer" in self.content and not is_torchs else None
+
 
 class DeepSpeed(Framework):
     """DeepSpeed's engine, configured with a file or a mapping.
@@ -120,6 +136,16 @@ class DeepSpeed(Framework):
 
     def slug(self) -> str:
         return f"{self.name}-{self.config.name}"
+
+    def unsupported(self, case: Case, machine: Machine) -> str | None:
+        operator = self.config.own_optimizer
+        if machine.device == "cpu" or operator is None or _has_nvcc() or _is_built(operator):
+            return None
+        return (
+            f"DeepSpeed compiles its optimizer ({operator}) in the first launch, which needs nvcc. Install "
+            "the CUDA toolkit and set CUDA_HOME, or use torch's AdamW (zero_force_ds_cpu_optimizer or "
+            "torch_adam)"
+        )
 
     def plan(self, case: Case) -> LaunchPlan:
         return LaunchPlan(clock="framework")
@@ -230,6 +256,22 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return values
 
 
+def _has_nvcc() -> bool:
+    """Return whether torch would find NVIDIA's compiler. It looks in the same places."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc") is not None or Path(home, "bin", "nvcc").is_file()
+
+
+def _is_built(operator: str) -> bool:
+    """Return whether an operator was compiled when DeepSpeed was installed, as with `DS_BUILD_OPS=1`."""
+    spec = importlib.util.find_spec("deepspeed")
+    places = spec.submodule_search_locations if spec is not None else None
+    for place in places or ():
+        with suppress(OSError):
+            return f"'{operator}': True" in Path(place, "git_version_info_installed.py").read_text()
+    return False
+
+
 def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
     """Return path -> the field of the case that determines the value, and the required value."""
     batch = case.micro_batch * case.gradient_accumulation
@@ -253,7 +295,7 @@ def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
     """Return a configuration in which all values that the case determines are set."""
     result: dict[str, Any] = copy.deepcopy(config.content)
     result.setdefault("gradient_clipping", "auto")
-    if "optimizer" in config.offloaded and result.get("zero_force_ds_cpu_optimizer", True):
+    if config.uses_cpu_adam:
         result.setdefault("optimizer", {"type": "AdamW", "params": {**ADAM}})
     flat = _flat(result)
     values = {path: value for path, value in USUAL.items() if flat.get(path) == "auto"}

@@ -1,6 +1,7 @@
 """DeepSpeed: what its configuration may say next to the case, and ZeRO on two ranks, which trains as DDP."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ import pytest
 
 from perfsuite import Case, DeepSpeed, Topology
 from perfsuite.errors import CaseError, FileError
+from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.deepspeed import _filled
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from tests.frameworks.learnt import learnt
 from tests.frameworks.test_base import COUNTED, SMALL, measured, observed
-from tests.samples import known
+from tests.samples import known, make_gpu_machine, make_machine
 
 PARAMETERS = 918_656 * 4  # bytes of llama-tiny in fp32
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
@@ -178,6 +180,47 @@ def test_case_completes_the_configuration() -> None:
 def test_deepspeed_steps_what_is_offloaded(more: dict[str, Any], kind: str | None) -> None:
     config = zero(2, offload_optimizer={"device": "cpu"}) | more
     assert filled(case_of(config)).get("optimizer", {}).get("type") == kind
+
+
+OWN_ADAM = {"optimizer": {"type": "AdamW", "params": {"torch_adam": False}}}
+TORCHS_ADAM = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "operator"),
+    [
+        (zero(2), None),
+        (zero(2, offload_optimizer={"device": "cpu"}), "cpu_adam"),
+        (zero(2, offload_optimizer={"device": "cpu"}) | {"zero_force_ds_cpu_optimizer": False}, None),
+        (zero(2) | OWN_ADAM, "fused_adam"),
+        (zero(2) | TORCHS_ADAM, None),
+    ],
+)
+def test_an_optimizer_to_compile_needs_nvcc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: dict[str, Any], operator: str | None
+) -> None:
+    case = case_of(config)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    reason = framework_of(case).unsupported(case, make_gpu_machine())
+    assert (reason is None) == (operator is None)
+    assert operator is None or f"({operator}) in the first launch, which needs nvcc" in str(reason)
+    assert framework_of(case).unsupported(case, make_machine()) is None
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    assert framework_of(case).unsupported(case, make_gpu_machine()) is None
+
+
+def test_a_built_operator_needs_no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = case_of(zero(2, offload_optimizer={"device": "cpu"}))
+    package = tmp_path / "deepspeed"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "git_version_info_installed.py").write_text("installed_ops={'cpu_adam': True}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert framework_of(case).unsupported(case, make_gpu_machine()) is None
 
 
 @pytest.mark.parametrize(
