@@ -21,22 +21,35 @@ BY_SIF = ("apptainer", "singularity")
 # is used.
 RUNTIMES = {
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
-    '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
-    "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
-    '--workdir "$(pwd)" {image} python "$@"',
+    '--user "$(id -u):$(id -g)" --env HOME={home} {gpus}{mounts}$names --workdir "$(pwd)" {image} '
+    'python "$@"',
+    "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host --ulimit=host "
+    '--security-opt=label=disable {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     **{each: each + ' exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"' for each in BY_SIF},
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
 GPUS = {
-    "docker": "--gpus=all ",
-    "podman": "--device=nvidia.com/gpu=all ",
+    "docker": '--gpus "\\"device=$gpus\\"" ',
+    "podman": "$(printf ' --device=nvidia.com/gpu=%s' $(echo \"$gpus\" | tr , ' ')) ",
     **dict.fromkeys(BY_SIF, "--nv "),
 }
+"""How a runtime is given the GPUs with the comma-separated UUIDs in `$gpus`, or all of them."""
+SEE_GPUS = """\
+gpus=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | tr '\\n' ,)
+gpus=${gpus%,}
+gpus=${gpus:-all}
+# enroot's hook reads these variables.
+export NVIDIA_VISIBLE_DEVICES="$gpus"
+export NVIDIA_DRIVER_CAPABILITIES="${NVIDIA_DRIVER_CAPABILITIES:-compute,utility}"
+"""
+"""Lines that find the GPUs that this process may use. A scheduler may have allocated only some of those of
+the machine, and CUDA_VISIBLE_DEVICES counts from the first one of these."""
 MOUNTS = {"enroot": "--mount={0}:{0} ", **dict.fromkeys(BY_SIF, "--bind={0} ")}
 SCRIPT = """\
 #!/bin/sh
 # Python of a container image, with this machine's variables except those that refer to its files.
-unset LD_LIBRARY_PATH LD_PRELOAD PYTHONHOME VIRTUAL_ENV $(env | sed -n 's/^\\(CONDA_[A-Z_0-9]*\\)=.*/\\1/p')
+{see_gpus}unset LD_LIBRARY_PATH LD_PRELOAD PYTHONHOME VIRTUAL_ENV
+unset $(env | sed -n 's/^\\(CONDA_[A-Z_0-9]*\\)=.*/\\1/p')
 names=$(env | sed -n 's/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p' | grep -Evx '{not_passed}')
 names=$(printf ' --env %s' $names)
 exec {command}
@@ -64,12 +77,18 @@ def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
     if runtime in BY_SIF and "://" not in image and not Path(image).exists():
         image = f"docker://{image}"
     mount = MOUNTS.get(runtime, "--volume={0}:{0} ")
+    has_gpus = Path("/dev/nvidiactl").exists()
+    # The user of this machine has no home in the image, so libraries could not write their caches there.
+    home = (store / "images" / "home").absolute()
+    home.mkdir(parents=True, exist_ok=True)
     command = RUNTIMES[runtime].format(
-        gpus=GPUS.get(runtime, "") if Path("/dev/nvidiactl").exists() else "",
+        gpus=GPUS.get(runtime, "") if has_gpus else "",
+        home=shlex.quote(str(home)),
         mounts="".join(mount.format(shlex.quote(str(each.absolute()))) for each in shared),
         image=shlex.quote(image),
     )
-    script = SCRIPT.format(not_passed=NOT_PASSED, command=command)
+    see_gpus = SEE_GPUS if has_gpus else ""
+    script = SCRIPT.format(not_passed=NOT_PASSED, command=command, see_gpus=see_gpus)
     path = (store / "images" / documents.digest(script) / "python").absolute()
     documents.write_text(path, script)
     path.chmod(0o755)

@@ -27,7 +27,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A path without a runtime, until a test puts a stand-in there."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for tool in ("sh", "env", "sed", "grep", "id", "git"):
+    for tool in ("sh", "env", "sed", "grep", "id", "git", "tr"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
     monkeypatch.setenv("PATH", str(tools))
     return str(tools)
@@ -67,26 +67,56 @@ def test_asks_an_images_python_where_it_launches(
         assert not {"PATH", "HOME", "VIRTUAL_ENV"} & passed
 
 
+ONE = "GPU-8932f937"
+TWO = "GPU-11e71f2a"
+
+
 @pytest.mark.parametrize(
-    ("runtime", "flag"),
+    ("runtime", "smi", "words"),
     [
-        ("docker", " --gpus=all "),
-        ("podman", " --device=nvidia.com/gpu=all "),
-        ("apptainer", " --nv "),
-        ("singularity", " --nv "),
+        ("docker", f"echo {ONE}; echo {TWO}", ["--gpus", f'"device={ONE},{TWO}"']),
+        ("docker", "exit 9", ["--gpus", '"device=all"']),
+        (
+            "podman",
+            f"echo {ONE}; echo {TWO}",
+            [f"--device=nvidia.com/gpu={ONE}", f"--device=nvidia.com/gpu={TWO}"],
+        ),
+        ("podman", "exit 9", ["--device=nvidia.com/gpu=all"]),
+        ("apptainer", f"echo {ONE}", ["--nv"]),
+        ("singularity", f"echo {ONE}", ["--nv"]),
+        ("enroot", f"echo {ONE}", ["--env", "NVIDIA_VISIBLE_DEVICES"]),
     ],
 )
-def test_passes_gpus_if_any_and_runs_files_as_is(
-    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, flag: str
+def test_passes_the_gpus_that_the_job_may_use(
+    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, smi: str, words: list[str]
 ) -> None:
+    """A scheduler may have given the job two GPUs of eight, and another user the others."""
     stand_in(only, runtime)
+    executable(Path(only, "nvidia-smi"), smi)
     sif = tmp_path / "it.sif"
     sif.touch()
-    script = Path(image.interpreter(str(sif), [], tmp_path)).read_text()
-    assert f" {sif} python " in script
-    assert flag not in script
-    monkeypatch.setattr(Path, "exists", lambda self: True)
-    assert flag in Path(image.interpreter(str(sif), [], tmp_path)).read_text()
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
+    python = image.interpreter(str(sif), [], tmp_path)
+    subprocess.run([python, "-c", ""], check=True)
+    given = Path(only, "told").read_text().splitlines()
+    position = given.index(words[-1]) - len(words) + 1
+    assert given[position : position + len(words)] == words
+
+
+def test_an_image_without_gpus_asks_for_none(only: str, tmp_path: Path) -> None:
+    stand_in(only, "docker")
+    script = Path(image.interpreter("octo/train:1", [], tmp_path)).read_text()
+    assert "--gpus" not in script
+    assert "nvidia-smi" not in script
+
+
+def test_a_user_without_a_home_in_the_image_gets_one(only: str, tmp_path: Path) -> None:
+    stand_in(only, "docker")
+    script = Path(image.interpreter("octo/train:1", [], tmp_path)).read_text()
+    home = tmp_path / "images" / "home"
+    assert f" --env HOME={home} " in script
+    assert home.is_dir()
 
 
 NOT_ALONE = "an image has its own interpreter and packages"
