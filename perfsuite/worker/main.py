@@ -11,6 +11,7 @@ from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
+from perfsuite.errors import PrivateNameError
 from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import RankReport
@@ -105,6 +106,8 @@ def _measure(rank: Rank) -> RankReport:
         memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
     with Part(PERFSUITE):
+        if device.type == "cuda":
+            wait_as_long_as_the_driver(case)
         if process_group == "library":  # the library has only now created the process group
             rank.device_probe |= all_reduce_probe(device)
         rank.observe()
@@ -134,6 +137,24 @@ def _preflight(rank: Rank) -> RankReport:
     return rank.report.replace(device_probe=probed)
 
 
+def wait_as_long_as_the_driver(case: Case) -> None:
+    """Set the timeout of all process groups of this rank.
+
+    Groups that a framework creates have NCCL's default of 10 minutes. Its watchdog would end ranks that wait
+    for another rank whose first step compiles for longer.
+    """
+    with contextlib.suppress(PrivateNameError):
+        from perfsuite.frameworks.common.private import process_groups, set_pg_timeout
+
+        for group in list(process_groups.pg_map):
+            set_pg_timeout(_nccl_timeout(case), group)
+
+
+def _nccl_timeout(case: Case) -> timedelta:
+    """Return NCCL's timeout. The driver ends a job that hangs, and NCCL must not end a rank before that."""
+    return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
+
+
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
     """Create the process group.
 
@@ -146,8 +167,7 @@ def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> N
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         device_id=device if on_gpu and connects_at_once else None,
-        # The driver ends a job that hangs. NCCL's watchdog must not end a waiting rank before that.
-        timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
+        timeout=_nccl_timeout(case) if on_gpu else None,
     )
 
 

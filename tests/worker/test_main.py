@@ -10,13 +10,14 @@ import torch.distributed as dist
 
 from perfsuite import DDP, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.frameworks.base import LaunchPlan
+from perfsuite.frameworks.base import NCCL_AFTER_S, LaunchPlan
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
 from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
+from tests.fake_group import alone
 from tests.samples import make_case, make_report
 
 
@@ -93,3 +94,12 @@ def test_a_preflight_probes_and_trains_nothing(run_dir: RunDir, monkeypatch: pyt
     assert report.device_probe == {"matmul_tflops": 0.1, "next_gb_s": 2.0}
     assert (report.step_s, report.failure) == ((), None)
     assert run_dir.progress.read_text() == "7 1"
+
+
+def test_all_groups_wait_as_long_as_the_driver() -> None:
+    with alone():
+        further = dist.new_group([0], timeout=timedelta(seconds=600))
+        worker.wait_as_long_as_the_driver(make_case(timeout_s=3600))
+        backends = [group._get_backend(torch.device("cpu")) for group in (further, dist.group.WORLD)]
+        timeouts = [backend.options._timeout.total_seconds() for backend in backends]
+    assert timeouts == [3600 + NCCL_AFTER_S] * 2
