@@ -22,7 +22,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
-from perfsuite.results.rank_report import Failure, FailureKind, RankReport, SpanTimes
+from perfsuite.results.rank_report import Failure, FailureKind, Memory, RankReport, SpanTimes
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.clock.levels import MemoryLevels
@@ -162,6 +162,7 @@ class Rank:
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
+            Memory.model_rebuild()  # creates objects, which must not count as kept by steps
         try:  # torch may lack a private name
             from perfsuite.worker.counting.steps import Counting
 

@@ -10,6 +10,7 @@ import gc
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from perfsuite.frameworks.common import own_list
@@ -18,13 +19,20 @@ from perfsuite.worker.counting.holders import holders_of
 from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
-"""Share of an object that may be missing when the growth per step is rounded down to a whole number. If an
-object goes away once, such as a thread, this must not hide a leak."""
+MOST_MISSING = 1
+"""Share of an object per step, and number of objects, that may be missing when the growth per step is rounded
+down to a whole number. If an object goes away once, such as a thread, this must not hide a leak. If the first
+use of a module creates objects in each half of the steps, they must not look like one."""
+ANY_TYPE = "object"
+"""The type of all kept objects if the training calls gc.freeze between the boundaries: objects that it froze
+are counted, but their types are not known."""
 SEARCHED = 20  # maximum number of objects per type whose holders are searched
 MOST_NEW = 100_000  # maximum number of objects per type among which the searched ones are chosen
 
 UNKNOWN = "the number of objects that each step keeps is unknown: "
-FROZEN_MEANWHILE = "the training called gc.freeze between the steps after which objects were counted"
+FROZEN_MEANWHILE = (
+    "the training calls gc.freeze between steps: the types of the objects that steps keep are unknown"
+)
 FROZEN = "the training has called gc.freeze: the objects that it froze do not count as kept by steps"
 DISABLED = "the training has turned Python's garbage collector off (gc.disable)"
 NO_HOLDERS = "the holders of the objects that steps keep are unknown: "
@@ -44,7 +52,7 @@ class Growth:
         self.notes: list[str] = []  # why growth is unknown, or what the training does to the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # the collector does not track dicts of names and numbers
-        self._frozen = 0
+        self._frozen: list[int] = []  # number of frozen objects at each boundary
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
         self._full_collections = 0  # number of full collections until the previous boundary
         self._new: Mapping[str, Sequence[int]] = {}  # ids of the new objects at the last boundary, by type
@@ -63,16 +71,13 @@ class Growth:
             self.give_up(f"{type(error).__name__}: {error}")
 
     def _count(self) -> None:
-        if self._counts and gc.get_freeze_count() > self._frozen:
-            self.give_up(FROZEN_MEANWHILE)
-            return
         is_last = len(self._counts) == len(self.boundaries) - 1
         new = self._find_new() if is_last else {}
         if not self._counts:
             _count_types(gc.get_objects(0))  # fills the caches of counting itself, once
         _collect()
         self._counts.append(_census())
-        self._frozen = gc.get_freeze_count()
+        self._frozen.append(gc.get_freeze_count())
         if not is_last:
             self._mark = []
             gc.collect(1)  # moves the mark to the end of the oldest generation
@@ -84,6 +89,11 @@ class Growth:
     def _end(self) -> None:
         self.is_over = True
         first, middle, last = self.boundaries
+        if self._is_frozen_meanwhile:
+            totals = zip(self._counts, self._frozen, strict=True)
+            self._counts = [{ANY_TYPE: sum(census.values()) + frozen} for census, frozen in totals]
+            self._new = {}
+            self.notes.append(FROZEN_MEANWHILE)
         before, between, after = self._counts
         kept = {
             name: min(
@@ -93,10 +103,14 @@ class Growth:
             for name, number in sorted(after.items())
         }
         self._kept = KeptObjects(by_type={name: number for name, number in kept.items() if number > 0})
-        if has_training_frozen():
+        if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
             self.notes.append(DISABLED)
+
+    @property
+    def _is_frozen_meanwhile(self) -> bool:
+        return any(later > earlier for earlier, later in pairwise(self._frozen))
 
     def _find_new(self) -> dict[str, tuple[int, ...]]:
         """Return the ids of objects created since the previous boundary, by type, the oldest first.
@@ -137,7 +151,7 @@ class Growth:
         """Return the kept objects and their holders; None if unknown. Call this while nothing is measured."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
-        if self._kept is not None and self._kept.by_type:
+        if self._kept is not None and self._kept.by_type and not self._is_frozen_meanwhile:
             self._kept = self._with_holders(self._kept)
         return self._kept
 
@@ -172,7 +186,7 @@ def _collect() -> None:
 
 
 def _per_step(growth: int, steps: int) -> int:
-    return math.floor(growth / steps + MISSING)
+    return math.floor((growth + min(MISSING * steps, MOST_MISSING)) / steps)
 
 
 def _census() -> dict[str, int]:

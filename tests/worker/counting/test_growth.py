@@ -7,7 +7,15 @@ import pytest
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
 from perfsuite.worker.counting import growth
-from perfsuite.worker.counting.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDERS, UNKNOWN, Growth
+from perfsuite.worker.counting.growth import (
+    ANY_TYPE,
+    DISABLED,
+    FROZEN,
+    FROZEN_MEANWHILE,
+    NO_HOLDERS,
+    UNKNOWN,
+    Growth,
+)
 from perfsuite.worker.observation import frozen
 from perfsuite.worker.observation.optimizers import living
 from tests.samples import known
@@ -187,16 +195,33 @@ def test_notes_frozen_objects_counts_the_rest() -> None:
     assert gc.get_freeze_count() > 0
 
 
-@pytest.mark.parametrize("at", [7, 20])
-def test_freezing_in_between_makes_it_unknown(at: int) -> None:
-    def freeze_once(number: int) -> None:
+@pytest.mark.parametrize("is_due", [(7).__eq__, (20).__eq__, bool], ids=["once", "once late", "each step"])
+def test_objects_frozen_in_between_still_count(is_due: Callable[[int], bool]) -> None:
+    """Their types are not known, and garbage that is frozen is never freed."""
+
+    def freeze(number: int) -> None:
         leak(number)
-        if number == at:
+        if is_due(number):
             gc.freeze()
 
-    counting = counted(freeze_once)
-    assert counting.result() is None
-    assert counting.notes == [UNKNOWN + FROZEN_MEANWHILE]
+    counting = counted(freeze)
+    assert counting.result() == KeptObjects(by_type={ANY_TYPE: 5})
+    assert counting.notes == [FROZEN_MEANWHILE]
+
+
+def test_freezing_alone_keeps_nothing() -> None:
+    counting = counted(lambda number: gc.freeze())
+    assert counting.result() == KeptObjects()
+
+
+def test_first_uses_in_each_half_are_no_growth() -> None:
+    """Saving a checkpoint imports modules, and reading memory builds a schema, each once."""
+
+    def use(number: int) -> None:
+        if number in (10, 20):
+            LEAK[number] = [[] for _ in range(6)]
+
+    assert known(counted(use).result()).by_type == {}
 
 
 def test_keeps_no_object_of_the_training_alive() -> None:
