@@ -15,6 +15,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import FrameworkOptions, MissingFramework, framework_class, not_installed
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, PackageError
+from perfsuite.results.counts import Event
 from perfsuite.results.rank_report import Flops, Memory
 
 if TYPE_CHECKING:
@@ -153,9 +154,6 @@ class Engine:
         This is the norm before clipping, without the factor of the fp16 loss scaler.
         """
         return None
-
-
-Event = Literal["save checkpoint", "load checkpoint", "evaluate"]
 
 
 @dataclass(frozen=True, kw_only=True)

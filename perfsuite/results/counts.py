@@ -21,6 +21,10 @@ OutsideOfSteps = Literal["outside of steps"]
 OUTSIDE_OF_STEPS: OutsideOfSteps = "outside of steps"
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
+Event = Literal["save checkpoint", "load checkpoint", "evaluate"]
+"""A kind of work between steps that perfsuite recognises in every training."""
+EVENTS: frozenset[Event] = frozenset(get_args(Event))
+
 METHOD = "dispatch-2"  # the counting method. Counts from different methods are not compared
 READS_OF_THE_HOST = "dispatch-1"
 """The previous counting method. Only host reads differ: it also counted reads of tensors on the host, which

@@ -20,6 +20,7 @@ from perfsuite.results.metric import (
     span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
+from perfsuite.results.quantities import KEPT
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
@@ -265,16 +266,38 @@ def _judge_healthy(
     checks = worth_a_launch(checks, len(b), alone)
     counts = _counts(a, b)
     why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
-    if counts is not None:  # here counts only explain changes of times; they are not judged as changes
-        findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
-        outcome = "not counted" if counts.outcome == "not counted" else "passed"
-        counts = counts.replace(outcome=outcome, findings=findings)
+    if counts is not None:
+        counts = _only_growth_judged(counts)
     # pragma: no mutate +: `arms` counts the launches itself, at its end
     verdict = worst_verdict(checks, len(a) + len(b)).replace(counts=counts, explained=why)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
         verdict = verdict.replace(outcome=state)
+    if alone or verdict.outcome in ("failed", "undecided"):
+        return verdict
+    if counts is not None and counts.outcome == "regressed":
+        return verdict.replace(outcome="regressed")
+    fewer = exact.does_less_later(b, [entry for run in exact.counted(a) for entry in run.counts])
+    if verdict.outcome == "improved" and fewer is not None:
+        return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, fewer))
     return verdict
+
+
+def _only_growth_judged(counts: CountCheck) -> CountCheck:
+    """Return the counts of timed arms, which explain changes of times and are not judged as changes.
+
+    An exception are kept objects: they slow down and end long runs, but not the measured window.
+    """
+    findings = tuple(
+        finding
+        if finding.quantity == KEPT.name and finding.outcome == "regressed"
+        else finding.replace(outcome="passed")
+        for finding in counts.findings
+    )
+    if counts.outcome == "not counted":
+        return counts.replace(findings=tuple(finding.replace(outcome="passed") for finding in findings))
+    is_growing = any(finding.outcome == "regressed" for finding in findings)
+    return counts.replace(outcome="regressed" if is_growing else "passed", findings=findings)
 
 
 def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:

@@ -13,7 +13,15 @@ from typing import Literal
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
-from perfsuite.results.counts import Counts, RankCounts, are_alike, spans, step_name
+from perfsuite.results.counts import (
+    COUNTED_STEP,
+    EVENTS,
+    Counts,
+    RankCounts,
+    are_alike,
+    spans,
+    step_name,
+)
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding, in_span
 from perfsuite.results.quantities import Group, Quantity, differing, unsteady_in
 from perfsuite.results.run import Run
@@ -28,6 +36,8 @@ _OF_THE_HOST = (
     "as an older perfsuite also counted reads of tensors on the host: accept the counts again "
     "(perfsuite baseline accept --only-counts)"
 )
+LATER_LESS = 0.02
+"""Share of the reported step's FLOPs by which a later step may do less before less work is doubted."""
 GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may not be counted
 MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes still cost latency
 _OUT_OF_SIGHT = " a step: less than half, so the rest may be done without being counted"
@@ -83,6 +93,10 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         return not_compared.replace(outcome="passed")
     findings = _findings(baseline, launches)
     doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
+    fewer = does_less_later(runs, baseline.counts)
+    doubts += [] if fewer is None else [fewer]
+    new_events = [*_new_events(baseline, launches)] if of_arm else []
+    findings = (*new_events, *findings)
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
     if doubts:
         findings = tuple(
@@ -95,8 +109,56 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         findings=findings,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
-        notes=(*doubts, *upgraded, *_not_judged(baseline, launches)),
+        notes=(*doubts, *upgraded, *_not_judged(baseline, launches, {event.span for event in new_events})),
     )
+
+
+def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
+    """Return why launches may do less than they claim: some of their steps do less than the others.
+
+    Training gives each step the same number of tokens, which is only compared with the case in the second
+    step. `before` has the counts of the baseline or of the other arm. Returns None if its steps differ as
+    much, if only one step was counted, or if the case's tokens vary.
+    """
+    if any(run.case.framework.promises.tokens_vary for run in runs):
+        return None
+    now = [entry.counts for run in counted(runs) for entry in run.counts]
+    usual = [_least_share(entry.counts)[0] for entry in before if entry.counts.also_counted]
+    if not now or not usual:
+        return None
+    share, step = min(map(_least_share, now))
+    if share >= min(usual) - LATER_LESS:
+        return None
+    return (
+        f"step {step} does {1 - share:.0%} fewer FLOPs than step {COUNTED_STEP} of the same launch: it may "
+        "be given fewer tokens, so less work and less time are no improvement"
+    )
+
+
+def _least_share(counts: Counts) -> tuple[float, int]:
+    """Return the fewest FLOPs of a counted step, as a share of the reported step's, and that step."""
+    reported = sum(counts.flops.values())
+    steps = [counts.in_step(step) for step in counts.also_counted]
+    shares = [(sum(step.flops.values()) / reported, step.step) for step in steps if step and reported]
+    return min(shares, default=(1.0, counts.step))
+
+
+def _new_events(baseline: CountBaseline, launches: Launches) -> Iterator[Finding]:
+    """Yield a regression for each event, such as saving a checkpoint, that only the later arm has."""
+    for ranks, before, now in _alike(baseline, launches):
+        seen = [before.spans.keys() | (EVENTS - counts.spans.keys()) for counts in now]
+        for name in sorted(EVENTS.difference(*seen)):
+            yield Finding(
+                field=name,
+                quantity="events",
+                unit="calls",
+                before=0,
+                now=1,
+                ranks=spans(ranks),
+                outcome="regressed",
+                sentence=f"{name}: new, arm A has none",
+                span=name,
+            )
 
 
 def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
@@ -309,13 +371,16 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
     )
 
 
-def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
+def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[str]) -> Iterable[str]:
+    """Return what was not judged, and why. `judged` has the names of new spans that are judged."""
     then = _ranks(baseline.counts)
     now = set.intersection(*map(_ranks, launches))
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
     notes = [f"{_named(sorted(ranks))} not judged: {where}" for ranks, where in missing if ranks]
     for _, before, after in _alike(baseline, launches):
         for span, is_before in missing_spans(before, after):
+            if span in judged:
+                continue
             notes.append(f"{span}: not judged, {_NOT_COUNTED if is_before else _NOT_IN_BASELINE}")
         for span, was, is_now in counted_spans(before, after):
             for quantity in quantities.OF_SPANS:

@@ -75,6 +75,9 @@ def with_counts(
     if baseline is not None and timed.outcome != "failed":
         is_judged = times is not None and timed.outcome in ("passed", "improved", "regressed")
         verdict = _unless_other(verdict, runs, baseline, is_judged=is_judged)
+    fewer = exact.does_less_later(runs, [] if baseline is None else baseline.counts)
+    if verdict.outcome == "improved" and fewer is not None:
+        verdict = verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, fewer))
     if verdict.failure is not None or counts is None or counts.outcome not in ("regressed", "improved"):
         return verdict
     worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)

@@ -19,7 +19,8 @@ CHIP_SDS = (0.01, 0.02, 0.03, 0.04)
 def slowest_shares(chips: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Measure machines once. Return the rate of the slowest GPU as a share of that of the fastest."""
     rates = chips * (1 + PROBE_SD * random.standard_normal(chips.shape))
-    return rates.min(axis=1) / rates.max(axis=1)
+    shares: np.ndarray = rates.min(axis=1) / rates.max(axis=1)
+    return shares
 
 
 def main() -> None:

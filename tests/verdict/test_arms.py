@@ -7,6 +7,7 @@ import pytest
 
 from perfsuite.analysis.agreement import tokens_differ
 from perfsuite.documents import plain
+from perfsuite.results.counts import Counts, KeptObjects
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Evidence, Failure, Observed
 from perfsuite.results.run import Run
@@ -265,7 +266,46 @@ def test_counts_only_explain_a_timed_change() -> None:
         assert compared(arm(), b).counts is None, "one was not counted"
 
 
+def test_growth_is_judged_beside_times() -> None:
+    """A leak ends a long run, but a short window is hardly slower."""
+    clean = counted(1.0, kept=KeptObjects())
+    leaking = counted(1.0, kept=KeptObjects(by_type={"Spec": 5}))
+    verdict = compared(clean, leaking)
+    assert verdict.outcome == "regressed"
+    (finding,) = known(verdict.counts).findings
+    assert (finding.outcome, finding.quantity) == ("regressed", "objects kept per step")
+    assert compared(leaking, clean).outcome == "passed", "less growth only explains"
+
+
+def later(flops: int) -> dict[str, Any]:
+    """The counts of a launch in which step 24 was counted, too."""
+    whole = {"flops": {"forward": 10**9}}
+    return {**whole, "also_counted": (24,), "spans": {"step 24": Counts(step=24, flops={"forward": flops})}}
+
+
+def test_steps_that_shrink_later_are_no_faster() -> None:
+    """Tokens are compared with the case in the second step only."""
+    whole = counted(1.0, **later(10**9))
+    shrunk = counted(1.5, **later(6 * 10**8))
+    verdict = compared(whole, shrunk)
+    assert verdict.outcome == "inconclusive"
+    assert "step 24 does 40% fewer FLOPs than step 4 of the same launch" in verdict.reasons[0]
+    assert compared(shrunk, counted(2.5, **later(6 * 10**8))).outcome == "improved", "both arms shrink"
+    assert judge_counts(whole[0], shrunk[0]).outcome == "inconclusive"
+
+
 # By counts alone
+
+
+def test_a_new_event_is_more_work() -> None:
+    """Without a baseline from the same perfsuite it is only noted."""
+    saving = launch(counts(spans={"save checkpoint": Counts(bytes_written=9)}))
+    verdict = judge_counts(launch(), saving)
+    assert verdict.outcome == "regressed"
+    counted_both = known(verdict.counts)
+    assert [finding.sentence for finding in counted_both.findings] == ["save checkpoint: new, arm A has none"]
+    assert counted_both.notes == ()
+    assert judge_counts(saving, launch()).outcome == "passed"
 
 
 KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})

@@ -18,7 +18,7 @@ from perfsuite.worker import main as worker
 from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
 from tests.fake_group import alone
-from tests.samples import make_case, make_report
+from tests.samples import known, make_case, make_report
 
 
 class StopError(Exception):
@@ -100,6 +100,7 @@ def test_all_groups_wait_as_long_as_the_driver() -> None:
     with alone():
         further = dist.new_group([0], timeout=timedelta(seconds=600))
         worker.wait_as_long_as_the_driver(make_case(timeout_s=3600))
-        backends = [group._get_backend(torch.device("cpu")) for group in (further, dist.group.WORLD)]
+        groups = [further, known(dist.group.WORLD)]
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
         timeouts = [backend.options._timeout.total_seconds() for backend in backends]
     assert timeouts == [3600 + NCCL_AFTER_S] * 2

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 from perfsuite.errors import error_text
-from perfsuite.frameworks.base import Event, Library
+from perfsuite.frameworks.base import Library
 from perfsuite.frameworks.common import private
+from perfsuite.results.counts import Event
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
 from perfsuite.worker.hooks import libraries
