@@ -230,6 +230,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         device_probe=lowest_device_probe(reports),
         rank_probes=tuple(report.device_probe for report in reports),
         counts=() if why_hidden else merged(_with_alike_start_ups(counted)),
+        other_threads=max(report.other_threads for report in reports),
         hidden=why_hidden,
         notes=(
             *bare.notes,

@@ -33,6 +33,7 @@ class CountBaseline(BaselineDocument):
     computed: tuple[BaselineLaunch, ...] = ()
     dtypes: Dtypes = Field(default_factory=dict)  # of the model trained in the newest launch
     settings: dict[str, str] = Field(default_factory=dict)  # observed by the ranks of the newest launch
+    other_threads: int = 0  # see `Run.other_threads`; of the newest launch
     versions: dict[str, str]  # versions of torch and of the packages that a step uses
     launches: int = Field(ge=1)
     recorded_at: str
@@ -71,6 +72,7 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
         computed=tuple(_computed(run) for run in runs),
         dtypes=newest.dtypes,
         settings={} if newest.observed is None else newest.observed.settings,
+        other_threads=newest.other_threads,
         versions=versions_of(newest),
         launches=len(runs),
         recorded_at=runs[0].started_at,

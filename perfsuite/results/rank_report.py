@@ -173,6 +173,8 @@ class RankReport(Sealed):
     gradient_squares: float | None = None
     unclipped_squares: float | None = None  # the same before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
+    # Number of Python threads that were started or computed in the counted step, besides the training thread.
+    other_threads: int = 0
     hidden: tuple[str, ...] = ()  # reasons why `counts` may lack work of the counted step; empty: none
     fit: Fit | None = None  # predicted memory of the rank; None except in a dry run
     notes: tuple[str, ...] = ()  # remarks for readers of the figures

@@ -228,6 +228,10 @@ class Run(Document):
     rank_probes: tuple[dict[str, float], ...] = ()  #: The same rates for each rank, in rank order.
     counts: tuple[RankCounts, ...] = ()
     """The counts of a step (`perfsuite.results.counts`); empty if it was not counted."""
+    other_threads: int = 0
+    """Python threads that were started or computed in the counted step, besides the training thread: the
+    highest number of all ranks. Their kernels are not counted, and before Python 3.12 neither are their
+    calls."""
     hidden: tuple[str, ...] = ()  #: Why a step was not counted: ranks did work that counting cannot observe.
     dry_facts: DryFacts | None = None  #: The predictions of a dry run; None for a launch.
     notes: tuple[str, ...] = ()  #: Remarks for readers of the figures.

@@ -135,6 +135,15 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
     )
 
 
+def works_in_threads(runs: Sequence[Run], before: int) -> str | None:
+    """Return why less may be counted: more threads compute than the number before; None if not."""
+    more = max((run.other_threads for run in counted(runs)), default=0) - before
+    if more <= 0:
+        return None
+    threads = "1 more thread computes" if more == 1 else f"{more} more threads compute"
+    return f"{threads} in a step, and the work of threads is not counted"
+
+
 def _least_share(counts: Counts) -> tuple[float, int]:
     """Return the fewest FLOPs of a counted step, as a share of the reported step's, and that step."""
     reported = sum(counts.flops.values())

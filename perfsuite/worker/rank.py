@@ -235,7 +235,9 @@ class Rank:
 
         counting = self.recorder.counting
         if counting is not None:
-            report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
+            report = report.replace(
+                counts=self._counts(counting), hidden=counting.hidden, other_threads=counting.other_threads
+            )
             if counting.has_counted_late:
                 report = report.replace(timed_steps=self.recorder.steps - 1)
             report = report.replace(

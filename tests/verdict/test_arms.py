@@ -308,6 +308,16 @@ def test_a_new_event_is_more_work() -> None:
     assert judge_counts(saving, launch()).outcome == "passed"
 
 
+def test_work_moved_into_a_thread_is_no_gain() -> None:
+    fewer = launch(counts(kernels={"forward": 100}))
+    assert judge_counts(launch(), fewer).outcome == "improved"
+    verdict = judge_counts(launch(), fewer.replace(other_threads=1))
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reasons[-1] == "1 more thread computes in a step, and the work of threads is not counted"
+    both = launch(other_threads=1)
+    assert judge_counts(both, fewer.replace(other_threads=1)).outcome == "improved", "as before"
+
+
 KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
 
 

@@ -1,9 +1,13 @@
 """Find work of the counted step that the dispatch mode did not see. If there is any, the counts are useless.
 
-Work that does not train, exchanges no data and leaves no other trace is not found: it only takes time.
+Work that does not train, exchanges no data and leaves no other trace is not found: it only takes time. Other
+threads of Python that compute are only counted, because they often belong to loaders and loggers.
 """
 
-from collections.abc import Iterator
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,14 +33,27 @@ SEVERAL = frozenset({
 """Collectives that a backend may split into several, as gloo does."""
 
 
+BUSY_S = 0.001  # CPU seconds in a step from which a thread counts as one that computes
+
+
 class Watch:
     """Watches one counted step, from its beginning."""
 
     def __init__(self) -> None:
+        self._threads = _cpu_s_of_threads()
+        self._started = calls.started_threads
         calls.watch_packages()
         self._calls = calls.seen.copy()
         self._collectives = replicas.collectives_begun()
         self.stepped: list[Any] = []  # the optimizers that have stepped
+
+    def other_threads(self) -> int:
+        """Return how many other Python threads were started in the step, or computed in it."""
+        now = _cpu_s_of_threads()
+        busy = sum(
+            now[thread] - before >= BUSY_S for thread, before in self._threads.items() if thread in now
+        )
+        return busy + calls.started_threads - self._started
 
     def reasons(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
         """Return the reasons why the step did more work than `counts` says.
@@ -65,6 +82,21 @@ class Watch:
                 f"{began} collectives began in the process groups, but the counting saw only {seen} of them: "
                 "the others were called by another thread, or without torch's dispatcher"
             )
+
+
+def _cpu_s_of_threads() -> Mapping[int, float]:
+    """Return the CPU seconds of each Python thread by id, without this thread and those of perfsuite."""
+    here = threading.get_ident()
+    others = [
+        thread.ident
+        for thread in threading.enumerate()
+        if thread.ident not in (None, here) and not thread.name.startswith("perfsuite")
+    ]
+    seconds = {}
+    for thread in others:
+        with contextlib.suppress(OSError):  # the thread has just ended
+            seconds[thread] = time.clock_gettime(time.pthread_getcpuclockid(thread))
+    return seconds
 
 
 def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradients) -> Iterator[str]:

@@ -77,6 +77,8 @@ class Counting:
         # Squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
         self.unclipped_squares: float | None = None  # the same before clipping
+        # Number of other Python threads that computed in the reported step.
+        self.other_threads = 0
         self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
         self._model = model
         self._watch: Watch | None = None
@@ -151,6 +153,7 @@ class Counting:
         self._read_late()
         self._norm = None
         if self._watch is not None:
+            self.other_threads = self._watch.other_threads()
             self.hidden = self._watch.reasons(counter, counts, self._model())
         self.counts = counts
 

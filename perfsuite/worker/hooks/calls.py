@@ -1,8 +1,10 @@
 """Notice stalls, and work that torch's dispatcher does not see. Uses only public names."""
 
+import contextlib
 import functools
 import inspect
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pkgutil import resolve_name
@@ -21,12 +23,15 @@ STALLING = (  # functions that make the host wait for the device, or that traini
     "torch.cuda.Event.synchronize",
     "torch.cuda.Stream.synchronize",
     "torch.accelerator.synchronize",
+    "torch.accelerator.empty_cache",
+    "torch.accelerator.memory.empty_cache",
     "torch.cuda.empty_cache",
     "torch.cuda.memory.empty_cache",
     "gc.collect",
 )
 
 seen: Counter[str] = Counter()  # number of calls with hidden work since `watch`, by the message about them
+started_threads = 0  # number of Python threads that were started since `watch`, without those of perfsuite
 stalls: Counter[str] = Counter()  # number of calls of `STALLING` functions since `watch`, by function
 
 
@@ -35,7 +40,16 @@ def watch() -> None:
     _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, and its operators are not seen")
     for function in STALLING:
         owner, _, name = function.rpartition(".")
-        _notice(resolve_name(owner), name, function, stalls)
+        with contextlib.suppress(AttributeError, ImportError):  # an older torch has fewer functions
+            _notice(resolve_name(owner), name, function, stalls)
+    if not hasattr(threading.Thread.start, "is_watched"):
+        before(threading.Thread, "start", _count_thread)
+
+
+def _count_thread(thread: threading.Thread) -> None:
+    global started_threads
+    if not thread.name.startswith("perfsuite"):
+        started_threads += 1
 
 
 def watch_packages() -> None:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -431,3 +433,37 @@ def as_rank(rank: int, file: str) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # functions that torch is about to rename
 def test_two_ranks_report_only_unseen_collectives(tmp_path: Path) -> None:
     start_processes(as_rank, (str(tmp_path / "meet"),), nprocs=2, start_method="fork")
+
+
+def compute_until(is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        pass
+
+
+def test_counts_threads_that_compute_in_a_step() -> None:
+    """Their kernels are not counted, so moving work into them is no improvement."""
+    is_over = threading.Event()
+    waiting = threading.Thread(target=is_over.wait)
+    computing = threading.Thread(target=compute_until, args=(is_over,))
+    try:
+        waiting.start()
+        watch = hidden.Watch()
+        computing.start()
+        assert watch.other_threads() == 1, "it was started"
+        watch = hidden.Watch()
+        began_s = time.thread_time()
+        while time.thread_time() < began_s + 0.2:
+            pass
+        assert watch.other_threads() == 1, "it computes, and the other one waits"
+    finally:
+        is_over.set()
+        waiting.join()
+        computing.join()
+
+
+def test_own_threads_are_not_those_of_the_training() -> None:
+    watch = hidden.Watch()
+    thread = threading.Thread(target=time.thread_time, name="perfsuite-spans")
+    thread.start()
+    thread.join()
+    assert watch.other_threads() == 0
