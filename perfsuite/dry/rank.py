@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import cuda, values
+from perfsuite.dry.compilation import Compilation
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
@@ -89,6 +90,7 @@ class DryRank:
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
+        self.compilation = Compilation()
         self.notes: list[str] = []  # facts that a reader of the counts needs to know
         self._machine = machine
         self._optimizer: Any = None
@@ -122,13 +124,13 @@ class DryRank:
         rank = self.report.rank
         built = self._built_bytes
         return self.report.replace(
-            counts=counting.counts.replace(kept=self._kept or self._growth.result()),
+            counts=counting.counts.replace(kept=self._kept or self._growth.result(), compiled=software.compiled_counts()),
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
-            notes=(*self.workload.notes, *self.notes, *counting.notes, *self._growth.notes),
+            notes=(*self.workload.notes, *self.notes, *self.compilation.notes, *counting.notes, *self._growth.notes),
         )
 
     def _pretend(self) -> None:
@@ -144,6 +146,7 @@ class DryRank:
         self.framework.load(self.case, self.device)
         values.pretend_ranks()
         self.plan.pretend()
+        self.compilation.pretend()
 
     def _train(self) -> None:
         """Train until all steps are counted, with the framework's `build` and the workload's `run`."""

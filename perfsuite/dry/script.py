@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import functools
 import importlib.util
 import os
 import signal
@@ -42,7 +41,6 @@ from perfsuite.worker.script.losses import Passes, loss_of
 from perfsuite.worker.script.script_rank import without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
-NOT_COMPILED = "the script compiles its model, but a dry run counts the steps without compilation"
 
 
 class DryScript(DryRank):
@@ -52,7 +50,6 @@ class DryScript(DryRank):
     _observer: Observer  # set by the first step
     # The error that ended the script. The script might catch an error that is raised in a hook.
     _refused: Exception | None = None
-    _asked_to_compile = False
 
     def _pretend(self) -> None:
         if self.device.type == "cuda":
@@ -68,8 +65,7 @@ class DryScript(DryRank):
         wrappers.fsdp1()
         _load_data_here()
         _save_nothing()
-        replace(torch, "compile", self._not_compiled)
-        replace(torch.nn.Module, "compile", self._not_compiled)
+        self.compilation.pretend()
 
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
@@ -97,8 +93,6 @@ class DryScript(DryRank):
         except Enough:
             if self._refused is not None:
                 raise self._refused from None
-            if self._asked_to_compile:
-                self.notes.append(NOT_COMPILED)
             return
         except SystemExit as error:
             if error.code not in (None, 0):
@@ -164,25 +158,6 @@ class DryScript(DryRank):
         if self._passes is not None and loss is not None and loss.numel() == 1:
             with disable_current_modes():
                 self._passes.see(loss)
-
-    def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
-        """Return the function or model uncompiled.
-
-        A function counts as compiled only once it is called, because libraries compile functions that nobody
-        calls.
-        """
-        if model is None:
-            return self._not_compiled
-        if isinstance(model, torch.nn.Module):
-            self._asked_to_compile = True
-            return model
-
-        @functools.wraps(model)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            self._asked_to_compile = True
-            return model(*args, **kwargs)
-
-        return called
 
     def _settings(self) -> dict[str, str]:
         settings = dict(self._observer.settings)

@@ -1,0 +1,104 @@
+"""Let torch.compile work on fake tensors, without generating kernels. Worker side; imports torch.
+
+Dynamo captures graphs, and inductor changes and partitions them, as in a launch. Inductor's last part, which
+fuses operators and generates kernels for a real device, is left out. The operators of the graphs are called
+instead.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.patches import wrap
+from perfsuite.frameworks.common.private import current_dispatch_mode_stack, disable_current_modes
+
+GRAPHS_AS_OPERATORS = (
+    "torch.compile generated no kernels: graphs, FLOPs, collectives and tensors saved for backward are those "
+    "of its partitioned graphs, and {} are unknown"
+)
+UNKNOWN_OF_ALL = ("kernels", "fusion")
+OPTIONS_OF_AUTOTUNING = frozenset({
+    "coordinate_descent_tuning", "max_autotune", "max_autotune_gemm", "max_autotune_pointwise",
+})  # fmt: skip
+OPTION_OF_CUDA_GRAPHS = "triton.cudagraphs"
+NOT_ON_FAKE_TENSORS: Mapping[str, Any] = {
+    # Starts processes that compile kernels.
+    "compile_threads": 1,
+    # Measures matrix products on the device, to decide whether to pad them.
+    "shape_padding": False,
+}
+"""Inductor's options that a dry run needs."""
+
+
+class Compilation:
+    """The use of torch.compile in this process."""
+
+    def __init__(self) -> None:
+        self._unknown = dict[str, None]()  # what is unknown about the compiled code, in order
+
+    def pretend(self) -> None:
+        """Replace the parts of torch.compile that need values or a device, for the rest of this process."""
+        wrap(*private.place("dynamo_compile"), _without_modes)
+        wrap(*private.place("compile_fx"), self._without_kernels)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A note that says what is unknown, if inductor was asked to compile a graph."""
+        if not self._unknown:
+            return ()
+        *others, last = self._unknown
+        return (GRAPHS_AS_OPERATORS.format(f"{', '.join(others)} and {last}"),)
+
+    def _without_kernels(self, compile_fx: Callable[..., Any]) -> Callable[..., Any]:
+        inductor = private.NAMES["inductor_config"].look_up()
+        autograd = private.NAMES["functorch_config"].look_up()
+
+        @functools.wraps(compile_fx)
+        def compiled(
+            graph: Any, inputs: Any, *_: Any, config_patches: dict[str, Any] | None = None, **__: Any
+        ) -> Any:
+            options = config_patches or {}
+            self._note(options)
+            # A cache would contain graphs without kernels.
+            with (
+                inductor.patch({**options, **NOT_ON_FAKE_TENSORS, OPTION_OF_CUDA_GRAPHS: False}),
+                autograd.patch(enable_autograd_cache=False),
+            ):
+                return compile_fx(graph, inputs, inner_compile=_as_operators)
+
+        return compiled
+
+    def _note(self, options: Mapping[str, Any]) -> None:
+        is_tuned = any(options.get(name) for name in OPTIONS_OF_AUTOTUNING)
+        unknown = [
+            *UNKNOWN_OF_ALL,
+            *(["autotuning"] if is_tuned else []),
+            *(["CUDA graphs"] if options.get(OPTION_OF_CUDA_GRAPHS) else []),
+        ]
+        self._unknown |= dict.fromkeys(unknown)
+
+
+def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
+    """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
+    call = private.NAMES["boxed_nop"].look_up()(graph, inputs)
+
+    def run(arguments: Any) -> Any:
+        # Kernels that inductor generates would make fewer Python calls, so these are not counted.
+        counters = [mode for mode in current_dispatch_mode_stack() if hasattr(mode, "end_step")]
+        return counters[0].python.unseen(call, arguments) if counters else call(arguments)
+
+    # The caller passes a list, whose tensors can be freed before the last operator.
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _without_modes(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile without the modes of a dry run, because dynamo creates fake tensors in its own mode."""
+
+    @functools.wraps(compile_frame)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        with disable_current_modes():
+            return compile_frame(*args, **kwargs)
+
+    return compiled
