@@ -9,9 +9,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.overrides import get_testing_overrides
+
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import wrap
 from perfsuite.frameworks.common.private import current_dispatch_mode_stack, disable_current_modes
+from perfsuite.results.counts import Compiled, Counts
 
 GRAPHS_AS_OPERATORS = (
     "torch.compile generated no kernels: graphs, FLOPs, collectives and tensors saved for backward are those "
@@ -32,10 +35,13 @@ NOT_ON_FAKE_TENSORS: Mapping[str, Any] = {
 
 
 class Compilation:
-    """The use of torch.compile in this process."""
+    """The use of torch.compile in this process. Create it before torch's functions are replaced."""
 
     def __init__(self) -> None:
         self._unknown = dict[str, None]()  # what is unknown about the compiled code, in order
+        # Dynamo needs these tables, which torch keeps. Torch cannot make them once two of its functions have
+        # the same replacement.
+        get_testing_overrides()
 
     def pretend(self) -> None:
         """Replace the parts of torch.compile that need values or a device, for the rest of this process."""
@@ -77,6 +83,17 @@ class Compilation:
             *(["CUDA graphs"] if options.get(OPTION_OF_CUDA_GRAPHS) else []),
         ]
         self._unknown |= dict.fromkeys(unknown)
+
+
+def without_kernels(counts: Counts, compiled: Compiled | None) -> Counts:
+    """Add what torch.compile made to counts. Kernels become unknown if it made anything."""
+    if compiled is None:
+        return counts
+    return counts.replace(
+        compiled=compiled.replace(kernels=None, extern_calls=None),
+        kernels=None,
+        spans={name: span.replace(kernels=None) for name, span in counts.spans.items()},
+    )
 
 
 def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
