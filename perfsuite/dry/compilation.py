@@ -9,8 +9,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.overrides import get_testing_overrides
 
+from perfsuite.errors import DryRunError, PerfsuiteError
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import wrap
 from perfsuite.frameworks.common.private import current_dispatch_mode_stack, disable_current_modes
@@ -24,6 +26,7 @@ UNKNOWN_OF_ALL = ("kernels", "fusion")
 OPTIONS_OF_AUTOTUNING = frozenset({
     "coordinate_descent_tuning", "max_autotune", "max_autotune_gemm", "max_autotune_pointwise",
 })  # fmt: skip
+EXPLANATION = "Explanation:"  # begins the line of dynamo's messages that says why a graph breaks
 OPTION_OF_CUDA_GRAPHS = "triton.cudagraphs"
 NOT_ON_FAKE_TENSORS: Mapping[str, Any] = {
     # Starts processes that compile kernels.
@@ -39,14 +42,38 @@ class Compilation:
 
     def __init__(self) -> None:
         self._unknown = dict[str, None]()  # what is unknown about the compiled code, in order
+        self._is_prepared = False  # whether dynamo's function is replaced
+        self._has_inductor = False  # whether inductor's function is replaced
         # Dynamo needs these tables, which torch keeps. Torch cannot make them once two of its functions have
         # the same replacement.
         get_testing_overrides()
 
     def pretend(self) -> None:
-        """Replace the parts of torch.compile that need values or a device, for the rest of this process."""
-        wrap(*private.place("dynamo_compile"), _without_modes)
-        wrap(*private.place("compile_fx"), self._without_kernels)
+        """Let torch.compile work for the rest of this process. Nothing is loaded until it is called."""
+        wrap(torch, "compile", self._prepared)
+
+    def _prepared(self, torch_compile: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(torch_compile)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_prepared:
+                self._is_prepared = True
+                wrap(*private.place("dynamo_compile"), self._without_modes)
+            return torch_compile(*args, **kwargs)
+
+        return compiled
+
+    def _without_modes(self, compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile without the modes of a dry run, because dynamo creates fake tensors in its own mode."""
+
+        @functools.wraps(compile_frame)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            with disable_current_modes():
+                if not self._has_inductor:
+                    self._has_inductor = True
+                    wrap(*private.place("compile_fx"), self._without_kernels)
+                return compile_frame(*args, **kwargs)
+
+        return compiled
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -57,8 +84,8 @@ class Compilation:
         return (GRAPHS_AS_OPERATORS.format(f"{', '.join(others)} and {last}"),)
 
     def _without_kernels(self, compile_fx: Callable[..., Any]) -> Callable[..., Any]:
-        inductor = private.NAMES["inductor_config"].look_up()
-        autograd = private.NAMES["functorch_config"].look_up()
+        inductor = private.inductor_config
+        autograd = private.functorch_config
 
         @functools.wraps(compile_fx)
         def compiled(
@@ -85,6 +112,27 @@ class Compilation:
         self._unknown |= dict.fromkeys(unknown)
 
 
+def explained(error: Exception) -> PerfsuiteError | None:
+    """Return an error of torch.compile in one sentence; None if it is another error."""
+    errors = private.if_loaded("dynamo_errors")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if errors is None:
+        return None
+    if isinstance(error, errors.BackendCompilerFailed):
+        return DryRunError(
+            f"a dry run cannot do this: a backend of torch.compile failed, {' '.join(lines[:2])}. "
+            "Launch the case, or compile with inductor"
+        )
+    # Without fullgraph=True, dynamo breaks the graph and does not raise this error.
+    if isinstance(error, errors.Unsupported):
+        explanation = next((line for line in lines if line.startswith(EXPLANATION)), "")
+        why = f"{lines[0]}. {explanation.removeprefix(EXPLANATION).strip()}".rstrip(" .")
+        return PerfsuiteError(
+            f"torch.compile cannot capture the whole graph, which fullgraph=True asks for: {why}"
+        )
+    return None
+
+
 def without_kernels(counts: Counts, compiled: Compiled | None) -> Counts:
     """Add what torch.compile made to counts. Kernels become unknown if it made anything."""
     if compiled is None:
@@ -98,7 +146,7 @@ def without_kernels(counts: Counts, compiled: Compiled | None) -> Counts:
 
 def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
-    call = private.NAMES["boxed_nop"].look_up()(graph, inputs)
+    call = private.boxed_nop(graph, inputs)
 
     def run(arguments: Any) -> Any:
         # Kernels that inductor generates would make fewer Python calls, so these are not counted.
@@ -108,14 +156,3 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     # The caller passes a list, whose tensors can be freed before the last operator.
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def _without_modes(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile without the modes of a dry run, because dynamo creates fake tensors in its own mode."""
-
-    @functools.wraps(compile_frame)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        with disable_current_modes():
-            return compile_frame(*args, **kwargs)
-
-    return compiled

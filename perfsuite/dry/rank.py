@@ -149,11 +149,11 @@ class DryRank:
             cuda.pretend(self._machine)
         else:
             cuda.hide()
+        self.compilation.pretend()
         values.pretend()
         self.framework.load(self.case, self.device)
         values.pretend_ranks()
         self.plan.pretend()
-        self.compilation.pretend()
 
     def _train(self) -> None:
         """Train until all steps are counted, with the framework's `build` and the workload's `run`."""

@@ -15,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import cuda, program, values
+from perfsuite.dry import compilation, cuda, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
@@ -217,6 +217,9 @@ def _explained(error: Exception) -> Exception:
     why = engines.not_dry()
     if why is not None:
         return DryRunError(f"a dry run cannot do this: {why}. Launch the case. {said}{at}")
+    of_compile = compilation.explained(error)
+    if of_compile is not None:
+        error = of_compile
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite import FSDP2, Case, Model, Script, Topology
-from perfsuite.dry.compilation import Compilation, without_kernels
+from perfsuite.dry.compilation import Compilation, explained, without_kernels
+from perfsuite.errors import DryRunError
 from perfsuite.results.counts import Compiled, Counts, of_rank
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
@@ -130,7 +132,7 @@ def failed(directory: Path, text: str) -> Failure:
     ("text", "kind", "said"),
     [
         (BREAKS.replace(COMPILES, "torch.compile(model, fullgraph=True)"), "crash", "fullgraph=True"),
-        (NET.replace(COMPILES, "torch.compile(model, backend='nosuch')"), "crash", "nosuch"),
+        (NET.replace(COMPILES, "torch.compile(model, backend='nosuch')"), "crash", "'nosuch'"),
     ],
     ids=["fullgraph with a break", "unknown backend"],
 )
@@ -165,3 +167,31 @@ def test_kernels_of_a_compiled_dry_run_are_unknown() -> None:
     assert compiled.kernels is None
     assert known(compiled.in_step(5)).kernels is None
     assert compiled.compiled == make_compiled(kernels=None, extern_calls=None)
+
+
+def test_explains_a_break_that_fullgraph_forbids() -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        print("a break")
+        return x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+        torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(1))
+    said = str(explained(caught.value))
+    assert said.startswith("torch.compile cannot capture the whole graph, which fullgraph=True asks for: ")
+    assert "print" in said
+    assert "\n" not in said
+
+
+def test_explains_a_backend_that_cannot_run_dry() -> None:
+    def nodevice(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no device")
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        torch.compile(torch.sin, backend=nodevice)(torch.ones(1))
+    error = explained(caught.value)
+    assert isinstance(error, DryRunError)
+    assert "backend='nodevice' raised: RuntimeError: no device. Launch the case" in str(error)
+
+
+def test_explains_no_other_error() -> None:
+    assert explained(ValueError("x")) is None

@@ -344,6 +344,7 @@ NAMES: Mapping[str, Name] = {
         {
             "boxed_nop": "torch._dynamo.backends.debugging:boxed_nop",
             "compile_fx": "torch._inductor.compile_fx:compile_fx",
+            "dynamo_errors": "torch._dynamo.exc:",
             "dynamo_compile": "torch._dynamo.convert_frame:_compile",
             "functorch_config": "torch._functorch.config:",
             "inductor_config": "torch._inductor.config:",
