@@ -154,10 +154,11 @@ def test_failing_compilation_names_its_line(text: str, kind: str, said: str, tmp
 )
 def test_note_says_what_is_unknown(options: dict[str, Any], unknown: str) -> None:
     compilation = Compilation()
-    assert compilation.notes == ()
+    notes = [compilation.notes]
     compilation._note(options)
-    (note,) = compilation.notes
-    assert unknown in note
+    notes.append(compilation.notes)
+    assert [len(each) for each in notes] == [0, 1]
+    assert unknown in notes[1][0]
 
 
 def test_kernels_of_a_compiled_dry_run_are_unknown() -> None:
