@@ -148,11 +148,11 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
     call = private.boxed_nop(graph, inputs)
 
+    # This also copies the mark of a function that takes a list and empties it, to free its tensors early.
+    @functools.wraps(call)
     def run(arguments: Any) -> Any:
         # Kernels that inductor generates would make fewer Python calls, so these are not counted.
         counters = [mode for mode in current_dispatch_mode_stack() if hasattr(mode, "end_step")]
         return counters[0].python.unseen(call, arguments) if counters else call(arguments)
 
-    # The caller passes a list, whose tensors can be freed before the last operator.
-    run._boxed_call = True  # type: ignore[attr-defined]
     return run
