@@ -68,7 +68,9 @@ for step in range(30):
 COMPILES = "torch.compile(model)"
 BREAKS = NET.replace("# here", "print('a break')")
 # Dynamo compiles the second length with dynamic shapes, which also fit the third.
-VARIES = NET.replace("(2, 16)", "(2, 16 + step % 3)")
+VARIES = NET.replace("(2, 16)", "(2, 16 + step % 3)").replace(
+    f"model = {COMPILES}", "[block.compile() for block in model.module.blocks]"
+)
 BLOCKS = FSDP2()
 SHALLOW = llama_tiny("llama-shallow", num_hidden_layers=2)
 
@@ -106,7 +108,7 @@ def check_twins(dry: Run, launched: Run) -> None:
         pytest.param(BREAKS, marks=pytest.mark.nightly),
         pytest.param(VARIES, marks=pytest.mark.nightly),
     ],
-    ids=["whole model", "break in each block", "lengths vary"],
+    ids=["whole model", "break in each block", "blocks, lengths vary"],
 )
 def test_compiled_script_runs_dry_as_launched(text: str, tmp_path: Path) -> None:
     case = case_of(tmp_path / "script", text)
