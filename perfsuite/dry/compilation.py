@@ -22,6 +22,7 @@ GRAPHS_AS_OPERATORS = (
     "torch.compile generated no kernels: graphs, FLOPs, collectives and tensors saved for backward are those "
     "of its partitioned graphs, and {} are unknown"
 )
+OTHER_BACKEND = "torch.compile used a backend other than inductor: its kernels are unknown"
 UNKNOWN_OF_ALL = ("kernels", "fusion")
 OPTIONS_OF_AUTOTUNING = frozenset({
     "coordinate_descent_tuning", "max_autotune", "max_autotune_gemm", "max_autotune_pointwise",
@@ -75,11 +76,12 @@ class Compilation:
 
         return compiled
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A note that says what is unknown, if inductor was asked to compile a graph."""
-        if not self._unknown:
+    def notes(self, counts: Counts) -> tuple[str, ...]:
+        """Return a note that says what is unknown, if anything was compiled."""
+        if counts.compiled is None:
             return ()
+        if not self._unknown:
+            return (OTHER_BACKEND,)
         *others, last = self._unknown
         return (GRAPHS_AS_OPERATORS.format(f"{', '.join(others)} and {last}"),)
 

@@ -134,7 +134,7 @@ class DryRank:
             notes=(
                 *self.workload.notes,
                 *self.notes,
-                *self.compilation.notes,
+                *self.compilation.notes(counts),
                 *counting.notes,
                 *self._growth.notes,
             ),

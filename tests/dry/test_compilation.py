@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perfsuite import FSDP2, Case, Model, Script, Topology
-from perfsuite.dry.compilation import Compilation, explained, without_kernels
+from perfsuite.dry.compilation import OTHER_BACKEND, Compilation, explained, without_kernels
 from perfsuite.errors import DryRunError
 from perfsuite.results.counts import Compiled, Counts, of_rank
 from perfsuite.results.rank_report import Failure
@@ -156,11 +156,15 @@ def test_failing_compilation_names_its_line(text: str, kind: str, said: str, tmp
 )
 def test_note_says_what_is_unknown(options: dict[str, Any], unknown: str) -> None:
     compilation = Compilation()
-    notes = [compilation.notes]
     compilation._note(options)
-    notes.append(compilation.notes)
-    assert [len(each) for each in notes] == [0, 1]
-    assert unknown in notes[1][0]
+    (note,) = compilation.notes(make_counts(compiled=make_compiled()))
+    assert unknown in note
+
+
+def test_note_depends_on_the_backend_of_the_graphs() -> None:
+    compilation = Compilation()
+    assert compilation.notes(make_counts()) == ()
+    assert compilation.notes(make_counts(compiled=make_compiled())) == (OTHER_BACKEND,)
 
 
 def test_kernels_of_a_compiled_dry_run_are_unknown() -> None:
