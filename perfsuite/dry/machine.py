@@ -72,11 +72,6 @@ def why_not_dry(case: Case, machine: Machine) -> str | None:
         return (
             f"a dry run cannot do this: bitsandbytes' {case.quantization} kernels do not support fake tensors"
         )
-    if case.compile:
-        return (
-            "a dry run cannot do this: torch.compile generates its kernels on the GPU, and there is none. "
-            "Leave out compile"
-        )
     for check in CHECKS:
         if check not in OF_THE_MACHINE:
             reason = check(case, machine)

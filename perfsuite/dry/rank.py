@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.dry import cuda, values
+from perfsuite.dry import compilation, cuda, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
@@ -89,6 +89,7 @@ class DryRank:
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
+        self.compilation = compilation.Compilation()
         self.notes: list[str] = []  # facts that a reader of the counts needs to know
         self._machine = machine
         self._optimizer: Any = None
@@ -121,14 +122,22 @@ class DryRank:
         assert counting.log is not None
         rank = self.report.rank
         built = self._built_bytes
+        counts = compilation.without_kernels(counting.counts, software.compiled_counts())
+        counts = counts.replace(kept=self._kept or self._growth.result())
         return self.report.replace(
-            counts=counting.counts.replace(kept=self._kept or self._growth.result()),
-            fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
+            counts=counts,
+            fit=predict(counting.log, counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
-            notes=(*self.workload.notes, *self.notes, *counting.notes, *self._growth.notes),
+            notes=(
+                *self.workload.notes,
+                *self.notes,
+                *self.compilation.notes(counts),
+                *counting.notes,
+                *self._growth.notes,
+            ),
         )
 
     def _pretend(self) -> None:
@@ -140,6 +149,7 @@ class DryRank:
             cuda.pretend(self._machine)
         else:
             cuda.hide()
+        self.compilation.pretend()
         values.pretend()
         self.framework.load(self.case, self.device)
         values.pretend_ranks()
@@ -182,7 +192,9 @@ class DryRank:
             raise Enough
 
     def _model(self) -> Any:
-        return self.workload.model or owner(self._optimizer)
+        model = self.workload.model
+        # A compiled model has no length, so it is neither true nor false.
+        return owner(self._optimizer) if model is None else model
 
     def _settings(self) -> dict[str, str]:
         """Return the settings of the model and the optimizer that can be observed without values."""
@@ -193,6 +205,7 @@ class DryRank:
             "device": self.device.type,
             "parameter_dtype": ", ".join(sorted({dtype_name(each.dtype) for each in model.parameters()})),
             "optimizer": type(self._optimizer).__name__,
+            "compiled": "yes" if software.compiled_graphs() else "no",
             **finetuning.observed(model),
             **float8.observed(model),
             **self.workload.settings,
@@ -201,6 +214,8 @@ class DryRank:
     def _check(self, settings: Mapping[str, str]) -> None:
         """Raise `MismatchError` if an observed setting differs from the case."""
         dtype = dtype_name(DTYPES[self.case.precision])
-        for key, asked in {"parameter_dtype": dtype, **self.framework.expected(self.case)}.items():
+        compiled = "yes" if self.case.compile else None
+        expected = {"parameter_dtype": dtype, "compiled": compiled, **self.framework.expected(self.case)}
+        for key, asked in expected.items():
             if asked is not None and key in settings and settings[key] != asked:
                 raise MismatchError(f"{key}: the case asks for {asked!r}, but {settings[key]!r} was built")

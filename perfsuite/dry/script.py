@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import functools
 import importlib.util
 import os
 import signal
@@ -16,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import cuda, program, values
+from perfsuite.dry import compilation, cuda, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
@@ -42,7 +41,6 @@ from perfsuite.worker.script.losses import Passes, loss_of
 from perfsuite.worker.script.script_rank import without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
-NOT_COMPILED = "the script compiles its model, but a dry run counts the steps without compilation"
 
 
 class DryScript(DryRank):
@@ -52,7 +50,6 @@ class DryScript(DryRank):
     _observer: Observer  # set by the first step
     # The error that ended the script. The script might catch an error that is raised in a hook.
     _refused: Exception | None = None
-    _asked_to_compile = False
 
     def _pretend(self) -> None:
         if self.device.type == "cuda":
@@ -68,8 +65,7 @@ class DryScript(DryRank):
         wrappers.fsdp1()
         _load_data_here()
         _save_nothing()
-        replace(torch, "compile", self._not_compiled)
-        replace(torch.nn.Module, "compile", self._not_compiled)
+        self.compilation.pretend()
 
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
@@ -97,8 +93,6 @@ class DryScript(DryRank):
         except Enough:
             if self._refused is not None:
                 raise self._refused from None
-            if self._asked_to_compile:
-                self.notes.append(NOT_COMPILED)
             return
         except SystemExit as error:
             if error.code not in (None, 0):
@@ -165,25 +159,6 @@ class DryScript(DryRank):
             with disable_current_modes():
                 self._passes.see(loss)
 
-    def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
-        """Return the function or model uncompiled.
-
-        A function counts as compiled only once it is called, because libraries compile functions that nobody
-        calls.
-        """
-        if model is None:
-            return self._not_compiled
-        if isinstance(model, torch.nn.Module):
-            self._asked_to_compile = True
-            return model
-
-        @functools.wraps(model)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            self._asked_to_compile = True
-            return model(*args, **kwargs)
-
-        return called
-
     def _settings(self) -> dict[str, str]:
         settings = dict(self._observer.settings)
         # A launch reports the attention kernel in its environment.
@@ -242,6 +217,9 @@ def _explained(error: Exception) -> Exception:
     why = engines.not_dry()
     if why is not None:
         return DryRunError(f"a dry run cannot do this: {why}. Launch the case. {said}{at}")
+    of_compile = compilation.explained(error)
+    if of_compile is not None:
+        error = of_compile
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")

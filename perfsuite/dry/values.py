@@ -54,6 +54,11 @@ class NoValues(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True, because dynamo would otherwise run compiled code eagerly while the mode is active."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             # A shortcut: the fake tensor mode returns the same device, but needs much more time.

@@ -135,7 +135,7 @@ STEP = (  # columns of a step: its counts, and the norm of its gradients
     _counted("collectives", lambda step: sum(each.count for each in step.collectives), "calls"),
     _counted("bytes", counts.moved, "bytes"),
     _counted("FLOPs", counts.flops, "FLOP"),
-    _counted("kernels", lambda step: sum(step.kernels.values()), "calls"),
+    _counted("kernels", counts.kernels, "calls"),
     _counted("host reads", lambda step: sum(step.host_reads.values()), "calls"),
     _counted("memory", counts.peak, "bytes"),
     Column("gradient norm", lambda result: _cell(result.figures.gradient_norm, "{:.4g}".format)),

@@ -20,6 +20,7 @@ from perfsuite.results.counts import (
 from perfsuite.results.outcome import CountCheck
 from perfsuite.verdict.count_sentences import held_by
 
+UNKNOWN = "unknown"
 MOST_UNSTEADY = 5  # maximum number of unsteady counts that are named
 MOST_FINDINGS = 50  # maximum number of rows in the table of findings
 MOST_TYPES = 10  # maximum number of types in the table of objects kept by steps
@@ -40,6 +41,11 @@ def peak(counts: Counts) -> int | None:
     return None if counts.memory is None else counts.memory.peak
 
 
+def kernels(counts: Counts) -> int | None:
+    """Return the calls of operators that do work; None if unknown, as in a dry run of a compiled model."""
+    return None if counts.kernels is None else sum(counts.kernels.values())
+
+
 def ranks(entry: OfRanks) -> str:
     """Name the ranks of an entry, such as `rank 0` or `ranks 0-3`."""
     return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
@@ -56,7 +62,9 @@ def in_short(counts: Counts) -> str:
 def tables(counts: Counts) -> list[Table]:
     """Return the counts of a step as tables: collectives, work, memory, kept objects, and compilation."""
     made = [_calls_table(counts), _work_table(counts)]
-    made += [] if counts.memory is None else [_memory_table(counts.memory)]
+    made += (
+        [] if counts.memory is None else [_memory_table(counts.memory, is_fused=counts.kernels is not None)]
+    )
     made += [] if counts.kept is None else [_kept_table(counts.kept)]
     made += [] if counts.compiled is None else [_compiled_table(counts.compiled)]
     return [table for table in made if table]
@@ -82,7 +90,7 @@ def _calls_table(counts: Counts) -> Table:
 def _work_table(counts: Counts) -> Table:
     work: dict[str, Mapping[Any, int]] = {
         "FLOPs": counts.flops,
-        "kernels": counts.kernels,
+        **({} if counts.kernels is None else {"kernels": counts.kernels}),
         "host reads": counts.host_reads,
     }
     work |= {} if counts.python is None else {"Python calls": counts.python.calls}
@@ -98,7 +106,9 @@ def _work_table(counts: Counts) -> Table:
         caption += (
             " Python calls are those of the training thread. Since Python 3.12, all threads are counted."
         )
-    if counts.compiled is not None:
+    if counts.kernels is None:
+        caption += " The number of kernels is unknown, because a dry run generates no kernels."
+    elif counts.compiled is not None:
         caption += " Kernels in compiled code are not included."
     if counts.without_flops:
         others = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
@@ -112,7 +122,7 @@ def _work_table(counts: Counts) -> Table:
     return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 
-def _memory_table(memory: StepMemory) -> Table:
+def _memory_table(memory: StepMemory, *, is_fused: bool) -> Table:
     when = "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
     names = {"kept": "allocated before the step"} | {phase: f"allocated in {phase}" for phase in PHASES}
     parts = Counter({names.get(part, part): size for part, size in memory.at_peak.items() if size})
@@ -124,6 +134,8 @@ def _memory_table(memory: StepMemory) -> Table:
         ("allocations", amount(memory.allocations, "calls")),
     ]
     caption = "Memory of live tensors. Each storage is included once, without the overhead of the allocator."
+    if not is_fused:
+        caption += " The peak is that of the operators in compiled code, which fusion can lower."
     return Table(caption=caption, headers=("memory", "of the step"), rows=rows)
 
 
@@ -145,7 +157,7 @@ def _compiled_table(compiled: Compiled) -> Table:
         "calls of other kernels": compiled.extern_calls,
         **{f"graph break: {reason}": count for reason, count in compiled.breaks.items()},
     }
-    rows = [(name, amount(count, "calls")) for name, count in made.items()]
+    rows = [(name, UNKNOWN if count is None else amount(count, "calls")) for name, count in made.items()]
     caption = "The output of torch.compile, over the whole launch."
     return Table(caption=caption, headers=("compiled", "number"), rows=rows)
 

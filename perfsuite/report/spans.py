@@ -347,7 +347,7 @@ def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
 
 def _in_step(counts: Counts) -> Amounts:
     return {
-        "kernels": sum(counts.kernels.values()),
+        "kernels": report_counts.kernels(counts),
         "host_reads": sum(counts.host_reads.values()),
         "python_calls": None if counts.python is None else counts.python.total,
         "collectives": sum(each.count for each in counts.collectives),

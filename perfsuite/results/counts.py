@@ -133,8 +133,10 @@ class Compiled(Data):
     graphs: int
     breaks: dict[str, int] = Field(default_factory=dict)  # number of graph breaks by reason
     recompilations: int
-    kernels: int  # number of kernels that inductor generated
-    extern_calls: int  # number of calls of kernels that inductor did not generate, such as matmuls
+    # Number of kernels that inductor generated; None: unknown, because a dry run generates none.
+    kernels: int | None
+    # Number of calls of kernels that inductor did not generate, such as matmuls; None: unknown.
+    extern_calls: int | None
 
 
 class PythonCalls(Data):
@@ -179,7 +181,8 @@ class Counts(Data):
     # FLOPs of matmuls, convolutions and attention, from torch's formulas.
     flops: dict[Phase, int] = Field(default_factory=dict)
     # Calls of operators that do work on the device. For a compiled model: only calls outside compiled code.
-    kernels: dict[Phase, int] = Field(default_factory=dict)
+    # None: unknown, because the model was compiled in a dry run.
+    kernels: dict[Phase, int] | None = Field(default_factory=dict)
     # Reads of a device value by the host, for which the host waits. Without a GPU, reads of any tensor count,
     # except the step counters of torch's optimizers, which would be on the host even with a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
@@ -188,8 +191,11 @@ class Counts(Data):
     blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
-    memory: StepMemory | None = None  # None for a compiled model, whose buffers cannot be observed
-    # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations.
+    # None in a launch of a compiled model, whose buffers cannot be observed. In a dry run of one, the peak is
+    # that before fusion.
+    memory: StepMemory | None = None
+    # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations. If `kernels` is
+    # unknown, the operators before fusion.
     ops: dict[str, int] = Field(default_factory=dict)
     # Operators in `ops` that are named like matmul, convolution or attention but have no formula. Their FLOPs
     # are missing from `flops`.

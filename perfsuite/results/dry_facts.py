@@ -114,15 +114,16 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     Groups that span machines count as taking no time, because their link is unknown. Memory bandwidth and
     work without FLOPs are ignored.
 
-    Returns None if the accelerator's peak is unknown, if nothing was counted, or if the model is compiled,
-    because most FLOPs of a compiled model are not counted.
+    Returns None if the accelerator's peak is unknown, if nothing was counted, or for a launch of a compiled
+    model, most of whose FLOPs are not counted. A dry run counts the FLOPs of compiled code.
     """
     of_ranks = []
     for its in (entry.counts for entry in counts):
         has_float8 = any(operator.startswith(SCALED) for operator in its.ops)
         peak = machine.peak_flops("float8" if has_float8 else case.precision)
         flops = sum(its.flops.values())
-        if peak is None or its.compiled is not None or not flops:
+        has_unseen = its.compiled is not None and its.kernels is not None
+        if peak is None or has_unseen or not flops:
             return None
         passed = {True: 0.0, False: 0.0}  # bytes by whether they remain within one machine
         for collective in its.collectives:

@@ -233,12 +233,12 @@ def _of_memory(name: str, read: Callable[[StepMemory], int], share_of: str, floo
     )
 
 
-def _of_compiled(name: str, read: Callable[[Compiled], int]) -> Quantity:
-    return Quantity(
-        name=name,
-        unit="calls",
-        read=lambda counts: None if counts.compiled is None else {name: read(counts.compiled)},
-    )
+def _of_compiled(name: str, read: Callable[[Compiled], int | None]) -> Quantity:
+    def fields(counts: Counts) -> Mapping[str, int] | None:
+        number = None if counts.compiled is None else read(counts.compiled)
+        return None if number is None else {name: number}
+
+    return Quantity(name=name, unit="calls", read=fields)
 
 
 FLOPS = replace(
@@ -296,7 +296,9 @@ WORKER_KERNELS = Quantity(
     of_worker=True,
 )
 """It has a floor, because samples that are drawn or augmented at random can differ between launches."""
-PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
+_ANY_PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
+PEAK = replace(_ANY_PEAK, read=lambda counts: None if counts.kernels is None else _ANY_PEAK.read(counts))
+"""The peak of compiled code depends on fusion, so it is unknown in a dry run."""
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
 """Negative growth counts as 0: a step that frees more than it allocates only frees what an earlier step kept

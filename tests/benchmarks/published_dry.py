@@ -1,6 +1,6 @@
 """Published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
 
-A row whose case is compiled is run dry without compilation, since a dry run does not compile.
+A row whose case is compiled is run dry without compilation, since memory in compiled code depends on fusion.
 """
 
 import tempfile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import FSDP2, KnownIssue, Topology, documents
+from perfsuite import FSDP, FSDP2, KnownIssue, Topology, documents
 from perfsuite.dry import guard
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import SessionFile
@@ -17,14 +17,14 @@ from tests.samples import make_case
 from tests.session.making import DryRuns
 
 CASE = make_case(framework=FSDP2(), hardware="h100")
-COMPILED = CASE.replace(compile=True)
+OFFLOADS = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True))
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with cases, which pytest need not collect, on a machine where CUDA can be pretended."""
     monkeypatch.setattr(guard, "why_not", lambda: None)
-    commands.hold(monkeypatch, CASE, COMPILED)
+    commands.hold(monkeypatch, CASE, OFFLOADS)
 
 
 @pytest.fixture
@@ -73,19 +73,19 @@ def test_failed_dry_run_ends_with_a_traceback(dry_runs: DryRuns, monkeypatch: py
 
 
 def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
-    dry_runs.refused = COMPILED
-    result = command(COMPILED.id, CASE.id, status=2)
-    assert "a dry run cannot do this: torch.compile" in result.stderr
+    dry_runs.refused = OFFLOADS
+    result = command(OFFLOADS.id, CASE.id, status=2)
+    assert "a dry run cannot do this: offloading" in result.stderr
     assert f"{CASE.id}: recorded in a dry run" in result.stdout
     (file,) = Path(".perfsuite").glob("runs/*/results.json")
     session = documents.read(file, SessionFile)
     assert (session.status, session.dry) == ("complete", True)
     assert CASE.id in {each.case_id for each in session.results}
-    result = command("-k", "fsdp2", "--json")  # what cannot be run dry is passed over
-    assert f"{COMPILED.id}: a dry run cannot do this: torch.compile" in result.stderr
+    result = command("-k", "fsdp", "--json")  # what cannot be run dry is passed over
+    assert f"{OFFLOADS.id}: a dry run cannot do this: offloading" in result.stderr
     content = json.loads(result.stdout)
     assert [each["case_id"] for each in content["results"]] == [CASE.id]
-    assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
+    assert [each["case_id"] for each in content["skipped"]] == [OFFLOADS.id]
 
 
 NO_CASE = "no case is selected: give case ids, or select cases with -k"
@@ -96,7 +96,7 @@ NO_COMPILER = "there is no C++ compiler: install g++"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (f"{COMPILED.id}", "a dry run cannot do this: torch.compile"),
+        (f"{OFFLOADS.id}", "a dry run cannot do this: offloading"),
         (f"{CASE.id} --rank 2", f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
         ("nosuch", "is called 'nosuch'"),
         ("", NO_CASE),

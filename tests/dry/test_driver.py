@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, Script, Topology
+from perfsuite import DDP, FSDP, FSDP2, Case, Script, Topology
 from perfsuite.dry import driver
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
@@ -19,8 +19,9 @@ CASE = make_case(framework=FSDP2(), hardware="cpu")
 
 
 def test_refuses_an_impossible_dry_run_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(DryRunError, match=r"fsdp2-.*: a dry run cannot do this: torch.compile"):
-        dry_run(CASE.replace(compile=True), tmp_path)
+    offloading = FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)
+    with pytest.raises(DryRunError, match=r"fsdp-.*: a dry run cannot do this: offloading keeps shards"):
+        dry_run(CASE.replace(framework=offloading, hardware="h100"), tmp_path)
     for rank in (-1, 2):
         with pytest.raises(DryRunError, match=f"rank {rank} does not exist: .* has ranks 0 to 1"):
             dry_run(CASE, tmp_path, ranks=[rank])

@@ -4,7 +4,7 @@ from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts, MemoryChange, MemoryLog
 from perfsuite.results.dry_facts import DryFacts, Fit
-from tests.counted import make_collective
+from tests.counted import make_collective, make_compiled
 from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report
 
 MIB = 1 << 20
@@ -88,3 +88,11 @@ def test_facts_are_the_neediest_ranks() -> None:
     assert facts.fit == large
     roofline = known(facts.roofline)
     assert (roofline.flops, roofline.tokens) == (3 * 10**12, 1000)
+
+
+def test_compiled_model_is_never_said_not_to_fit() -> None:
+    """With fusion it may need less."""
+    log = MemoryLog((100 * GIB,), ())
+    compiled = Counts(kernels=None, compiled=make_compiled(kernels=None, extern_calls=None))
+    said = [known(predict(log, each, make_gpu_machine(), rank=0)).verdict for each in (Counts(), compiled)]
+    assert said == ["does not fit", "tight"]

@@ -59,7 +59,6 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
     ("changes", "said"),
     [
         ({"quantization": "4bit", "lora": LoRA(rank=8, alpha=16)}, "bitsandbytes' 4bit kernels"),
-        ({"compile": True}, "torch.compile"),
         ({"framework": {"name": "fake"}}, "fake does not define how it builds on fake tensors"),
         ({"framework": FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),

@@ -71,6 +71,20 @@ def test_tables_list_compiled_code() -> None:
     assert {row[0]: row[1] for row in compiled.rows} == {**made, "graph break: data-dependent branch": "1"}
 
 
+def test_tables_of_a_compiled_dry_run_say_what_is_unknown() -> None:
+    compiled = make_compiled(kernels=None, extern_calls=None)
+    step = make_counts(kernels=None, memory=make_memory(), compiled=compiled)
+    _, work, memory, made = counts.tables(step)
+    assert "kernels" not in work.headers
+    assert "The number of kernels is unknown, because a dry run generates no kernels." in work.caption
+    assert memory.caption.endswith(
+        "The peak is that of the operators in compiled code, which fusion can lower."
+    )
+    numbers = {row[0]: row[1] for row in made.rows}
+    assert numbers["generated kernels"] == numbers["calls of other kernels"] == "unknown"
+    assert numbers["graphs"] == "2"
+
+
 def test_separates_judged_findings_from_listed() -> None:
     """A sentence that is true of several is told once, though the bytes behind it may differ by rank."""
     sentence = "regressed: host reads in forward 1 -> 2"

@@ -80,6 +80,9 @@ def test_unknown_links_take_no_time() -> None:
 def test_no_limit_without_all_flops_and_a_peak() -> None:
     assert of() is of(Counts()) is None
     assert of(ONE.replace(compiled=twin_counts.COMPILED)) is None
+    assert of(ONE.replace(compiled=twin_counts.COMPILED, kernels=None)) is not None, (
+        "a dry run sees all FLOPs"
+    )
     assert of(ONE, machine=make_machine()) is None
     assert of(ONE, machine=make_gpu_machine("NVIDIA A100-SXM-64GB")) is None
 

@@ -20,7 +20,7 @@ from perfsuite.results.quantities import (
     quantities,
 )
 from tests import twin_counts
-from tests.samples import deterministic
+from tests.samples import deterministic, known
 from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, compiled, counts, python
 
 BARRIER = twin_counts.collective("barrier", dtype="", bytes=0, count=2)
@@ -135,3 +135,14 @@ def test_peak_differs_beyond_asynchronous_work(share: float) -> None:
     differs = abs(peak - PEAK_BYTES) > LOOSE * PEAK_BYTES
     fields = differing([counts(), counts(memory=twin_counts.memory(peak=peak))])
     assert fields == ({"peak of live tensors"} if differs else set())
+
+
+def test_compiled_dry_runs_have_unknown_kernels_and_peak() -> None:
+    """Unknown is neither better nor worse, whichever side has it."""
+    dry = compiled(kernels=None, extern_calls=None).replace(kernels=None, memory=counts().memory)
+    unknown = {"kernels", "peak of live tensors", "generated kernels", "extern calls of compiled code"}
+    assert {
+        each.name for each in quantities([dry]) if each.name in unknown and each.value(dry) is None
+    } == unknown
+    assert differing([dry, dry.replace(memory=known(dry.memory).replace(peak=0))]) == set()
+    assert "saved for backward" in {each.name for each in quantities([dry]) if each.value(dry)}

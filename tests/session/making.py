@@ -87,7 +87,7 @@ class DryRuns:
         self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: Any, counted_steps: int
     ) -> Run:
         if case == self.refused:
-            raise DryRunError(f"{case.id}: a dry run cannot do this: torch.compile")
+            raise DryRunError(f"{case.id}: a dry run cannot do this: offloading")
         self.ranks.append(ranks)
         self.counted_steps.append(counted_steps)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})

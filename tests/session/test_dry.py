@@ -8,6 +8,7 @@ from perfsuite.case.case import Case
 from perfsuite.dry import guard
 from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.ddp import DDP
+from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
@@ -99,16 +100,16 @@ def test_requires_a_count_baseline_on_request(runs: DrySessions) -> None:
 
 
 def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
-    compiled = H100.replace(compile=True)
+    offloads = H100.replace(framework=FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True))
     ours = runs.session(fail_without_baseline=True)
-    assert str(ours.skip_reason(compiled)).startswith("a dry run cannot do this: torch.compile")
-    file = ours.mode.reviewed_file(compiled)
+    assert str(ours.skip_reason(offloads)).startswith("a dry run cannot do this: offloading")
+    file = ours.mode.reviewed_file(offloads)
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(
         CaseError, match=r"a dry run cannot do this: .*, but the case has a reviewed baseline .*dry-sm90"
     ):
-        ours.skip_reason(compiled)
+        ours.skip_reason(offloads)
 
 
 def test_does_not_record_a_single_rank(runs: DrySessions) -> None:

@@ -9,7 +9,7 @@ from perfsuite.results.count_baseline import from_runs as counts_of
 from perfsuite.results.counts import READS_OF_THE_HOST
 from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_of_judge, sentences
 from tests.counted import make_counts, make_entries
-from tests.samples import make_figures, make_run
+from tests.samples import known, make_figures, make_run
 
 PLACES = Places(root=".", baselines="baselines", cases="bench_cases")
 ID = make_run().case.id
@@ -209,7 +209,7 @@ def test_reports_new_and_deleted_baselines() -> None:
 def test_reports_a_count_baseline_by_its_counts() -> None:
     before = counts_of([make_run(counts=make_entries(make_counts()))])
     counts = before.counts[0].counts
-    doubled = {name: 2 * calls for name, calls in counts.kernels.items()}
+    doubled = {name: 2 * calls for name, calls in known(counts.kernels).items()}
     now = before.replace(counts=(before.counts[0].replace(counts=counts.replace(kernels=doubled)),))
     (said,) = sentences_of(f"baselines/counts/cpu/{ID}.json", before.as_json(), now.as_json())
     assert said.startswith(f"baseline of the counts of {ID} on cpu: kernels")

@@ -339,6 +339,19 @@ NAMES: Mapping[str, Name] = {
     ),
     **_table(
         "object",
+        "torch 2.13",
+        "no compiled case can be run dry (launch it for real, or leave out compile)",
+        {
+            "boxed_nop": "torch._dynamo.backends.debugging:boxed_nop",
+            "compile_fx": "torch._inductor.compile_fx:compile_fx",
+            "dynamo_errors": "torch._dynamo.exc:",
+            "dynamo_compile": "torch._dynamo.convert_frame:_compile",
+            "functorch_config": "torch._functorch.config:",
+            "inductor_config": "torch._inductor.config:",
+        },
+    ),
+    **_table(
+        "object",
         _CUDA,
         "a script cannot read the raw stream of its GPU in a dry run",
         {"raw_stream": "torch._C:_cuda_getCurrentRawStream"},

@@ -11,6 +11,7 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
 from perfsuite.results.counts import are_alike, of_rank
+from perfsuite.results.quantities import Unit
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.session.review import computed
@@ -23,16 +24,20 @@ def _listed(recorded: CountBaseline) -> dict[str, float | None]:
     return {
         "collective_bytes": count_report.moved(counts),
         "flop": count_report.flops(counts),
-        "kernel_calls": sum(counts.kernels.values()),
+        "kernel_calls": count_report.kernels(counts),
         "peak_live_bytes": count_report.peak(counts),
         "launches": recorded.launches,
     }
 
 
 def _cells(recorded: CountBaseline) -> list[str]:
-    *figures, peak, launches = _listed(recorded).values()
-    cells = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
-    return [*cells, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
+    *figures, launches = _listed(recorded).values()
+    units: tuple[Unit, ...] = ("bytes", "FLOP", "calls", "bytes")
+    cells = [
+        "not counted" if each is None else amount(each, unit)
+        for each, unit in zip(figures, units, strict=True)
+    ]
+    return [*cells, str(launches)]
 
 
 def can_be_accepted(run: Run) -> bool:

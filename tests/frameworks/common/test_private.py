@@ -111,6 +111,8 @@ def names(*kinds: str) -> list[str]:
     return [name for name, entry in NAMES.items() if entry.kind in kinds]
 
 
+# Inductor imports a module that uses `torch.jit`.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", names("object", "reader"))
 def test_the_package_still_has_the_name(name: str) -> None:
     if "CUDA" in NAMES[name].seen and torch.version.cuda is None:

@@ -20,6 +20,7 @@ from perfsuite.worker.faults.injector import STRUCTURAL_AFTER
 from perfsuite.worker.faults.structural_faults import begin
 from tests.fake_group import alone, fake_group
 from tests.frameworks.common.test_model import TINY
+from tests.samples import known
 from tests.worker.loops import memory
 
 TWO_LAYERS = Model(name="two-layers", config={**MODELS["llama-tiny"].config, "num_hidden_layers": 2})
@@ -121,7 +122,8 @@ def test_more_buckets_hold_the_same(replicated: Counts) -> None:
 def test_fused_optimizer_becomes_a_foreach_list(replicated: Counts) -> None:
     fused = counted(REPLICATED, fused=True)
     lists = counted(REPLICATED, "optimizer-foreach", fused=True)
-    assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < replicated.kernels["optimizer"]
+    kernels = [known(each.kernels)["optimizer"] for each in (fused, lists, replicated)]
+    assert kernels[0] < kernels[1] < kernels[2]
 
 
 def test_no_optimizer_waits_for_its_step_counters(replicated: Counts) -> None:
@@ -132,7 +134,7 @@ def test_no_optimizer_waits_for_its_step_counters(replicated: Counts) -> None:
 
 def test_attention_becomes_matrix_products(replicated: Counts) -> None:
     eager = counted(REPLICATED, "eager-attention")
-    assert eager.kernels["forward"] > replicated.kernels["forward"]
+    assert known(eager.kernels)["forward"] > known(replicated.kernels)["forward"]
     assert any("attention" in operator for operator in replicated.ops)
     assert not any("attention" in operator for operator in eager.ops)
 
@@ -142,7 +144,7 @@ def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
     assert memory(kept).peak - memory(replicated).peak == 4 * PARAMETERS
     assert memory(kept).at_peak["kept"] - memory(replicated).at_peak["kept"] == 4 * PARAMETERS
     assert memory(kept).growth == memory(replicated).growth
-    assert kept.kernels["optimizer"] == replicated.kernels["optimizer"] + 2 * TENSORS
+    assert known(kept.kernels)["optimizer"] == known(replicated.kernels)["optimizer"] + 2 * TENSORS
 
 
 @pytest.mark.parametrize(
