@@ -31,6 +31,7 @@ from perfsuite.frameworks.common.private import (
     disable_current_modes,
     fake_collectives,  # noqa: F401  the collectives of fake tensors
     is_param,
+    is_wrapper_subclass,
     overloadpacket,
     own_parameters,
     parse_to,
@@ -312,7 +313,15 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _swap(first: Any, second: Any) -> None:
-    """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references."""
+    """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references.
+
+    `first` keeps the attributes that a script has set, such as Megatron's `allreduce` of experts. Torch moves
+    a module of real tensors by setting their `data`, which keeps attributes. It only swaps fake tensors and
+    wrappers, such as DTensors.
+    """
+    is_wrapper = is_wrapper_subclass(first) or is_wrapper_subclass(second)
+    own = set() if is_wrapper else vars(first).keys() - vars(second).keys()
+    kept = {name: vars(first)[name] for name in own}
     swap_tensor_impl(first, second)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
     for name in ("__class__", "__dict__", *{*slots(type(first)), *slots(type(second))}):
@@ -322,6 +331,8 @@ def _swap(first: Any, second: Any) -> None:
                 delattr(tensor, name)
         for tensor, value in values:
             setattr(second if tensor is first else first, name, value)
+    for name, value in kept.items():
+        setattr(first, name, value)
 
 
 # Collectives of several tensors, for which fake tensors have no rule. Each returns a `Work`.
