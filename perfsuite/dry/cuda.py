@@ -65,6 +65,14 @@ class _Idle:
     def __exit__(self, *error: object) -> None: ...
 
 
+class _NoNccl:
+    """Replace `ProcessGroupNCCL`, which builds for CPUs lack. Scripts only set options of its groups."""
+
+    class Options(SimpleNamespace):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config=SimpleNamespace())
+
+
 class _Generator(torch.Generator):
     """The random state of a GPU. It has no values, as fake tensors have none."""
 
@@ -113,6 +121,8 @@ def pretend(machine: Machine) -> None:
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, nothing)
     replace(torch.distributed, "is_nccl_available", _constant(True))
+    if not hasattr(torch.distributed, "ProcessGroupNCCL"):
+        setattr(torch.distributed, "ProcessGroupNCCL", _NoNccl)  # noqa: B010  mypy knows that it is missing
     replace(torch.cuda.nccl, "version", _constant(NCCL))
     attention.pretend(machine)
     # Torch needs a registered kernel for each of these operators, but never runs it.

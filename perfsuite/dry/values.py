@@ -358,6 +358,8 @@ def pretend_ranks() -> None:
     """Simulate the other ranks with fake process groups. Call this after all imports."""
     init = dist.init_process_group
     new_group = dist.new_group
+    get_backend = dist.get_backend
+    backends: dict[Any, str] = {}  # backend that the script has asked for, by group; None is the default group
 
     def init_process_group(
         backend: Any = None,
@@ -371,19 +373,30 @@ def pretend_ranks() -> None:
     ) -> None:
         if store is None:
             rank, world_size = _place_in_group(init_method or "env://", rank, world_size)
+        backends[None] = backend or "undefined"
         with disable_current_modes():
             init("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
-    def group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         kept = {name: kwargs[name] for name in ("group_desc", "use_local_synchronization") if name in kwargs}
         with disable_current_modes():
-            return new_group(ranks, backend="fake", **kept)
+            made = new_group(ranks, backend="fake", **kept)
+        backends[made] = backend or backends[None]
+        return made
+
+    def backend_of(group: Any = None) -> Any:
+        get_backend(group)  # raises an error if there is no such group
+        return dist.Backend(backends.get(group, backends[None]))
 
     def all_gather_object(results: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
         results[:] = [value] * len(results)
 
     replace_everywhere(dist, "init_process_group", init_process_group)
     replace_everywhere(dist, "new_group", group)
+    # Only for scripts and libraries: torch itself needs to know that the groups are fake.
+    replace(dist, "get_backend", backend_of)
     replace_everywhere(dist, "broadcast_object_list", nothing)
     replace_everywhere(dist, "all_gather_object", all_gather_object)
     for name in COALESCED:
