@@ -43,8 +43,8 @@ from perfsuite.worker.script.script_rank import without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 COPIES = (
-    "{} steps tensors that belong to no module. They are taken for copies of the model's parameters, which was "
-    "not checked"
+    "{} steps tensors that belong to no module. They are assumed to be copies of the model's parameters, "
+    "which was not checked"
 )
 NOT_COMPILED = "the script compiles its model, but a dry run counts the steps without compilation"
 

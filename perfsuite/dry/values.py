@@ -359,7 +359,9 @@ def pretend_ranks() -> None:
     init = dist.init_process_group
     new_group = dist.new_group
     get_backend = dist.get_backend
-    backends: dict[Any, str] = {}  # backend that the script has asked for, by group; None is the default group
+    backends: dict[
+        Any, str
+    ] = {}  # backend that the script has asked for, by group; None is the default group
 
     def init_process_group(
         backend: Any = None,
@@ -377,9 +379,7 @@ def pretend_ranks() -> None:
         with disable_current_modes():
             init("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
-    def group(
-        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         kept = {name: kwargs[name] for name in ("group_desc", "use_local_synchronization") if name in kwargs}
         with disable_current_modes():
             made = new_group(ranks, backend="fake", **kept)

@@ -40,8 +40,8 @@ TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
 COPIES = (
-    "the norm of the gradients is unknown, because {} steps copies of the model's parameters, and each rank may "
-    "hold other parts of them"
+    "the norm of the gradients is unknown: {} steps copies of the model's parameters, and each rank may hold "
+    "other parts of them"
 )
 
 

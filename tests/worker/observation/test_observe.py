@@ -289,14 +289,14 @@ def test_copies_may_be_shards_but_not_larger() -> None:
 def test_model_of_another_optimizer_is_not_copied() -> None:
     model = nn.Linear(4, 4)
     other = sgd(*model.parameters())
-    with pytest.raises(MismatchError, match="if no other optimizer steps the parameters themselves$"):
+    with pytest.raises(MismatchError, match=r"if no other optimizer steps the parameters themselves$"):
         owner(sgd(torch.zeros(4, requires_grad=True)))
     del other
 
 
 def test_model_that_is_not_trained_is_not_copied() -> None:
     frozen = nn.Linear(4, 4).requires_grad_(False)
-    with pytest.raises(MismatchError, match="^no module owns 1 of the 1 tensors"):
+    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 1 tensors"):
         owner(sgd(torch.zeros(4, requires_grad=True)))
     del frozen
 
