@@ -239,10 +239,11 @@ USED = """
         assert torch.distributed.is_nccl_available() and torch.cuda.nccl.version() >= (2, 10)
         torch.compile(len)
         torch.cuda.default_generators[0].set_state(torch.cuda.random.get_rng_state())
-        assert torch.distributed.get_backend() == "undefined"  # as without a dry run
-        group = torch.distributed.new_group([0, 1], backend="gloo")
-        assert torch.distributed.get_backend(group) == "gloo"
-        torch.distributed.ProcessGroupNCCL.Options()._timeout = None
+"""
+BACKENDS = """
+assert dist.get_backend() == "undefined"  # as without a dry run
+assert dist.get_backend(dist.new_group([0, 1], backend="gloo")) == "gloo"
+dist.ProcessGroupNCCL.Options()._timeout = None
 """
 COLLATE = """
 def collate(rows):
@@ -252,7 +253,8 @@ def collate(rows):
 
 
 def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
-    run = passed(case_of(tmp_path, TRAIN.replace("        # here", USED), hardware="h100"), tmp_path / "dry")
+    text = TRAIN.replace("        # here", USED).replace(GROUP, GROUP + BACKENDS)
+    run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
     assert run.notes == ()  # what is compiled and never called changes nothing
 
 
