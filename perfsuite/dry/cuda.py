@@ -92,7 +92,8 @@ class _Generator(torch.Generator):
     def get_offset(self) -> int:
         return 0
 
-    def set_offset(self, offset: int) -> None: ...
+    def set_offset(self, offset: int) -> _Generator:
+        return self
 
 
 def pretend(machine: Machine) -> None:

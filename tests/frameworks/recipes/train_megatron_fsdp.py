@@ -3,6 +3,8 @@
 torchrun --nproc-per-node=8 tests/frameworks/recipes/train_megatron_fsdp.py
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from megatron_fsdp import fully_shard
@@ -19,7 +21,8 @@ def main() -> None:
     config = LlamaConfig(
         hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8, vocab_size=32_000
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16)
     model, optimizer = fully_shard(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-4),
