@@ -82,7 +82,8 @@ class _Generator(torch.Generator):
     def set_state(self, new_state: torch.Tensor) -> _Generator:
         return self
 
-    graphsafe_set_state = set_state
+    def graphsafe_set_state(self, state: torch.Generator) -> _Generator:
+        return self
 
     def clone_state(self) -> _Generator:
         return self
