@@ -174,6 +174,10 @@ compare-dry: .venv/installed  ## BASE=main: compare the work of a step at BASE a
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/deepspeed \
 		deepspeed hjson msgpack  # only for its own tests: accelerate and the Trainer import it if it is installed
+	for package in megatron-core megatron-fsdp nemo-automodel; do \
+		.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade \
+			--target .venv/megatron/$$package $$package || exit; \
+	done  # each apart: they import each other if they are installed, but these versions do not fit together
 	touch $@
 
 .venv-lowest/installed: TORCH = torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*

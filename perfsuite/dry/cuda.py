@@ -16,7 +16,7 @@ import torch
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import attention
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.patches import nothing, replace
+from perfsuite.frameworks.common.patches import nothing, replace, replace_everywhere
 from perfsuite.frameworks.common.private import FakeTensorMode
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
@@ -25,6 +25,8 @@ build for CPUs, torch composes most of them from other operators."""
 
 # The simulated version of NCCL. Scripts check whether NCCL supports bf16, which it does since 2.10.
 NCCL = (2, 27, 7)
+# The state of a GPU's random generator consists of a seed and an offset, of 8 bytes each.
+RANDOM_STATE = torch.zeros(16, dtype=torch.uint8)
 # Keep this object, because its registrations end when it is deleted.
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
@@ -63,6 +65,38 @@ class _Idle:
     def __exit__(self, *error: object) -> None: ...
 
 
+class _NoNccl:
+    """Replace `ProcessGroupNCCL`, which builds for CPUs lack. Scripts only set options of its groups."""
+
+    class Options(SimpleNamespace):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config=SimpleNamespace())
+
+
+class _Generator(torch.Generator):
+    """The random state of a GPU. It has no values, as fake tensors have none."""
+
+    def get_state(self) -> torch.Tensor:
+        return RANDOM_STATE
+
+    def set_state(self, new_state: torch.Tensor) -> _Generator:
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> _Generator:
+        return self
+
+    def clone_state(self) -> _Generator:
+        return self
+
+    graphsafe_get_state = clone_state
+
+    def get_offset(self) -> int:
+        return 0
+
+    def set_offset(self, offset: int) -> _Generator:
+        return self
+
+
 def pretend(machine: Machine) -> None:
     """Make `torch.cuda` behave as on `machine`, for the rest of this process."""
     # Fake tensors must not initialise CUDA, although `is_available` returns True here.
@@ -70,7 +104,9 @@ def pretend(machine: Machine) -> None:
     # In torch 2.11, this function would create a real tensor.
     setattr(*private.place("init_gpu_context"), nothing)
     for name, value in _answers(machine).items():
-        replace(torch.cuda, name, value)
+        # Some names are also in a submodule, such as `torch.cuda.random.get_rng_state`.
+        replace_everywhere(torch.cuda, name, value)
+    replace(torch.cuda, "default_generators", tuple(_Generator() for _ in range(machine.devices)))
     replace(*private.place("is_in_bad_fork"), _constant(False))
     replace(*private.place("cuda_lazy_init"), _constant(None))
     for name, value in _answers_for_accelerators(machine).items():
@@ -87,6 +123,8 @@ def pretend(machine: Machine) -> None:
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, nothing)
     replace(torch.distributed, "is_nccl_available", _constant(True))
+    if not hasattr(torch.distributed, "ProcessGroupNCCL"):
+        setattr(torch.distributed, "ProcessGroupNCCL", _NoNccl)  # noqa: B010  mypy knows that it is missing
     replace(torch.cuda.nccl, "version", _constant(NCCL))
     attention.pretend(machine)
     # Torch needs a registered kernel for each of these operators, but never runs it.
@@ -146,7 +184,7 @@ def _answers(machine: Machine) -> dict[str, Any]:
         "get_device_capability": _constant(capability),
         "get_device_name": _constant(machine.device_name),
         "get_device_properties": _constant(properties),
-        "get_rng_state": _constant(torch.zeros(16, dtype=torch.uint8)),
+        "get_rng_state": _constant(RANDOM_STATE),
         "is_available": _constant(True),
         "is_bf16_supported": _constant(capability >= (8, 0)),
         "is_current_stream_capturing": _constant(False),

@@ -137,7 +137,7 @@ def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
     """
     own = None
     library = None
-    not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")
+    not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), "<")
     for frame, line in passed:
         file = frame.f_code.co_filename
         code = linecache.getline(file, line).strip()

@@ -41,6 +41,10 @@ from perfsuite.worker.script.losses import Passes, loss_of
 from perfsuite.worker.script.script_rank import without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
+COPIES = (
+    "{} steps tensors that belong to no module. They are assumed to be copies of the model's parameters, "
+    "which was not checked"
+)
 
 
 class DryScript(DryRank):
@@ -187,6 +191,8 @@ class DryScript(DryRank):
         if wrong is not None:
             raise MismatchError(wrong)
         self.notes += agreement.token_notes(ranks, self.case)
+        if self._observer.steps_copies:
+            self.notes.append(COPIES.format(type(self._optimizer).__name__))
         unchecked = [*self._unchecked(settings, evidence, counts)]
         if unchecked:
             self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")

@@ -31,6 +31,7 @@ from perfsuite.frameworks.common.private import (
     disable_current_modes,
     fake_collectives,  # noqa: F401  the collectives of fake tensors
     is_param,
+    is_wrapper_subclass,
     overloadpacket,
     own_parameters,
     parse_to,
@@ -317,7 +318,15 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _swap(first: Any, second: Any) -> None:
-    """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references."""
+    """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references.
+
+    `first` keeps the attributes that a script has set, such as Megatron's `allreduce` of experts. Torch moves
+    a module of real tensors by setting their `data`, which keeps attributes. It only swaps fake tensors and
+    wrappers, such as DTensors.
+    """
+    is_wrapper = is_wrapper_subclass(first) or is_wrapper_subclass(second)
+    own = set() if is_wrapper else vars(first).keys() - vars(second).keys()
+    kept = {name: vars(first)[name] for name in own}
     swap_tensor_impl(first, second)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
     for name in ("__class__", "__dict__", *{*slots(type(first)), *slots(type(second))}):
@@ -327,6 +336,8 @@ def _swap(first: Any, second: Any) -> None:
                 delattr(tensor, name)
         for tensor, value in values:
             setattr(second if tensor is first else first, name, value)
+    for name, value in kept.items():
+        setattr(first, name, value)
 
 
 # Collectives of several tensors, for which fake tensors have no rule. Each returns a `Work`.
@@ -352,6 +363,10 @@ def pretend_ranks() -> None:
     """Simulate the other ranks with fake process groups. Call this after all imports."""
     init = dist.init_process_group
     new_group = dist.new_group
+    get_backend = dist.get_backend
+    backends: dict[
+        Any, str
+    ] = {}  # backend that the script has asked for, by group; None is the default group
 
     def init_process_group(
         backend: Any = None,
@@ -365,19 +380,28 @@ def pretend_ranks() -> None:
     ) -> None:
         if store is None:
             rank, world_size = _place_in_group(init_method or "env://", rank, world_size)
+        backends[None] = backend or "undefined"
         with disable_current_modes():
             init("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
-    def group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         kept = {name: kwargs[name] for name in ("group_desc", "use_local_synchronization") if name in kwargs}
         with disable_current_modes():
-            return new_group(ranks, backend="fake", **kept)
+            made = new_group(ranks, backend="fake", **kept)
+        backends[made] = backend or backends[None]
+        return made
+
+    def backend_of(group: Any = None) -> Any:
+        get_backend(group)  # raises an error if there is no such group
+        return dist.Backend(backends.get(group, backends[None]))
 
     def all_gather_object(results: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
         results[:] = [value] * len(results)
 
     replace_everywhere(dist, "init_process_group", init_process_group)
     replace_everywhere(dist, "new_group", group)
+    # Only for scripts and libraries: torch itself needs to know that the groups are fake.
+    replace(dist, "get_backend", backend_of)
     replace_everywhere(dist, "broadcast_object_list", nothing)
     replace_everywhere(dist, "all_gather_object", all_gather_object)
     for name in COALESCED:

@@ -19,6 +19,7 @@ torch.cuda.manual_seed_all(1)
 torch.backends.cuda.matmul.allow_tf32 = True
 torch.backends.cudnn.benchmark = True
 dist.init_process_group("nccl")
+assert dist.get_backend() == dist.get_backend(dist.new_group([0])) == "nccl"
 dtype = torch.float16 if "--static-graph" in sys.argv else torch.bfloat16
 
 

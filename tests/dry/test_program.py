@@ -1,5 +1,6 @@
 import shutil
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ from tests.dry.test_script import GROUP, TORCHRUN, TRAIN, WRAPPED, case_of
 def test_names_a_command_that_is_not_python(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(DryRunError, match=said):
         program._run([shutil.which(words[0]) or "", *words[1:]])
+
+
+def test_script_beside_perfsuite_has_a_line() -> None:
+    """As the scripts in a clone of this repository."""
+    with pytest.raises(ZeroDivisionError) as error:
+        print(1 / 0)
+    where = program.place(traceback.walk_tb(error.tb))
+    assert where is not None
+    assert where.endswith(": print(1 / 0)")
 
 
 @pytest.mark.launch

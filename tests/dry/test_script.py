@@ -237,6 +237,12 @@ USED = """
         torch.cuda.nvtx.range_push("step")
         assert torch.distributed.is_nccl_available() and torch.cuda.nccl.version() >= (2, 10)
         torch.compile(len)
+        torch.cuda.default_generators[0].set_state(torch.cuda.random.get_rng_state())
+"""
+BACKENDS = """
+assert dist.get_backend() == "undefined"  # as without a dry run
+assert dist.get_backend(dist.new_group([0, 1], backend="gloo")) == "gloo"
+dist.ProcessGroupNCCL.Options()._timeout = None
 """
 COLLATE = """
 def collate(rows):
@@ -246,7 +252,8 @@ def collate(rows):
 
 
 def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
-    run = passed(case_of(tmp_path, TRAIN.replace("        # here", USED), hardware="h100"), tmp_path / "dry")
+    text = TRAIN.replace("        # here", USED).replace(GROUP, GROUP + BACKENDS)
+    run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
     assert run.notes == ()  # what is compiled and never called changes nothing
 
 
@@ -287,6 +294,30 @@ def test_fsdp2_with_a_frozen_layer_trains_dry(tmp_path: Path) -> None:
     text = SHARDED.replace("# here", "model[0].requires_grad_(False)")
     run = passed(case_of(tmp_path, text, sequence_length=None, hardware="h100"), tmp_path / "dry")
     assert counted(run).collectives
+
+
+COPIES = """
+import torch
+model = torch.nn.Linear(8, 8).bfloat16()
+copies = [each.detach().float().requires_grad_() for each in model.parameters()]
+optimizer = torch.optim.SGD(copies, lr=0.1)
+while True:
+    model(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
+    for parameter, copied in zip(model.parameters(), copies):
+        copied.grad = parameter.grad.float()
+    optimizer.step()
+    model.zero_grad()
+"""
+
+
+def test_copied_weights_are_noted(tmp_path: Path) -> None:
+    """Whether the script ever writes them back into the model cannot be seen without values."""
+    case = case_of(tmp_path, COPIES, ranks=1, sequence_length=None, precision="bf16-mixed")
+    run = passed(case, tmp_path / "dry")
+    assert run.notes[0] == (
+        "SGD steps tensors that belong to no module. They are assumed to be copies of the model's "
+        "parameters, which was not checked"
+    )
 
 
 LOAD = """

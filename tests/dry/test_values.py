@@ -56,6 +56,18 @@ def test_cast_module_keeps_its_tied_weights() -> None:
         assert [parameter.requires_grad for parameter in model.parameters()] == [False, True]
 
 
+def test_moved_module_keeps_its_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron marks the parameters of experts before it moves the model."""
+    monkeypatch.setattr(torch.utils, "swap_tensors", values._swap)
+    with FakeTensorMode():
+        model = nn.Linear(4, 4)
+        vars(model.weight)["allreduce"] = False
+        before = model.weight
+        model.to(torch.bfloat16)
+    assert (model.weight is before, model.weight.dtype) == (True, torch.bfloat16)
+    assert vars(model.weight)["allreduce"] is False
+
+
 @pytest.fixture
 def with_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTensorMode, "avoid_device_init", True)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -91,6 +92,14 @@ class Observer:
     def settings(self) -> Mapping[str, str]:
         """The settings that were observed in the second step; empty before that step."""
         return self._settings
+
+    @property
+    def steps_copies(self) -> bool:
+        """Whether the optimizer steps tensors of which none is a parameter of the model."""
+        if engines.of(self.optimizer) is not None:
+            return False
+        parameters = {id(p) for p in self.model.parameters()}
+        return not any(id(p) in parameters for p in parameters_of(self.optimizer))
 
     def abandon(self) -> None:
         """Remove the hooks that may still be on modules."""
@@ -250,15 +259,17 @@ class Owners(nn.ModuleList):
 def owner(optimizer: Any) -> nn.Module:
     """Return the outermost living module with all parameters of `optimizer`: the wrapped model.
 
-    If no module has all parameters, return a few modules that have all of them together, as `Owners`.
+    If no module has all parameters, return a few modules that have all of them together, as `Owners`. If the
+    optimizer steps copies that belong to no module, return the modules that are copied.
     """
     engine = engines.of(optimizer)
     if engine is not None:
         return cast(nn.Module, engine)
     wanted = set(map(id, parameters_of(optimizer)))
-    owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
-    owners: list[nn.Module] = []
-    missing = set(wanted)
+    modules = living(nn.Module)
+    owned = {module: wanted & {id(p) for p in module.parameters()} for module in modules}
+    owners = [] if any(owned.values()) else _copied(optimizer, modules)
+    missing = set() if owners else set(wanted)
     while missing:
         most = max(
             owned, key=lambda module: (len(owned[module] & missing), len([*module.modules()])), default=None
@@ -266,13 +277,33 @@ def owner(optimizer: Any) -> nn.Module:
         if most is None or not owned[most] & missing:
             raise MismatchError(
                 f"no module owns {len(missing)} of the {len(wanted)} tensors that {type(optimizer).__name__} "
-                "steps. Put them into an nn.Module. Copies of parameters, such as the fp32 master weights of "
-                "some mixed-precision optimizers, are not in a module, and training with them cannot be "
-                "observed"
+                "steps. Put them into an nn.Module. Copies of parameters, such as fp32 master weights, are "
+                "only recognised if the optimizer steps nothing else, and if no other optimizer steps the "
+                "parameters themselves"
             )
         owners.append(most)
         missing -= owned[most]
     return owners[0] if len(owners) == 1 else Owners(owners)
+
+
+def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
+    """Return the outermost modules whose parameters `optimizer` may step as copies; empty if there are none.
+
+    Copies can be fp32 master weights, or this rank's shard of them, as in Megatron's distributed optimizer.
+    So they have at most as many elements as the trained parameters. A module does not count if an optimizer
+    steps its own parameters.
+    """
+    inner = {child for module in modules for child in module.children()}
+    stepped = set(map(id, parameters_of(*living(torch.optim.Optimizer))))
+    trained = {
+        module: {id(p): p.numel() for p in module.parameters() if p.requires_grad}
+        for module in modules
+        if module not in inner
+    }
+    copied = {module: sizes for module, sizes in trained.items() if sizes and not sizes.keys() & stepped}
+    elements = sum({id(p): p.numel() for p in parameters_of(optimizer)}.values())
+    of_modules = sum({key: size for sizes in copied.values() for key, size in sizes.items()}.values())
+    return [*copied] if elements <= of_modules else []
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:

@@ -39,6 +39,10 @@ ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell scri
 TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
+COPIES = (
+    "the norm of the gradients is unknown: {} steps copies of the model's parameters, and each rank may hold "
+    "other parts of them"
+)
 
 
 class Claim:
@@ -204,7 +208,12 @@ class ScriptRank(Rank):
     def measured(self) -> RankReport:
         """Return the report on all steps, after the last step."""
         self.notes += self._optimizers.notes()
+        steps_copies = self.observer.steps_copies
+        if steps_copies:
+            self.notes.append(COPIES.format(type(self.observer.optimizer).__name__))
         report = self.finish()
+        if steps_copies:
+            report = report.replace(gradient_squares=None, unclipped_squares=None)
         assert report.observed is not None
         # Add the imported packages and a digest of the script, so that a verdict can list changes in them.
         imported = software.imported() if report.rank == 0 else {}

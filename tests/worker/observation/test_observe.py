@@ -243,6 +243,72 @@ def test_outermost_module_trains() -> None:
     assert owner(sgd(*inner.parameters())) is outer
 
 
+def copies_of(model: nn.Module) -> list[torch.Tensor]:
+    """fp32 master weights, as mixed-precision optimizers keep them."""
+    return [each.detach().float().clone().requires_grad_() for each in model.parameters()]
+
+
+def copying(model: nn.Module, optimizer: torch.optim.Optimizer, copies: list[torch.Tensor]) -> Observer:
+    """An observer of two steps in which an optimizer steps copies of the parameters of a model."""
+    case = make_case(framework=Script(path="train.py"), model=Model.named("net"), precision="bf16-mixed")
+    observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1))
+    for _ in range(2):
+        model(torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
+        observer.before_optimizer_step(optimizer, (), {})
+        for parameter, copied in zip(model.parameters(), copies, strict=True):
+            copied.grad = parameter.grad.float()  # type: ignore[union-attr]
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, copied in zip(model.parameters(), copies, strict=True):
+                parameter.copy_(copied)
+    return observer
+
+
+def test_model_of_copied_parameters_is_observed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4)).bfloat16()
+    copies = copies_of(model)
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    assert owner(optimizer) is model
+    observer = copying(model, optimizer, copies)
+    assert observer.steps_copies
+    assert observer.result().settings["parameters_changed"] == "yes"
+
+
+def test_a_model_that_is_stepped_itself_has_no_copies() -> None:
+    observer, _ = in_a_script()
+    assert not observer.steps_copies
+
+
+def test_copies_may_be_shards_but_not_larger() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    assert owner(sgd(torch.zeros(5, requires_grad=True))) is model
+    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 1 tensors that SGD steps\. Put them"):
+        owner(sgd(torch.zeros(17, requires_grad=True)))
+
+
+def test_model_of_another_optimizer_is_not_copied() -> None:
+    model = nn.Linear(4, 4)
+    other = sgd(*model.parameters())
+    with pytest.raises(MismatchError, match=r"if no other optimizer steps the parameters themselves$"):
+        owner(sgd(torch.zeros(4, requires_grad=True)))
+    del other
+
+
+def test_model_that_is_not_trained_is_not_copied() -> None:
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 1 tensors"):
+        owner(sgd(torch.zeros(4, requires_grad=True)))
+    del frozen
+
+
+def test_several_models_are_copied_together() -> None:
+    """As the stages of Megatron's interleaved pipelines."""
+    stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    found = owner(sgd(*[copied for stage in stages for copied in copies_of(stage)]))
+    assert isinstance(found, Owners)
+    assert {*found} == {*stages}
+
+
 def test_accepts_recomputation_torch_does_not_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

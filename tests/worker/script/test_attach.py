@@ -108,6 +108,23 @@ def train_in_backward() -> None:
         model.zero_grad()
 
 
+def train_by_copies() -> None:
+    """As optimizers with fp32 master weights do: the parameters get no gradient of the optimizer's own."""
+    model = nn.Linear(4, 4)
+    copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    while True:
+        loss_of(model).backward()
+        pairs = [*zip(model.parameters(), copies, strict=True)]
+        for parameter, copied in pairs:
+            copied.grad = parameter.grad
+        optimizer.step()
+        model.zero_grad()
+        with torch.no_grad():
+            for parameter, copied in pairs:
+                parameter.copy_(copied)
+
+
 def backward_of_a_sum(times: int) -> None:
     loss = torch.ones(3, requires_grad=True).sum()
     for _ in range(times):
@@ -126,6 +143,16 @@ def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
     assert report.notes == ()
     attached.exits()
     assert report_of(attached).failure is None, "its end is no news"
+
+
+@pytest.mark.usefixtures("new_objects_alone")
+def test_copied_weights_have_no_gradient_norm(start: Start) -> None:
+    report = measured(start(COUNTED), train_by_copies)
+    assert report.loss[-1] < report.loss[0]
+    assert (report.gradient_squares, report.unclipped_squares) == (None, None)
+    assert any(
+        note.startswith("the norm of the gradients is unknown: SGD steps copies") for note in report.notes
+    )
 
 
 def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
