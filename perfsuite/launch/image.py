@@ -24,7 +24,10 @@ RUNTIMES = {
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
     '--workdir "$(pwd)" {image} python "$@"',
-    **{each: each + ' exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"' for each in BY_SIF},
+    **{
+        runtime: runtime + ' exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"'
+        for runtime in BY_SIF
+    },
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
 GPUS = {
@@ -66,7 +69,7 @@ def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
     mount = MOUNTS.get(runtime, "--volume={0}:{0} ")
     command = RUNTIMES[runtime].format(
         gpus=GPUS.get(runtime, "") if Path("/dev/nvidiactl").exists() else "",
-        mounts="".join(mount.format(shlex.quote(str(each.absolute()))) for each in shared),
+        mounts="".join(mount.format(shlex.quote(str(directory.absolute()))) for directory in shared),
         image=shlex.quote(image),
     )
     script = SCRIPT.format(not_passed=NOT_PASSED, command=command)
