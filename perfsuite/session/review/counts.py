@@ -31,7 +31,7 @@ def _listed(recorded: CountBaseline) -> dict[str, float | None]:
 
 def _cells(recorded: CountBaseline) -> list[str]:
     *figures, peak, launches = _listed(recorded).values()
-    cells = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
+    cells = [amount(figure, unit) for figure, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
     return [*cells, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
 
 
@@ -108,7 +108,9 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
         versions = exact.changed_versions(before.versions, now.versions)
         if versions:
             lines.append(f"versions: {', '.join(versions)}")
-        differences = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
+        differences = [
+            (difference.sentence, difference.ranks) for difference in exact.count_differences(before, now)
+        ]
         lines += count_report.once(differences, by_rank=len(now.counts) > 1) or ["the counts are the same"]
     if before and now:
         lines += computed.of_counts(before, now)
