@@ -51,8 +51,8 @@ def _frameworks() -> dict[str, str]:
     """Return the module of each framework, by name of its class."""
     from perfsuite import extensions
 
-    entry_points = (each.entry_point for each in extensions.own(extensions.FRAMEWORKS).values())
-    return {each.attr: each.module for each in entry_points}
+    entry_points = (extension.entry_point for extension in extensions.own(extensions.FRAMEWORKS).values())
+    return {entry_point.attr: entry_point.module for entry_point in entry_points}
 
 
 def __getattr__(name: str) -> Any:

@@ -150,9 +150,9 @@ def plain(data: Data) -> Any:
 def _finite(value: Any) -> Any:
     """Return JSON values in which NaN and infinities are replaced with the text that `Data` uses."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -162,12 +162,12 @@ def lines(value: Any, indent: int = 0) -> str:
     """Format sorted, indented JSON in which each innermost list or object is on one line."""
     is_object = isinstance(value, dict)
     inner = value.values() if is_object else value if isinstance(value, list) else ()
-    if not any(isinstance(each, dict | list) for each in inner):
+    if not any(isinstance(item, dict | list) for item in inner):
         return json.dumps(value, sort_keys=True)
     margin = "\n" + " " * indent
     parts = [
-        (f"{json.dumps(key)}: " if is_object else "") + lines(each, indent + 1)
-        for key, each in (sorted(value.items()) if is_object else enumerate(value))
+        (f"{json.dumps(key)}: " if is_object else "") + lines(item, indent + 1)
+        for key, item in (sorted(value.items()) if is_object else enumerate(value))
     ]
     start, end = "{}" if is_object else "[]"
     return start + ",".join(f"{margin} {part}" for part in parts) + margin + end

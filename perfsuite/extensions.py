@@ -67,7 +67,7 @@ def own(group: Group) -> Mapping[str, Extension]:
     for perfsuite in distributions(name=PERFSUITE):
         if perfsuite.entry_points.select(group=FRAMEWORKS):
             of_group = perfsuite.entry_points.select(group=group)
-            return {each.name: _extension(group, perfsuite, each) for each in of_group}
+            return {entry_point.name: _extension(group, perfsuite, entry_point) for entry_point in of_group}
     raise ExtensionError(f"the metadata of perfsuite is missing, or older than its code: {INSTALL}")
 
 
@@ -97,7 +97,7 @@ def find(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extensio
 
 def of_others(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extension | None:
     """Return the extension of that name in another package, or None. Raises the errors of `find`."""
-    same = [each for each in installed(group) if each.name == name]
+    same = [extension for extension in installed(group) if extension.name == name]
     if same and (name in reserved or name in own(group)):
         raise _taken("perfsuite itself", same[-1])
     if len(same) > 1:
@@ -107,13 +107,13 @@ def of_others(group: Group, name: str, *, reserved: Collection[str] = ()) -> Ext
 
 def names(group: Group) -> list[str]:
     """Return the names of all extensions in a group, sorted: perfsuite's own, and other packages'."""
-    return sorted({*own(group), *(each.name for each in installed(group))})
+    return sorted({*own(group), *(extension.name for extension in installed(group))})
 
 
 def problems(group: Group, load: Callable[[Extension], object]) -> list[str]:
     """Return a message for each bad extension of another package. All of them are imported with `load`."""
     messages = []
-    for name in sorted({each.name for each in installed(group)}):
+    for name in sorted({extension.name for extension in installed(group)}):
         try:
             extension = of_others(group, name)
             if extension is not None:

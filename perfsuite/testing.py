@@ -105,7 +105,7 @@ def _variants(options: FrameworkOptions) -> Iterator[FrameworkOptions]:
         value = getattr(options, name)
         alternatives: list[Any] = []
         if get_origin(info.annotation) is Literal:
-            alternatives = [each for each in get_args(info.annotation) if each != value]
+            alternatives = [literal for literal in get_args(info.annotation) if literal != value]
         elif isinstance(value, int | float):
             alternatives = [not value] if isinstance(value, bool) else [value + 1, value * 2]
         for alternative in alternatives:

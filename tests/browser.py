@@ -23,7 +23,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
-FLAGS = ("--headless", "--no-first-run", "--no-sandbox", *(f"--disable-{each}" for each in OFF))
+FLAGS = ("--headless", "--no-first-run", "--no-sandbox", *(f"--disable-{feature}" for feature in OFF))
 """Without its sandbox, as it does not start as root otherwise; only our own pages are opened."""
 TIMEOUT_S = 120
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
@@ -79,7 +79,7 @@ class Browser:
         """
         events = (json.loads(entry["message"])["message"] for entry in self._log("performance"))
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        urls = [each["request"]["url"] for each in sent]
+        urls = [event["request"]["url"] for event in sent]
         return [url for url in urls if not url.startswith(("data:", "chrome:"))]
 
     def screen(self, width: int, height: int = 900, *, dark: bool = False) -> None:
@@ -120,7 +120,7 @@ class Browser:
     def _network_changed(self) -> bool:
         """Whether the page has complained that the network changed."""
         self._complaints += self._log("browser")
-        return any(NETWORK_CHANGED in each["message"] for each in self._complaints)
+        return any(NETWORK_CHANGED in complaint["message"] for complaint in self._complaints)
 
     def _log(self, kind: str) -> Any:
         return self.driver.get_log(kind)  # type: ignore[no-untyped-call]

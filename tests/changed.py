@@ -60,7 +60,11 @@ def affected_tests(files: Iterable[str]) -> list[str]:
     modules = reached["tests"] | {name for name in reached["perfsuite"] if name.startswith(OF_NO_ROOM)}
     modules |= {f"tests.{READ_BY[first]}" for file in files if (first := PurePath(file).parts[0]) in READ_BY}
     own |= {PurePath(*name.split(".")).with_suffix(".py") for name in modules if ".test_" in name}
-    return sorted(str(each) for each in own if not own & set(each.parents) and (ROOT / each).exists())
+    return sorted(
+        str(test_path)
+        for test_path in own
+        if not own & set(test_path.parents) and (ROOT / test_path).exists()
+    )
 
 
 def _room_of(module: str) -> str:

@@ -111,7 +111,7 @@ NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a CUDA g
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
     """Equal ranks, by default of `make_counts`; or one rank for each of several counts."""
     if len(counts) > 1:
-        return tuple(RankCounts(ranks=(rank,), counts=each) for rank, each in enumerate(counts))
+        return tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))
     return (RankCounts(ranks=tuple(range(ranks)), counts=counts[0] if counts else make_counts()),)
 
 

@@ -69,16 +69,18 @@ class Page:
     @cached_property
     def blocks(self) -> list[Block]:
         """Every fenced block, in the order of the page."""
-        found = []
+        page_blocks = []
         marks = dict[str, str]()
         for token in self._tokens:
             if token.type == "fence":
                 assert token.map is not None
                 where = f"{self.name}:{token.map[0] + 1}"
-                found.append(Block(where=where, language=token.info.strip(), text=token.content, marks=marks))
+                page_blocks.append(
+                    Block(where=where, language=token.info.strip(), text=token.content, marks=marks)
+                )
             is_comment = token.type == "html_block"
             marks = marks | dict(re.findall(r"<!-- (\w+): (.+?) -->", token.content)) if is_comment else {}
-        return found
+        return page_blocks
 
     @property
     def files(self) -> dict[str, str]:

@@ -189,12 +189,12 @@ def main() -> int:
         copy(Path(directory))
         os.chdir(directory)
         files = [file for path in map(Path, options.paths) for file in sorted([path, *path.rglob("*.py")])]
-        every = [mutant for file in files if file.is_file() for mutant in mutants(file)]
-        random.Random(options.seed).shuffle(every)
+        all_mutants = [mutant for file in files if file.is_file() for mutant in mutants(file)]
+        random.Random(options.seed).shuffle(all_mutants)
         stale = [pragma for file in files if file.is_file() for pragma in unused_pragmas(file)]
         if stale:
             raise SystemExit("\n".join(["these pragmas leave out no mutant: delete or correct them", *stale]))
-        counted = (mutant for mutant in every if not is_left_out(mutant))
+        counted = (mutant for mutant in all_mutants if not is_left_out(mutant))
         chosen = list(islice(counted, options.sample or None))
         return test(sorted(chosen, key=lambda mutant: (mutant.module_path, mutant.start_pos)))
 

@@ -96,10 +96,10 @@ def arguments(process: psutil.Process) -> list[str]:
 
 def pid_of(rank: int, run_dir: RunDir, node: int = 0) -> int:
     """The process of a rank that trains, on a node of its launch."""
-    return next(pid for each, pid, _ in run_dir.all_stacks(node) if each == rank)
+    return next(pid for stack_rank, pid, _ in run_dir.all_stacks(node) if stack_rank == rank)
 
 
 def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:
     """The first of some processes that is an agent of perfsuite. A rank that it forked has its words, too."""
-    agents = [each for each in processes if "perfsuite.node.agent" in arguments(each)]
+    agents = [process for process in processes if "perfsuite.node.agent" in arguments(process)]
     return min(agents, key=psutil.Process.create_time, default=None)  # which psutil knows of the dead, too

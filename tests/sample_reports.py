@@ -74,12 +74,17 @@ def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
     )
     loss = tuple(0.7 + 5.6 * 0.9**number for number in range(len(steps)))
     start_up = times(sum(START_UP_S.values()), **START_UP_S)
-    told: dict[str, Any] = {"step_s": tuple(steps), "window": (10, LATE - 1), "loss": loss, "spans": start_up}
-    told["counts"] = counted(case).counts
-    told["memory"] = tuple(Memory(peak=size, method="allocations") for size in (peak, peak - 2**18))
-    told["duration_s"] = sum(START_UP_S.values()) + sum(steps)
-    told["observed"] = Observed(settings={}, environment=VERSIONS)
-    return make_run(case=case, machine=MACHINE, figures=figures, **{**told, **changes})
+    fields: dict[str, Any] = {
+        "step_s": tuple(steps),
+        "window": (10, LATE - 1),
+        "loss": loss,
+        "spans": start_up,
+    }
+    fields["counts"] = counted(case).counts
+    fields["memory"] = tuple(Memory(peak=size, method="allocations") for size in (peak, peak - 2**18))
+    fields["duration_s"] = sum(START_UP_S.values()) + sum(steps)
+    fields["observed"] = Observed(settings={}, environment=VERSIONS)
+    return make_run(case=case, machine=MACHINE, figures=figures, **{**fields, **changes})
 
 
 def times(start_up_s: float, **parts_s: float) -> dict[str, SpanTimes]:
@@ -91,11 +96,11 @@ def times(start_up_s: float, **parts_s: float) -> dict[str, SpanTimes]:
 def counted(case: Case) -> CountBaseline:
     """The reviewed counts of a case of `bench_cases`, without its loss: that of the launches is made up."""
     file = ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json"
-    known = documents.read(file, CountBaseline)
-    (entry,) = known.counts
+    baseline = documents.read(file, CountBaseline)
+    (entry,) = baseline.counts
     step = entry.counts
     both = step.with_step(step.of_a_step_alone().replace(step=LATE, memory=None))
-    return known.replace(versions=VERSIONS, computed=(), counts=(entry.replace(counts=both),))
+    return baseline.replace(versions=VERSIONS, computed=(), counts=(entry.replace(counts=both),))
 
 
 def script(*, extra_reads: int = 0) -> Run:
@@ -120,10 +125,10 @@ def more_gathered(case: Case) -> dict[str, Any]:
     """The counts after a mistake: each all-gather of backward is made twice."""
     (entry,) = counted(case).counts
     collectives = tuple(
-        each.replace(count=2 * each.count, bytes=2 * each.bytes)
-        if (each.kind, each.phase) == ("all_gather", "backward")
-        else each
-        for each in entry.counts.collectives
+        call.replace(count=2 * call.count, bytes=2 * call.bytes)
+        if (call.kind, call.phase) == ("all_gather", "backward")
+        else call
+        for call in entry.counts.collectives
     )
     return {"counts": (entry.replace(counts=entry.counts.replace(collectives=collectives)),)}
 
@@ -157,7 +162,7 @@ def session() -> SessionFile:
 def texts() -> dict[str, str]:
     """Each sample by its name, as a terminal of `WIDTH` columns shows it."""
     results = session().results
-    (slower,) = [each for each in results if each.verdict.outcome == "regressed"]
+    (slower,) = [measured for measured in results if measured.verdict.outcome == "regressed"]
     short = explanation(slower, whole=False)
     (step,) = re.findall(r"^  step .*\n(?:    .*\n)+", explanation(slower), re.MULTILINE)
     both = spans_of(spans.table(spans.rows([script(extra_reads=2)], [script()])), indent="  ")
@@ -170,7 +175,7 @@ def texts() -> dict[str, str]:
 def with_samples(page: str) -> str:
     """Return a page with today's samples in place of those that it has."""
     made = {name: f"<!-- sample: {name} -->\n\n```text\n{text}\n```\n" for name, text in texts().items()}
-    return SAMPLE.sub(lambda found: made[found[1]], page)
+    return SAMPLE.sub(lambda match: made[match[1]], page)
 
 
 def picture() -> str:

@@ -88,7 +88,7 @@ def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any
         make_figures(**{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures})
         for speed in speeds
     )
-    return [make_run(machine=machine or make_machine(), figures=each) for each in of_each]
+    return [make_run(machine=machine or make_machine(), figures=of_launch) for of_launch in of_each]
 
 
 def make_baseline(*runs: Run) -> Baseline:
@@ -212,9 +212,9 @@ IMAGES = make_case(framework=Script(path="train.py"), model=Model.named("resnet"
 
 def make_image_result(**figures: Any) -> Measurement:
     """Of `IMAGES`: 1,234 samples/s unless told otherwise, twice as many in the baseline."""
-    told = {"tokens_per_s": 1234.0, "tokens_per_s_mean": 1200.0, "energy_per_token_j": 0.002, **figures}
+    values = {"tokens_per_s": 1234.0, "tokens_per_s_mean": 1200.0, "energy_per_token_j": 0.002, **figures}
     before = BEFORE.replace(case=IMAGES, figures=make_figures(tokens_per_s=2468.0, tokens_per_s_mean=2400.0))
-    return make_result(*[before.replace(figures=make_figures(**told))] * 3, before=before)
+    return make_result(*[before.replace(figures=make_figures(**values))] * 3, before=before)
 
 
 COMMIT = "0123abcd" * 5
@@ -223,10 +223,10 @@ CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, envi
 
 def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
     """What a session of one part leaves that ran on a clean commit."""
-    told: dict[str, Any] = {"status": "complete", "started_at": _RUN.started_at, **changes}
-    part = PytestRun(started_at=told["started_at"], status=told["status"], cases=len(results))
+    fields: dict[str, Any] = {"status": "complete", "started_at": _RUN.started_at, **changes}
+    part = PytestRun(started_at=fields["started_at"], status=fields["status"], cases=len(results))
     common = {"perfsuite": "0.1", "commit": COMMIT, "machine": make_machine(), "conditions": CONDITIONS}
-    return SessionFile(**{**common, "parts": (part,), "results": results, "skipped": (), **told})
+    return SessionFile(**{**common, "parts": (part,), "results": results, "skipped": (), **fields})
 
 
 def write_session(directory: Path, *results: Measurement, **changes: Any) -> Path:

@@ -14,10 +14,10 @@ def test_imports_nothing_before_it_is_needed(packages: Packages) -> None:
     (extension,) = extensions.installed(LAUNCHERS)
     assert (extension.name, extension.package, extension.version) == ("k8s", "perf-broken", "1.5")
     assert extensions.names(LAUNCHERS) == sorted(["k8s", *extensions.own(LAUNCHERS)])
-    found = extensions.find(LAUNCHERS, "k8s")
-    assert found is extension
+    of_name = extensions.find(LAUNCHERS, "k8s")
+    assert of_name is extension
     with pytest.raises(ExtensionError) as caught:
-        found.load()
+        of_name.load()
     assert str(caught.value) == (
         "k8s = 'perf_broken:K8s' of perf-broken 1.5 (perfsuite.launchers) cannot be imported: "
         "RuntimeError: imported. Upgrade it (pip install --upgrade perf-broken) or remove it "
@@ -57,13 +57,13 @@ def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
     packages.install("perf-good", "Good = object()", launchers="good = perf_good:Good")
     packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:X")
     packages.install("perf-taken", "", launchers="local = perf_taken:X\ngood = perf_taken:X")
-    found = extensions.problems(LAUNCHERS, Extension.load)
-    assert [error.split(" cannot")[0].split(" (perf")[0] for error in found] == [
+    problems = extensions.problems(LAUNCHERS, Extension.load)
+    assert [error.split(" cannot")[0].split(" (perf")[0] for error in problems] == [
         "broken = 'perf_broken:X' of perf-broken 1.5",
         "the name 'good'",
         "the name 'local'",
     ]
-    assert "used twice: by perfsuite itself, and by perf-taken 1.5" in found[2]
+    assert "used twice: by perfsuite itself, and by perf-taken 1.5" in problems[2]
     local = extensions.find(LAUNCHERS, "local")
     assert local is not None
     assert local.package == "perfsuite"

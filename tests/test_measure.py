@@ -78,7 +78,7 @@ CRASHED = launch(LONG, failure=Failure(kind="crash", message="x"))
 
 
 @pytest.mark.parametrize(
-    ("case", "each", "policy", "expected"),
+    ("case", "ends_of", "policy", "expected"),
     [
         pytest.param(CASE, (LONG, SHORT), RECORDS, (1, "regressed"), id="no script"),
         pytest.param(SCRIPTED, (LONG, SHORT), RECORDS, (2, "passed"), id="once"),
@@ -92,17 +92,17 @@ def test_counts_of_one_odd_launch_are_no_regression(
     measured: Measured,
     monkeypatch: pytest.MonkeyPatch,
     case: Case,
-    each: tuple[Counts | Run, ...],
+    ends_of: tuple[Counts | Run, ...],
     policy: Policy,
     expected: tuple[int, str | None],
 ) -> None:
     """A script without a seed may have one of two lengths of data in the step that is counted."""
     monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
     before = baseline_of(launch(SHORT, case=case))
-    ends = [one if isinstance(one, Run) else launch(one, case=case) for one in each]
+    ends = [one if isinstance(one, Run) else launch(one, case=case) for one in ends_of]
     runs, verdict = measured(*ends, case=case, reference=Reference(counts=before, policy=policy))
-    found = with_counts(verdict, runs, before).counts
-    assert (len(runs), None if found is None else found.outcome) == expected
+    check = with_counts(verdict, runs, before).counts
+    assert (len(runs), None if check is None else check.outcome) == expected
 
 
 OPEN = Verdict(outcome="undecided", launches=1)
@@ -156,8 +156,8 @@ def test_launches_until_the_reference_decides(measured: Measured) -> None:
     assert begins.call_args_list == [call(CASE, number) for number in (1, 2, 3)]
     _, verdict = measured(*make_launches(1), reference=Reference(policy=RECORDS))
     assert (verdict.outcome, verdict.launches) == ("recorded", 1)
-    known = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))
-    _, verdict = measured(*make_launches(1), reference=known)
+    reference = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))
+    _, verdict = measured(*make_launches(1), reference=reference)
     assert verdict.outcome == "inconclusive"  # of a noise that is not known
     assert verdict.checks[0].baseline == 1000
 
@@ -286,9 +286,9 @@ def test_script_profile_shows_its_waits(tmp_path: Path) -> None:
     script = Script(path=str(tmp_path / "train.py"))
     case = make_case(framework=script, hardware="cpu", max_warmup_steps=3, steps=10, timeout_s=300)
     how = Launching(arm=Arm(given={"MESSAGE": "20000000"}))
-    found = profile_once(case, detect_cpu("cpu"), tmp_path / "launch", how).profile
-    assert found is not None
-    profile = found.ranks[0].profile
+    profile_of_launch = profile_once(case, detect_cpu("cpu"), tmp_path / "launch", how).profile
+    assert profile_of_launch is not None
+    profile = profile_of_launch.ranks[0].profile
     assert profile.calls()["gloo:all_reduce"] == 3
     assert max(profile.split.parts(), key=profile.split.parts().__getitem__) == "all_reduce exposed"
 

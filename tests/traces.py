@@ -47,7 +47,7 @@ def cpu_step(at: float) -> list[Event]:
 
 def cpu_trace() -> list[Event]:
     """Three steps on a CPU, and the begin of a fourth."""
-    made = [each for number in range(4) for each in cpu_step(number * STEP_US)]
+    made = [step_event for number in range(4) for step_event in cpu_step(number * STEP_US)]
     return [*steps(), *made, {"ph": "M", "name": "process_name"}, {"ph": "s", "cat": "fwdbwd", "ts": 1}]
 
 
@@ -86,7 +86,7 @@ def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
 
 def gpu_trace(*, sync: bool = False) -> list[Event]:
     """Three steps on a GPU, and the begin of a fourth."""
-    made = [each for number in range(4) for each in gpu_step(number, sync=sync)]
+    made = [step_event for number in range(4) for step_event in gpu_step(number, sync=sync)]
     return [*steps(), *made]
 
 

@@ -36,12 +36,12 @@ REDUCED = collective("reduce_scatter", phase="backward")
 
 def memory(**changes: Any) -> StepMemory:
     held = {"parameter": BYTES, "optimizer state": 2 * BYTES, "forward": 1_876_128}
-    told = {"peak": 12_900_000, "at_peak": held, "saved_for_backward": 4_000_000, "growth": 4}
-    return make_memory(**{**told, "allocations": 500, **changes})
+    fields = {"peak": 12_900_000, "at_peak": held, "saved_for_backward": 4_000_000, "growth": 4}
+    return make_memory(**{**fields, "allocations": 500, **changes})
 
 
 def counts(**changes: Any) -> Counts:
-    told = {
+    fields = {
         "collectives": (GATHERED, GATHERED_AGAIN, REDUCED),
         "flops": {"forward": 469_762_048, "recompute": 335_544_320, "backward": 956_301_312},
         "kernels": {"forward": 177, "backward": 327, "optimizer": 351},
@@ -50,7 +50,7 @@ def counts(**changes: Any) -> Counts:
         "blocking_copies": {},
         "ops": {"aten.mm": 87, "aten.add": 40},
     }
-    return make_counts(memory=memory(), **told).replace(**changes)
+    return make_counts(memory=memory(), **fields).replace(**changes)
 
 
 def python(*, version: str = "3.11", **calls: int) -> Counts:
@@ -72,15 +72,17 @@ def compiled(**changes: Any) -> Counts:
 
 def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
     """A launch that was counted: both ranks alike, or the counts of each rank from 0 on."""
-    each = ranks if len(ranks) > 1 else 2 * (ranks or (counts(),))
+    of_ranks = ranks if len(ranks) > 1 else 2 * (ranks or (counts(),))
     environment = {"torch": f"{torch}+cpu", "transformers": "5.23.0"}
     seen = Observed(settings={}, environment=environment)
-    return make_run(**{"counts": merged(dict(enumerate(each))), "observed": seen, **changes})
+    return make_run(**{"counts": merged(dict(enumerate(of_ranks))), "observed": seen, **changes})
 
 
 def baseline_of(*launches: Run | Counts) -> CountBaseline:
     """The baseline of these launches, or of one launch of each of these counts."""
-    return from_runs([each if isinstance(each, Run) else launch(each) for each in launches or (launch(),)])
+    return from_runs(
+        [launched if isinstance(launched, Run) else launch(launched) for launched in launches or (launch(),)]
+    )
 
 
 WORSE: dict[str, Counts] = {

@@ -31,15 +31,17 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     # pragma: no mutate evidence[0]: `data_parallel` is the same on all ranks
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
-    if all(each.collectives == 0 for each in evidence):
+    if all(rank_evidence.collectives == 0 for rank_evidence in evidence):
         return (
             f"the {len(evidence)} ranks trained apart: no collective ran after the first step. "
             f"{_WRAP}{_by_accelerate(reports)}"
         )
     if case.framework.promises.replicas_differ:
         return None
-    common = set.intersection(*(set(each.replicated) for each in evidence))
-    apart = sorted(name for name in common if _differ([each.replicated[name] for each in evidence]))
+    common = set.intersection(*(set(rank_evidence.replicated) for rank_evidence in evidence))
+    apart = sorted(
+        name for name in common if _differ([rank_evidence.replicated[name] for rank_evidence in evidence])
+    )
     if not apart:
         return None
     return (
@@ -57,8 +59,8 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 def _by_accelerate(reports: Sequence[RankReport]) -> str:
     """Return additional advice if accelerate should wrap the model on a CPU, but was not told to use it."""
     observed = [report.observed for report in reports if report.observed is not None]
-    is_imported = any("accelerate" in each.environment for each in observed)
-    if not is_imported or any(each.settings.get("device") != "cpu" for each in observed):
+    is_imported = any("accelerate" in rank_observed.environment for rank_observed in observed)
+    if not is_imported or any(rank_observed.settings.get("device") != "cpu" for rank_observed in observed):
         return ""
     return (
         " This script imports accelerate, which does not wrap models on a CPU unless it is told to use it. "
@@ -165,8 +167,8 @@ def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     observed = reports[0].observed
     if case.framework.promises.builds_model or observed is None:
         return ()
-    has_tokens = any(each.evidence is None or each.evidence.tokens for each in reports)
-    recomputes = any(each.counts is not None and "recompute" in each.counts.flops for each in reports)
+    has_tokens = any(report.evidence is None or report.evidence.tokens for report in reports)
+    recomputes = any(report.counts is not None and "recompute" in report.counts.flops for report in reports)
     claims = [*not_checked(case, observed.settings, has_tokens=has_tokens, recomputes=recomputes)]
     return (f"claimed, not checked: {'; '.join(claims)}",) if claims else ()
 
@@ -176,14 +178,14 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
 
     It is only a note, because forward calls need not correspond to samples.
     """
-    seen = [each.evidence for each in reports if each.evidence is not None and each.evidence.samples]
+    seen = [report.evidence for report in reports if report.evidence is not None and report.evidence.samples]
     # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if not seen:
         return ()
     # pragma: no mutate 0 for: ranks without samples are not in `seen`
     # pragma: no mutate seen[0] to seen[-1]: the case says it for all ranks
-    samples = fmean(each.samples or 0 for each in seen) * seen[0].data_parallel
+    samples = fmean(evidence.samples or 0 for evidence in seen) * seen[0].data_parallel
     if _is_near(samples, claimed):
         return ()
     return (
@@ -249,7 +251,11 @@ def _less_than_the_formula(
 ) -> Iterator[str]:
     """Yield a reason if all ranks together compute less than a forward takes: 2 N + 4 L H Q S per token."""
     flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has those of the whole model
-    if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
+    if (
+        flops is None
+        or case.framework.promises.tokens_vary
+        or any(rank_counts.without_flops for rank_counts in counts)
+    ):
         return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
@@ -258,7 +264,7 @@ def _less_than_the_formula(
     per_token -= attention * (parts - 1) / (2 * parts)  # ring attention skips this part of causal sequences
     # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     takes = per_token * reports[0].tokens_per_step
-    seen = sum(each.flops.get("forward", 0) for each in counts)
+    seen = sum(rank_counts.flops.get("forward", 0) for rank_counts in counts)
     if seen < OF_THE_FORMULA * takes:
         yield (
             f"only {seen:.4g} FLOP were counted in forward on all ranks, but according to the formula "
@@ -275,11 +281,16 @@ def _less_than_the_gradients(
     # pragma: no mutate evidence[0]: `data_parallel` is the same on all ranks
     if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
         return
-    moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
+    moved = any(
+        begin != end for rank_evidence in evidence for begin, end in rank_evidence.replicated.values()
+    )
     intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are only averaged now and then
-    is_each_step = all(each.collectives is not None and each.collectives >= intervals for each in evidence)
-    gradients = max(each.replicated_bytes for each in evidence)
-    sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)
+    is_each_step = all(
+        rank_evidence.collectives is not None and rank_evidence.collectives >= intervals
+        for rank_evidence in evidence
+    )
+    gradients = max(rank_evidence.replicated_bytes for rank_evidence in evidence)
+    sent = max(sum(call.bytes for call in its.collectives if call.ranks > 1) for its in counts)
     if moved and is_each_step and sent < OF_THE_GRADIENTS * gradients:
         yield (
             f"the ranks train one model, whose gradients have {gradients:,} bytes, but were only seen to "

@@ -53,7 +53,7 @@ def first_cause(
     silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
     lines = [(failure.at, _watchdog_line(_text(failure))) for failure in by_ranks]
     hung = {at: line for at, line in lines if line is not None}
-    causes = [each for each in by_ranks if not is_peer(each)]
+    causes = [cause for cause in by_ranks if not is_peer(cause)]
     for failure in silent:  # the watchdog aborts the process from a thread, so there is a log, but no report
         # The ranks of a command write to their agent's log.
         logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]

@@ -109,7 +109,7 @@ def cause_of(
 
 
 def _ended(agents: Mapping[int, LaunchFile]) -> list[Failure]:
-    return [each for agent in agents.values() for each in agent.failures]
+    return [failure for agent in agents.values() for failure in agent.failures]
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
@@ -118,7 +118,9 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):
         profiles = [documents.read(file, RankProfileFile) for file in files]
-        return merged_profiles(dict(enumerate(each.profile for each in profiles)), method=profiles[0].method)
+        return merged_profiles(
+            dict(enumerate(profile_file.profile for profile_file in profiles)), method=profiles[0].method
+        )
     reports = reports_of(run_dir, case)
     agents = agents_of(run_dir, case)
     cause = cause_of(reports, agents, run_dir, case, failure) or failure
@@ -158,7 +160,12 @@ def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
 
 def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> Iterator[str]:
     if ended:
-        who = [each.message if each.rank is None else f"rank {each.rank}: {each.message}" for each in ended]
+        who = [
+            late_failure.message
+            if late_failure.rank is None
+            else f"rank {late_failure.rank}: {late_failure.message}"
+            for late_failure in ended
+        ]
         yield f"ended after its report was written: {', '.join(who)}"
     if failure is not None:
         yield f"every rank had reported, but the job did not end: {failure.message}"
@@ -287,7 +294,7 @@ def _named_cold(reports: list[RankReport]) -> list[RankReport]:
 
 
 def _cold(spans: Mapping[str, T]) -> dict[str, T]:
-    return {f"{COLD}{name}" if is_of_start_up(name) else name: each for name, each in spans.items()}
+    return {f"{COLD}{name}" if is_of_start_up(name) else name: span for name, span in spans.items()}
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:
@@ -299,11 +306,15 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
     longest: dict[str, SpanTimes] = {}
     for name in dict.fromkeys(name for spans in of_ranks for name in spans):
         times = [spans[name] for spans in of_ranks if name in spans]
-        whole = max(times, key=lambda each: sum(each.seconds))
-        if len({each.steps for each in times}) == len({len(each.seconds) for each in times}) == 1:
+        whole = max(times, key=lambda span_times: sum(span_times.seconds))
+        if (
+            len({span_times.steps for span_times in times})
+            == len({len(span_times.seconds) for span_times in times})
+            == 1
+        ):
             whole = whole.replace(
                 # pragma: no mutate True: their lengths were compared just above
-                seconds=tuple(map(max, zip(*(each.seconds for each in times), strict=True)))
+                seconds=tuple(map(max, zip(*(span_times.seconds for span_times in times), strict=True)))
             )
         longest[name] = whole
     return longest

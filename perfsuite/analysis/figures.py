@@ -215,7 +215,7 @@ def settling_notes(run: Run) -> list[str]:
 
 
 def _gradient_norm(squares: Sequence[float | None]) -> float | None:
-    measured = [each for each in squares if each is not None and math.isfinite(each)]
+    measured = [square for square in squares if square is not None and math.isfinite(square)]
     if len(measured) < len(squares):
         return None
     # pragma: no mutate <=: no difference is exactly the bound

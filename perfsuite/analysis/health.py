@@ -47,7 +47,11 @@ def gpu_setup(health: Health | None) -> dict[str, str]:
     """Return the settings of the GPUs by name. If GPUs differ, all distinct values are listed."""
     cards = health.devices if health is not None else ()
     values = {name: {getattr(card, name) for card in cards} - {None} for name in SETTINGS}
-    return {f"gpu_{name}": ", ".join(map(_setting, sorted(each))) for name, each in values.items() if each}
+    return {
+        f"gpu_{name}": ", ".join(map(_setting, sorted(distinct)))
+        for name, distinct in values.items()
+        if distinct
+    }
 
 
 def _setting(value: float | bool) -> str:
@@ -192,7 +196,7 @@ def worst_health(nodes: Sequence[Node]) -> Health | None:
     if not seen:
         return None
     healths = list(seen.values())
-    clocks = sorted((each for health in healths for each in health.sm_clocks_mhz), reverse=True)
+    clocks = sorted((clock for health in healths for clock in health.sm_clocks_mhz), reverse=True)
     slowest = dict(clocks)  # the last and lowest entry for each number of steps remains
     busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
     return Health(

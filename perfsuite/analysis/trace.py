@@ -254,7 +254,7 @@ def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]
     for event in events:
         if event.get("cat") == OPERATOR:
             of_threads[str(event.get("tid"))].append(_span(event))
-    operators = {thread: union(found) for thread, found in of_threads.items()}
+    operators = {thread: union(intervals) for thread, intervals in of_threads.items()}
 
     def is_seen(launch: dict[str, Any]) -> bool:
         running = operators.get(str(launch.get("tid")), [])
@@ -310,7 +310,7 @@ def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
 def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
     """Return the names that are not called equally often in every step."""
     in_steps = Counter((call.name, call.step) for call in calls)
-    return {name for name, step in in_steps if len({in_steps[name, each] for each in range(steps)}) > 1}
+    return {name for name, step in in_steps if len({in_steps[name, number] for number in range(steps)}) > 1}
 
 
 def _span(event: dict[str, Any]) -> Span:

@@ -137,7 +137,7 @@ def not_installed(name: str, package: str | None = None) -> str:
         return f"{origin}, which is not installed: pip install {package}"
     if name.isidentifier() and importlib.util.find_spec(f"perfsuite.frameworks.{name}") is not None:
         return f"the metadata of perfsuite lacks its framework {name!r}: {INSTALL}"
-    installed = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
+    installed = [framework for framework in extensions.names(FRAMEWORKS) if framework not in FOR_TESTS]
     return (
         f"unknown framework {name!r}.{did_you_mean(name.lower(), installed)} Known: {', '.join(installed)}. "
         "For another framework, pip install the package that provides it"

@@ -38,7 +38,7 @@ class Accelerator(NamedTuple):
 
 _TABLE = Path(__file__).with_name("accelerators.json").read_text(encoding="utf-8")
 PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by NVML's name
-    name: Accelerator(**known) for name, known in json.loads(_TABLE).items()
+    name: Accelerator(**fields) for name, fields in json.loads(_TABLE).items()
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))

@@ -169,7 +169,7 @@ def _options(
 
     def below(command: Any) -> dict[str, Any]:
         names = getattr(command, "commands", {})
-        return {**directories, **{name: below(each) for name, each in names.items()}}
+        return {**directories, **{name: below(subcommand) for name, subcommand in names.items()}}
 
     name = ctx.invoked_subcommand
     if name is not None:

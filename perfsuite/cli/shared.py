@@ -56,13 +56,13 @@ def shares(*names: Name) -> Callable[[Callable[..., None]], Callable[..., None]]
             function(**values, shared=shared)
 
         own = inspect.signature(function, eval_str=True)
-        parameters = {name: each for name, each in own.parameters.items() if name != "shared"}
+        parameters = {name: parameter for name, parameter in own.parameters.items() if name != "shared"}
         for name in names:
             kind, default = SHARED[name]
             keyword = inspect.Parameter.KEYWORD_ONLY
             parameters[name] = inspect.Parameter(name, keyword, default=default, annotation=kind)
         command.__signature__ = own.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
-        command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+        command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
         return command
 
     return decorated

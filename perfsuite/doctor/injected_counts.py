@@ -94,7 +94,7 @@ def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
     check = exact.check([run], from_runs([before]))
     findings = check.findings if check is not None else ()
     named = [finding for finding in findings if field is not None and field in finding.field]
-    observed = "; ".join(each.sentence for each in (named[:1] or findings)) or "the counts are the same"
+    observed = "; ".join(shown.sentence for shown in (named[:1] or findings)) or "the counts are the same"
     return checked(name, observed, ok=bool(named) if field else not findings, advice=expected)
 
 

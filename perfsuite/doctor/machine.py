@@ -129,7 +129,11 @@ def extensions_row(load_command: Callable[[Extension], object]) -> Row:
         *extensions.problems(METRICS, lambda extension: metric.find_metric(extension.name)),
         *extensions.problems(LAUNCHERS, load_launcher),
     ]
-    names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
+    names = [
+        f"{extension.name} of {extension.package}"
+        for group in GROUPS
+        for extension in extensions.installed(group)
+    ]
     observed = "; ".join(problems) or ", ".join(names) or "none installed"
     advice = "repair or remove these packages: everything that needs them fails"
     return checked("extensions", observed, ok=not problems, advice=advice)

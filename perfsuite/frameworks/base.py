@@ -258,9 +258,11 @@ def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
     with suppress(importlib.metadata.PackageNotFoundError):
         lines += importlib.metadata.requires("perfsuite") or ()
     return {
-        each.name.replace("-", "_"): (str(each.marker).split('"')[1], each.specifier)
-        for each in map(Requirement, lines)
-        if each.marker is not None and each.name != "perfsuite" and not each.marker.evaluate({"extra": "dev"})
+        requirement.name.replace("-", "_"): (str(requirement.marker).split('"')[1], requirement.specifier)
+        for requirement in map(Requirement, lines)
+        if requirement.marker is not None
+        and requirement.name != "perfsuite"
+        and not requirement.marker.evaluate({"extra": "dev"})
     }
 
 

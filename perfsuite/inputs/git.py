@@ -151,7 +151,7 @@ def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str])
     for name in sorted({name for scope, name, _ in settings if scope not in _OF_THE_USER}):
         instead = [value for keys, value in _RUNS_A_PROGRAM.items() if re.fullmatch(keys, name, re.DOTALL)]
         if instead:
-            of_user = [value for scope, each, value in settings if each == name and scope in _OF_THE_USER]
+            of_user = [value for scope, key, value in settings if key == name and scope in _OF_THE_USER]
             values += [(name, value) for value in (*instead, *of_user)]
     return values
 
@@ -177,7 +177,7 @@ def _settings(
     has_scopes = done.returncode == 0
     if not has_scopes:
         done = subprocess.run(listing, cwd=cwd, env=environment, capture_output=True)
-    fields = [os.fsdecode(each) for each in done.stdout.split(b"\0")[:-1]]
+    fields = [os.fsdecode(field) for field in done.stdout.split(b"\0")[:-1]]
     scopes = fields[::2] if has_scopes else [""] * len(fields)
     for scope, setting in zip(scopes, fields[1::2] if has_scopes else fields, strict=True):
         name, _, value = setting.partition("\n")
@@ -187,7 +187,7 @@ def _settings(
 def _top(directory: Path) -> Path | None:
     """Return the top of the repository or worktree that contains a directory; None outside git."""
     here = directory.resolve()
-    return next((each for each in (here, *here.parents) if os.path.lexists(each / ".git")), None)
+    return next((place for place in (here, *here.parents) if os.path.lexists(place / ".git")), None)
 
 
 def _trusted(cwd: Path) -> Path | None:
@@ -202,7 +202,7 @@ def _trusted(cwd: Path) -> Path | None:
         return None
     try:
         places = [top, top / ".git", _git_directory(top / ".git")]
-        owners = {each.stat(follow_symlinks=follows).st_uid for each in places for follows in (True, False)}
+        owners = {place.stat(follow_symlinks=follows).st_uid for place in places for follows in (True, False)}
         is_open = bool(top.stat().st_mode & stat.S_IWOTH)
     except (OSError, ValueError):
         return None
@@ -223,7 +223,7 @@ def _is_bare(directory: Path) -> bool:
 
 
 def _is_container() -> bool:
-    return any(each.exists() for each in _IN_CONTAINER) or bool(
+    return any(file.exists() for file in _IN_CONTAINER) or bool(
         {"container", "KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER"} & os.environ.keys()
     )
 
@@ -246,7 +246,7 @@ def _submodules(directory: Path) -> list[Path]:
         for mode, _, name in [entry.partition("\t")]
         if mode.startswith("160000 ")
     ]
-    return [each for each in modules if os.path.lexists(each / ".git")]
+    return [module for module in modules if os.path.lexists(module / ".git")]
 
 
 class Revision(NamedTuple):
@@ -262,7 +262,7 @@ def revision(directory: Path) -> Revision:
     try:
         asked = ("status", "--porcelain=v2", "--branch", *_OF_TRACKED, *_without_filters(directory))
         lines = git(*asked, cwd=directory).splitlines()
-        modules = [revision(each) for each in _submodules(directory)]
+        modules = [revision(module) for module in _submodules(directory)]
     except GitError as error:
         here = directory.resolve()
         is_inside = _top(here) is not None
@@ -274,7 +274,7 @@ def revision(directory: Path) -> Revision:
     if commit == "(initial)":
         return Revision(None, False, "there is no commit yet")
     # A submodule in which git fails counts as changed.
-    is_dirty_below = any(each.dirty or each.commit is None for each in modules)
+    is_dirty_below = any(module.dirty or module.commit is None for module in modules)
     return Revision(commit, any(not line.startswith("# ") for line in lines) or is_dirty_below)
 
 

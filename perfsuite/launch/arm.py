@@ -178,8 +178,8 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
     lists = [word for word in words if _is_list(word)]
-    known = (*releases, *lists, *images)
-    others = (word for word in words if not (word in known or _VARIABLE.fullmatch(word)))
+    recognized = (*releases, *lists, *images)
+    others = (word for word in words if not (word in recognized or _VARIABLE.fullmatch(word)))
     pythons, commits = _environments(others)
     if images:
         if len(images) > 1 or pythons or releases or lists:
@@ -217,7 +217,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
             installing = replace(installing, agreed=None)
         arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
     if releases or lists:
-        files = tuple(Path(each).expanduser() for each in lists)
+        files = tuple(Path(word).expanduser() for word in lists)
         wanted = Wanted(releases=tuple(releases), lists=files, python=arm.python)
         arm = _over(arm, wanted, store, installing)
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
@@ -237,7 +237,7 @@ def _over(arm: Arm, wanted: Wanted, store: Path, installing: _Installing | None)
     python = python_in(directory)
     if python is not None:
         return replace(arm, python=python)
-    has_packages = any(each.name != DONE for each in directory.iterdir())
+    has_packages = any(entry.name != DONE for entry in directory.iterdir())
     return replace(arm, packages=str(directory)) if has_packages else arm
 
 
@@ -336,10 +336,10 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     # such as /usr/src below /usr.
     is_inside = prefix.is_relative_to(top)
     ours = [
-        each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))
+        path for path in paths if path.is_relative_to(top) and not (is_inside and path.is_relative_to(prefix))
     ]
-    below = dict.fromkeys([Path(), Path("src"), *(each.relative_to(top) for each in ours)])
-    return tuple(str(worktree / each) for each in below)
+    below = dict.fromkeys([Path(), Path("src"), *(path.relative_to(top) for path in ours)])
+    return tuple(str(worktree / path) for path in below)
 
 
 def _place(worktree: Path, top: Path) -> Path:

@@ -44,15 +44,18 @@ class Plan:
     @property
     def downloads(self) -> list[Package]:
         """The packages whose files are not yet on this machine."""
-        return [each for each in self.changes if not each.is_here]
+        return [package for package in self.changes if not package.is_here]
 
     @cached_property
     def sizes(self) -> Mapping[str, int | None]:
         """The size of each file in bytes, by address. None if the size is unknown."""
-        urls = [each.url for each in self.downloads]
+        urls = [package.url for package in self.downloads]
         with ThreadPoolExecutor(8) as threads:
             there = dict(zip(urls, threads.map(size_of, urls), strict=True))
-        return {**there, **{each.url: _size_here(each.url) for each in self.changes if each.is_here}}
+        return {
+            **there,
+            **{package.url: _size_here(package.url) for package in self.changes if package.is_here},
+        }
 
     @property
     def unpacked_bytes(self) -> int:
@@ -62,30 +65,30 @@ class Plan:
     @property
     def cuda(self) -> int | None:
         """The major version of CUDA for which the planned torch is built, or None."""
-        for each in self.changes:
-            runtime = _RUNTIME.fullmatch(each.name)
+        for package in self.changes:
+            runtime = _RUNTIME.fullmatch(package.name)
             if runtime is not None:
-                return int(runtime[1] or each.version.partition(".")[0])
+                return int(runtime[1] or package.version.partition(".")[0])
         return None
 
 
 def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
     """Ask once for consent to all downloads of the plans. Raises `PackageError` if it is not given."""
-    downloads = list({each.url: each for plan in plans for each in plan.downloads}.values())
+    downloads = list({package.url: package for plan in plans for package in plan.downloads}.values())
     notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
     if not downloads:
         if notes:
             consent("; ".join(notes), False)
         return
-    known = {url: size for plan in plans for url, size in plan.sizes.items()}
-    sizes = [known[each.url] for each in downloads]
+    size_by_url = {url: size for plan in plans for url, size in plan.sizes.items()}
+    sizes = [size_by_url[package.url] for package in downloads]
     total = sum(size for size in sizes if size is not None)
     unknown = sizes.count(None)
     by_size = sorted(zip(downloads, sizes, strict=True), key=lambda pair: -(pair[1] or 0))
     names = [
-        f"{each.name} {each.version}".rstrip()
+        f"{package.name} {package.version}".rstrip()
         + (f" ({amount(size)})" if size is not None and size >= SMALL_BYTES else "")
-        for each, size in by_size
+        for package, size in by_size
     ]
     left = len(names) - NAMES_SHOWN
     listed = ", ".join([*names[:NAMES_SHOWN], *([f"and {left} more"] if left > 0 else [])])
@@ -99,7 +102,7 @@ def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
 
 def check_space(plans: Sequence[Plan], store: Path) -> None:
     """Raise `PackageError` if the store's disk has too little space for the packages of the plans."""
-    place = next(each for each in (store.absolute(), *store.absolute().parents) if each.exists())
+    place = next(folder for folder in (store.absolute(), *store.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     needed = sum(plan.unpacked_bytes for plan in plans)
     if needed > free:

@@ -155,7 +155,7 @@ def environment(job: Job) -> dict[str, str]:
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if job.machine.device == "cpu" else {}
     of_framework = framework_of(job.case).plan(job.case).environment
     caches = job.run_dir.compile_caches.resolve()
-    of_compilers = {name: str(caches / each) for name, each in COMPILE_CACHES.items()}
+    of_compilers = {name: str(caches / folder) for name, folder in COMPILE_CACHES.items()}
     theirs = {name: value for name, value in os.environ.items() if not _is_named_by_torch(name, value)}
     chosen = {**of_compilers, **theirs, **ours, **no_gpu, **of_framework, **job.variables}
     if job.variables:

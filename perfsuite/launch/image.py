@@ -25,7 +25,10 @@ RUNTIMES = {
     'python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host --ulimit=host "
     '--security-opt=label=disable {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
-    **{each: each + ' exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"' for each in BY_SIF},
+    **{
+        runtime: runtime + ' exec --no-home {gpus}{mounts}--pwd "$(pwd)" {image} python "$@"'
+        for runtime in BY_SIF
+    },
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
 GPUS = {
@@ -84,7 +87,7 @@ def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
     command = RUNTIMES[runtime].format(
         gpus=GPUS.get(runtime, "") if has_gpus else "",
         home=shlex.quote(str(home)),
-        mounts="".join(mount.format(shlex.quote(str(each.absolute()))) for each in shared),
+        mounts="".join(mount.format(shlex.quote(str(directory.absolute()))) for directory in shared),
         image=shlex.quote(image),
     )
     see_gpus = SEE_GPUS if has_gpus else ""

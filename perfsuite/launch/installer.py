@@ -180,7 +180,7 @@ def versions(package: str) -> list[Version]:
     """
     said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
-    return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
+    return sorted(Version(version.strip()) for version in listed.split(",") if version.strip())
 
 
 def pip(

@@ -58,7 +58,7 @@ def launcher(name: str | None = None, read: Read | None = None) -> Launcher:
     name = name or _default()
     launcher_class = _load(name)
     read = read or _of_ini()
-    return launcher_class(**{_argument(name, each): read(each) for each in launcher_class.settings})
+    return launcher_class(**{_argument(name, setting): read(setting) for setting in launcher_class.settings})
 
 
 def load(extension: Extension) -> type[Launcher]:

@@ -63,7 +63,7 @@ class Environment:
     @cached_property
     def versions(self) -> Mapping[str, str]:
         """The versions of the installed packages by canonical name."""
-        return {name: each.version for name, each in self.distributions.items()}
+        return {name: distribution.version for name, distribution in self.distributions.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +83,19 @@ class Wanted:
     def names(self) -> set[str]:
         """The canonical names of the packages in `releases` and `lists`."""
         lines = (*self.releases, *(line for text in self._texts for line in text.splitlines()))
-        found = (re.match(r"[A-Za-z0-9][\w.-]*", line.strip()) for line in lines)
-        return {canonicalize_name(each[0]) for each in found if each is not None}
+        matches = (re.match(r"[A-Za-z0-9][\w.-]*", line.strip()) for line in lines)
+        return {canonicalize_name(match[0]) for match in matches if match is not None}
 
     @cached_property
     def _texts(self) -> tuple[str, ...]:
         try:
-            return tuple(files.read_text(each, errors="backslashreplace") for each in self.lists)
+            return tuple(files.read_text(file, errors="backslashreplace") for file in self.lists)
         except OSError as error:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
 
     def directory(self, store: Path) -> Path:
         """Return the directory for exactly these packages over this environment."""
-        names = ",".join([*self.releases, *(each.name for each in self.lists)])
+        names = ",".join([*self.releases, *(file.name for file in self.lists)])
         of = [sorted(self.below.versions.items()), self.below.version, self.python]
         key = documents.digest([self.releases, self._texts, *of])
         return (store / "packages" / f"{names[:LONGEST_NAME]}-{key}").absolute()
@@ -107,8 +107,8 @@ class Wanted:
     def requirements(self, store: Path) -> list[str]:
         """Return the requirements as arguments for pip. uv exports a `uv.lock` for this."""
         words = [*self.releases]
-        for each in self.lists:
-            exported = _exported(each, store) if each.name == UV_LOCK else each.absolute()
+        for file in self.lists:
+            exported = _exported(file, store) if file.name == UV_LOCK else file.absolute()
             words += ["-r", str(exported)]
         return words
 
@@ -125,8 +125,12 @@ def plan(wanted: Wanted, store: Path) -> Plan:
     """Return the packages that must be installed. Raises `PackageError` if they cannot be installed."""
     below = wanted.below
     is_torch_wanted = "torch" in wanted.names
-    libraries = [each for each in wanted.releases if each.startswith(LIBRARIES)]
-    unused = [each for each in libraries if canonicalize_name(each.partition("==")[0]) not in below.versions]
+    libraries = [word for word in wanted.releases if word.startswith(LIBRARIES)]
+    unused = [
+        library
+        for library in libraries
+        if canonicalize_name(library.partition("==")[0]) not in below.versions
+    ]
     if unused and not is_torch_wanted:
         torch = below.versions.get("torch", "(not installed)")
         raise PackageError(
@@ -134,7 +138,7 @@ def plan(wanted: Wanted, store: Path) -> Plan:
             "would not change. Name a torch that loads this package, or the interpreter of an environment "
             "with such a torch"
         )
-    words = [each for each in wanted.requirements(store) if each not in libraries]
+    words = [word for word in wanted.requirements(store) if word not in libraries]
     held = [] if is_torch_wanted or "torch" not in below.versions else [f"torch=={below.versions['torch']}"]
     changes: dict[str, Package] = {}
     broken: dict[str, str] = {}
@@ -144,9 +148,9 @@ def plan(wanted: Wanted, store: Path) -> Plan:
         # torch pins their versions, so pip would refuse them together with their dependencies.
         changes |= _by_name(would_install("--no-deps", *libraries, python=below.python))
     notes = [
-        f"{each.name} {each.version} was yanked{f': {each.yanked}' if each.yanked else ''}"
-        for each in changes.values()
-        if each.yanked is not None
+        f"{package.name} {package.version} was yanked{f': {package.yanked}' if package.yanked else ''}"
+        for package in changes.values()
+        if package.yanked is not None
     ]
     notes += [f"{why}, but is not changed" for why in broken.values()]
     moved = [name for name in changes if name in below.versions and name not in wanted.names]
@@ -177,7 +181,7 @@ def _resolved(
 
 
 def _by_name(packages: Iterable[Package]) -> dict[str, Package]:
-    return {canonicalize_name(each.name): each for each in packages}
+    return {canonicalize_name(package.name): package for package in packages}
 
 
 def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool = False) -> dict[str, str]:
@@ -190,14 +194,16 @@ def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool 
     for name, distribution in below.distributions.items():
         if name in changes:
             continue
-        for each in _requirements(distribution, ("",)):
-            needed = canonicalize_name(each.name)
-            if needed not in changes or (pins and not any(of.operator == "==" for of in each.specifier)):
+        for requirement in _requirements(distribution, ("",)):
+            needed = canonicalize_name(requirement.name)
+            if needed not in changes or (
+                pins and not any(of.operator == "==" for of in requirement.specifier)
+            ):
                 continue
             before = below.versions.get(needed)
-            fitted = before is None or each.specifier.contains(before, prereleases=True)
-            if fitted and not _fits(each, changes[needed].version):
-                broken[name] = f"{name} {below.versions[name]} needs {needed}{each.specifier}"
+            fitted = before is None or requirement.specifier.contains(before, prereleases=True)
+            if fitted and not _fits(requirement, changes[needed].version):
+                broken[name] = f"{name} {below.versions[name]} needs {needed}{requirement.specifier}"
     return broken
 
 
@@ -215,21 +221,23 @@ def _requirements(
     """Yield the requirements of a package on this machine, with the given extras."""
     for text in distribution.requires or ():
         try:
-            each = Requirement(text)
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras):
-                yield each
+            requirement = Requirement(text)
+            if requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in extras
+            ):
+                yield requirement
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
             continue
 
 
 def distributions_in(path: Sequence[str]) -> dict[str, importlib.metadata.Distribution]:
     """Return the packages in these directories by canonical name. The first of each name is used."""
-    found: dict[str, importlib.metadata.Distribution] = {}
-    for each in importlib.metadata.distributions(path=list(path)):
-        name = each.metadata["Name"]
+    distributions: dict[str, importlib.metadata.Distribution] = {}
+    for distribution in importlib.metadata.distributions(path=list(path)):
+        name = distribution.metadata["Name"]
         if name:
-            found.setdefault(canonicalize_name(name), each)
-    return found
+            distributions.setdefault(canonicalize_name(name), distribution)
+    return distributions
 
 
 def needs_of_torch(packages: Mapping[str, importlib.metadata.Distribution]) -> set[str]:
@@ -241,8 +249,8 @@ def needs_of_torch(packages: Mapping[str, importlib.metadata.Distribution]) -> s
         if (name, extra) in seen or name not in packages:
             continue
         seen.add((name, extra))
-        for each in _requirements(packages[name], (extra,)):
-            waiting += [(canonicalize_name(each.name), of) for of in ("", *each.extras)]
+        for requirement in _requirements(packages[name], (extra,)):
+            waiting += [(canonicalize_name(requirement.name), of) for of in ("", *requirement.extras)]
     return {name for name, _ in seen if name == "torch" or name.startswith(LIBRARIES)}
 
 
@@ -283,8 +291,8 @@ def python_in(directory: Path) -> str | None:
 
 
 def _install_into(target: Path, planned: Plan, python: str, directory: Path) -> None:
-    named = [f"{each.name}=={each.version}" for each in planned.changes if each.version]
-    by_url = [f"{each.name} @ {each.url}" for each in planned.changes if not each.version]
+    named = [f"{package.name}=={package.version}" for package in planned.changes if package.version]
+    by_url = [f"{package.name} @ {package.url}" for package in planned.changes if not package.version]
     # pip unpacks into its temporary directory, which may be on a smaller disk.
     temporary = directory / ".temporary"
     temporary.mkdir()
@@ -303,7 +311,7 @@ def _make_environment(directory: Path, planned: Plan, below: Environment) -> Non
     mine = distributions_in([str(packages)])
     for name in sorted(needs_of_torch({**below.distributions, **mine}) - mine.keys()):
         _link(below.distributions[name], packages)
-    lines = [f"import site; site.addsitedir({each!r})" for each in below.sites]
+    lines = [f"import site; site.addsitedir({site!r})" for site in below.sites]
     (packages / BELOW).write_text("\n".join(lines) + "\n", encoding="utf-8")
     (directory / BELOW).touch()
     python = directory / "bin" / "python"

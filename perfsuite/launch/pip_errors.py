@@ -52,7 +52,7 @@ class Missing:
 
         If the requirement does not name a version, returns the newest versions.
         """
-        ordered = sorted(Version(each) for each in self.known if _is_version(each))
+        ordered = sorted(Version(version) for version in self.known if _is_version(version))
         if self.version is None or not _is_version(self.version):
             return tuple(map(str, ordered[-2 * NEAREST_SHOWN :]))
         at = bisect_left(ordered, Version(self.version))
@@ -68,18 +68,18 @@ def _needs(needed: str, python: str) -> str:
 
 def missing(output: str) -> Missing | None:
     """Return the requirement for which pip found nothing, or None if pip failed for another reason."""
-    found = _NOT_FOUND.search(output)
-    if found is None:
+    match = _NOT_FOUND.search(output)
+    if match is None:
         return None
-    pinned = _PINNED.fullmatch(found["requirement"])
-    name = pinned["name"] if pinned else re.split(r"[^\w.-]", found["requirement"])[0]
+    pinned = _PINNED.fullmatch(match["requirement"])
+    name = pinned["name"] if pinned else re.split(r"[^\w.-]", match["requirement"])[0]
     version = pinned["version"] if pinned else None
-    listed = [] if found["versions"] == "none" else found["versions"].split(", ")
+    listed = [] if match["versions"] == "none" else match["versions"].split(", ")
     return Missing(
-        requirement=found["requirement"],
+        requirement=match["requirement"],
         name=name,
         version=version,
-        by=found["by"],
+        by=match["by"],
         known=tuple(listed),
         needs_python=None if version is None else _needed_python(output, version),
     )
@@ -103,10 +103,10 @@ def reason(output: str) -> str | None:
     if other_python is not None:
         name, python, needed = other_python.groups()
         return f"{name} {_needs(needed, python)}"
-    found = _CONFLICT.search(output)
-    if found is None:
+    match = _CONFLICT.search(output)
+    if match is None:
         return None
-    reasons = [line.strip() for line in found[1].splitlines()]
+    reasons = [line.strip() for line in match[1].splitlines()]
     return f"these requirements contradict each other: {'; '.join(dict.fromkeys(reasons))}"
 
 

@@ -105,7 +105,7 @@ def _nodes(
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
     cause = cause_of(reports, agents, run_dir, case, ended)
     why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
-    failed = [rank for rank, each in reports.items() if each.failure and not is_peer(each.failure)]
+    failed = [rank for rank, report in reports.items() if report.failure and not is_peer(report.failure)]
     failed_nodes = {rank // per_node for rank in failed}
     failed_alike = len(failed_nodes) == count  # if all nodes failed, the cause is the software
     bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
@@ -153,7 +153,9 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
     share = GPU_SHARE if machine.device == "cuda" else CPU_SHARE
     problems = []
     for name, words in JUDGED.items():
-        others = [(each.rates[name], each.name) for each in nodes if each is not node and name in each.rates]
+        others = [
+            (other.rates[name], other.name) for other in nodes if other is not node and name in other.rates
+        ]
         best, whose = max(others, default=(0.0, ""))
         if node.rates.get(name, math.inf) < share * best:
             problems.append(
@@ -180,6 +182,6 @@ def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:
     """Return the GPU problems of a node: those that affect launches, and memory that needs a reset."""
     if health is None or machine.device == "cpu":
         return []
-    pending = [f"{card.name}: {each}" for card in health.devices for each in card.memory_pending]
+    pending = [f"{card.name}: {reason}" for card in health.devices for reason in card.memory_pending]
     silent = [note for note in health.notes if hardware_fault(note) or "NVML does not answer" in note]
     return [*machine_problems(health, machine), *pending, *silent]

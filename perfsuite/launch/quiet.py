@@ -70,7 +70,7 @@ def who(before: Cores, after: Cores, own_pid: int) -> str:
     """Name the living processes that used most of the cores' time between two readings."""
     total = after.total_s - before.total_s
     shares = [(seconds / total, pid) for (pid, _), seconds in _spent(before, after).items() if total > 0]
-    most = sorted(each for each in shares if each[0] >= WORTH_NAMING and each[1] != own_pid)
+    most = sorted(process for process in shares if process[0] >= WORTH_NAMING and process[1] != own_pid)
     named = [f"{name_of(pid)} {share:.0%}" for share, pid in most[: -NAMED - 1 : -1]]
     return ", ".join(named) or "processes that have ended or are not visible here"
 

@@ -205,7 +205,10 @@ def _health(
     gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
     cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
     slowest = [
-        (step, _known(min(_known(gpu.sm_clock_mhz for gpu in each.gpus), default=None) for each in group))
+        (
+            step,
+            _known(min(_known(gpu.sm_clock_mhz for gpu in reading.gpus), default=None) for reading in group),
+        )
         for step, group in groupby(samples, key=lambda sample: sample.step)
     ]
     return Health(

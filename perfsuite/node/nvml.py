@@ -66,7 +66,7 @@ class Gpus:
     @cached_property
     def _names(self) -> list[str]:
         bus_ids = [pci_bus_id(self._nvml, handle) for handle in self._handles]
-        return [DeviceHealth(index=index, pci_bus_id=each).name for index, each in enumerate(bus_ids)]
+        return [DeviceHealth(index=index, pci_bus_id=bus_id).name for index, bus_id in enumerate(bus_ids)]
 
     @cached_property
     def _reasons(self) -> dict[int, str]:

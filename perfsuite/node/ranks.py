@@ -227,7 +227,7 @@ def moved(word: str) -> str:
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
     path = word + os.sep
-    stay = tuple(each + os.sep for each in (sys.prefix, worktree) if (each + os.sep).startswith(inside))
+    stay = tuple(prefix + os.sep for prefix in (sys.prefix, worktree) if (prefix + os.sep).startswith(inside))
     is_moved = worktree and path.startswith(inside) and not path.startswith(stay)
     return worktree + word.removeprefix(top) if is_moved else word
 

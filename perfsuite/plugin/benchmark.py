@@ -75,7 +75,7 @@ def pytest_benchmark_compare_machine_info(
 ) -> None:
     """Refuse to compare cases on different hardware. Other benchmarks are not checked."""
     saved = compared_benchmark.get("benchmarks", ())
-    if not any("case_id" in each.get("extra_info", {}) for each in saved):
+    if not any("case_id" in benchmark.get("extra_info", {}) for benchmark in saved):
         return  # none of the saved benchmarks is a case
     now = machine_info.get("hardware", {}).get("hardware_class")
     then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")
@@ -91,9 +91,10 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Group
     """Leave cases, which perfsuite's table has, out of pytest-benchmark's, unless `TABLE_OPTIONS` are set."""
     groups = yield
     arguments = [*config.invocation_params.args, *config.getini("addopts")]
-    if any(str(each).startswith(TABLE_OPTIONS) for each in arguments):
+    if any(str(argument).startswith(TABLE_OPTIONS) for argument in arguments):
         return groups
     others = [
-        (name, [each for each in group if "case_id" not in each["extra_info"]]) for name, group in groups
+        (name, [benchmark for benchmark in group if "case_id" not in benchmark["extra_info"]])
+        for name, group in groups
     ]
     return [(name, group) for name, group in others if group]

@@ -183,7 +183,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
         past = plan.past_of(session.setup.store.results())
         order = plan.planned(cases.values(), past, session.record.today)
         session.setup.budget = plan.budget_for(order, options.budget_s, options.policy.min_launches)
-        place = {each.case.id: number for number, each in enumerate(order)}
+        place = {planned.case.id: number for number, planned in enumerate(order)}
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
 
 
@@ -215,7 +215,7 @@ def selection_of(config: pytest.Config) -> Selection:
             names.setdefault(here / file, []).append(name)
     given = (("-k", config.option.keyword), ("-m", config.option.markexpr))
     words = [word for option, value in given if value for word in (option, value)]
-    words += [f"--deselect={each}" for each in config.option.deselect or ()]
+    words += [f"--deselect={deselected}" for deselected in config.option.deselect or ()]
     is_directory = len(paths) == 1 and paths[0].is_dir()
     return Selection(paths=paths, names=names, words=words, is_directory_of_cases=is_directory)
 

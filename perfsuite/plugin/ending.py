@@ -161,7 +161,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
         return  # pytest's message is enough
     if record.options.shadow:
-        would = sum(each.shadow for each in record.results)
+        would = sum(result.shadow for result in record.results)
         terminal.write_line(
             f"--perf-shadow: {would} of {plural(len(record.results), 'case')} would have failed"
         )

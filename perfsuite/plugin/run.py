@@ -196,7 +196,7 @@ def pytest_runtest_makereport(
             test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
     if item.stash[ENDED] and is_worker(item.config):
         test_report.perf_found = [  # type: ignore[attr-defined]
-            [documents.plain(each) for each in kept if each.nodeid == item.nodeid]
+            [documents.plain(result) for result in kept if result.nodeid == item.nodeid]
             for kept in (record.results, record.skipped)
         ]
     return test_report

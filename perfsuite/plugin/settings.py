@@ -186,5 +186,5 @@ def _sections(file: Path) -> tuple[str, ...]:
 
 def _is_near_pytest(section: str) -> bool:
     name = re.sub(r"[\W_]", "", section).lower()
-    names = (re.sub(r"[\W_]", "", each) for each in OF_PYTEST)
-    return any(SequenceMatcher(None, name, each).ratio() >= NEAR for each in names)
+    names = (re.sub(r"[\W_]", "", option) for option in OF_PYTEST)
+    return any(SequenceMatcher(None, name, option).ratio() >= NEAR for option in names)

@@ -24,8 +24,8 @@ def answer(session: SessionFile) -> dict[str, str]:
 
 
 def _does_more(results: Sequence[Measurement]) -> str:
-    unknown = [each for each in results if not _is_counted(each)]
-    more = [each for each in results if _is_counted(each) and any(_grew(each))]
+    unknown = [result for result in results if not _is_counted(result)]
+    more = [result for result in results if _is_counted(result) and any(_grew(result))]
     same = len(results) - len(unknown) - len(more)
     return _said(results, more, unknown, f"no: it does no more than in arm A in {plural(same, 'case')}")
 
@@ -44,22 +44,24 @@ def _grew(result: Measurement) -> list[Finding]:
     check = result.verdict.counts
     findings = () if check is None else check.findings
     if result.verdict.checks:
-        return [each for each in findings if each.now > each.before]
-    return [each for each in findings if each.outcome == "regressed"]
+        return [finding for finding in findings if finding.now > finding.before]
+    return [finding for finding in findings if finding.outcome == "regressed"]
 
 
 def _is_slower(results: Sequence[Measurement]) -> str:
-    timed = [each for each in results if each.verdict.checks]
+    timed = [result for result in results if result.verdict.checks]
     if not timed:
-        is_dry = any(each.dry for each in results)
+        is_dry = any(result.dry for result in results)
         why = "a dry run computes nothing" if is_dry else "the arms were only counted, or did not run"
         return f"not timed here: {why}"
-    worse = [each for each in timed if any(check.outcome == "regressed" for check in each.verdict.checks)]
+    worse = [
+        result for result in timed if any(check.outcome == "regressed" for check in result.verdict.checks)
+    ]
     decided = ("passed", "improved")
     open_ones = [
-        each
-        for each in timed
-        if each not in worse and any(check.outcome not in decided for check in each.verdict.checks)
+        result
+        for result in timed
+        if result not in worse and any(check.outcome not in decided for check in result.verdict.checks)
     ]
     held = len(timed) - len(worse) - len(open_ones)
     said = _said(timed, worse, open_ones, f"no: {plural(held, 'case')} within the tolerances")
@@ -87,17 +89,17 @@ def _said(
 def _not_checked(session: SessionFile) -> list[str]:
     results = session.results
     parts = []
-    dry = [each for each in results if each.dry]
-    if any(not each.verdict.checks for each in results):
+    dry = [result for result in results if result.dry]
+    if any(not result.verdict.checks for result in results):
         parts.append("times: a slower kernel or a slower network is not noticed")
     if dry:
         parts.append("loss and gradients: a dry run computes no values")
-    on_cpu = [each for each in dry if _pretended_cpu(each)]
+    on_cpu = [result for result in dry if _pretended_cpu(result)]
     if on_cpu:
         parts.append(
             f"GPU kernels and GPU memory in {plural(len(on_cpu), 'case')}, for which a CPU was simulated"
         )
-    uncounted = [each for each in results if not _is_counted(each)]
+    uncounted = [result for result in results if not _is_counted(result)]
     if uncounted:
         parts.append(f"the work of a step in {_ids(uncounted)}")
     if session.skipped:
@@ -116,4 +118,4 @@ def _pretended_cpu(result: Measurement) -> bool:
 
 
 def _ids(results: Sequence[Measurement]) -> str:
-    return ", ".join(cut([each.case_id for each in results], IDS_SHOWN))
+    return ", ".join(cut([result.case_id for result in results], IDS_SHOWN))

@@ -132,7 +132,7 @@ DRY = (  # columns of dry runs: the work of a step, its share of the card's memo
     Column("max tokens/s", _most_speed),
 )
 STEP = (  # columns of a step: its counts, and the norm of its gradients
-    _counted("collectives", lambda step: sum(each.count for each in step.collectives), "calls"),
+    _counted("collectives", lambda step: sum(call.count for call in step.collectives), "calls"),
     _counted("bytes", counts.moved, "bytes"),
     _counted("FLOPs", counts.flops, "FLOP"),
     _counted("kernels", counts.kernels, "calls"),

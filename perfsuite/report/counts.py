@@ -33,7 +33,7 @@ def flops(counts: Counts) -> int:
 
 def moved(counts: Counts) -> int:
     """Return the bytes of all messages in a step."""
-    return sum(each.bytes for each in counts.collectives)
+    return sum(call.bytes for call in counts.collectives)
 
 
 def peak(counts: Counts) -> int | None:
@@ -73,14 +73,14 @@ def tables(counts: Counts) -> list[Table]:
 def _calls_table(counts: Counts) -> Table:
     rows = [
         (
-            each.kind,
-            group_name(each.ranks, each.apart),
-            each.dtype or NONE,
-            each.phase,
-            amount(each.count, "calls"),
-            amount(each.bytes, "bytes"),
+            call.kind,
+            group_name(call.ranks, call.apart),
+            call.dtype or NONE,
+            call.phase,
+            amount(call.count, "calls"),
+            amount(call.bytes, "bytes"),
         )
-        for each in sorted(counts.collectives, key=lambda each: (-each.bytes, -each.count))
+        for call in sorted(counts.collectives, key=lambda call: (-call.bytes, -call.count))
     ]
     caption = "Bytes are those of whole messages, such as the complete tensor that is gathered or reduced."
     headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
@@ -94,10 +94,12 @@ def _work_table(counts: Counts) -> Table:
         "host reads": counts.host_reads,
     }
     work |= {} if counts.python is None else {"Python calls": counts.python.calls}
-    done: dict[str, list[int]] = {phase: [each.get(phase, 0) for each in work.values()] for phase in PHASES}
-    done["step"] = [sum(each.values()) for each in work.values()]
+    done: dict[str, list[int]] = {
+        phase: [amounts.get(phase, 0) for amounts in work.values()] for phase in PHASES
+    }
+    done["step"] = [sum(amounts.values()) for amounts in work.values()]
     rows = [
-        (name, amount(computed, "FLOP"), *(amount(each, "calls") for each in called))
+        (name, amount(computed, "FLOP"), *(amount(number, "calls") for number in called))
         for name, (computed, *called) in done.items()
         if any((computed, *called)) or name == "step"
     ]
@@ -140,7 +142,7 @@ def _memory_table(memory: StepMemory, *, is_fused: bool) -> Table:
 
 
 def _kept_table(kept: KeptObjects) -> Table:
-    most_first = sorted(kept.by_type.items(), key=lambda each: (-each[1], each[0]))
+    most_first = sorted(kept.by_type.items(), key=lambda entry: (-entry[1], entry[0]))
     rows = [("all types", amount(kept.total, "objects"))]
     rows += [(name, amount(count, "objects")) for name, count in most_first[:MOST_TYPES]]
     caption = (
@@ -180,9 +182,10 @@ def not_counted(check: CountCheck) -> str:
 
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
     """Return the findings that were judged, or those that were not, without duplicates (`once`)."""
-    of_these = [each for each in check.findings if (each.outcome != "passed") == judged]
+    of_these = [finding for finding in check.findings if (finding.outcome != "passed") == judged]
     with_ranks = (
-        (f"{each.outcome if judged else 'not judged'}: {each.sentence}", each.ranks) for each in of_these
+        (f"{finding.outcome if judged else 'not judged'}: {finding.sentence}", finding.ranks)
+        for finding in of_these
     )
     return once(with_ranks, by_rank=by_rank)
 
@@ -218,15 +221,15 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
     before = against or "baseline"
     rows = [
         (
-            each.field,
-            "listed" if each.outcome == "passed" else each.outcome,
-            signed(each.now - each.before, each.unit),
-            amount(each.before, each.unit),
-            amount(each.now, each.unit),
-            each.ranks,
-            each.sentence,
+            finding.field,
+            "listed" if finding.outcome == "passed" else finding.outcome,
+            signed(finding.now - finding.before, finding.unit),
+            amount(finding.before, finding.unit),
+            amount(finding.now, finding.unit),
+            finding.ranks,
+            finding.sentence,
         )
-        for each in check.findings[:MOST_FINDINGS]
+        for finding in check.findings[:MOST_FINDINGS]
     ]
     caption = (
         f"Changes in the work of a step, from {before} to now. Changes that are only listed were not judged."

@@ -34,9 +34,9 @@ def render(sessions: Sequence[SessionFile]) -> str:
     urgent = [result for result in results if summary.needs_words(result)]
     quiet = [result for result in results if not summary.needs_words(result)]
     notes = [
-        (each.case_id, note)
-        for each in quiet
-        for note in (*summary.excuses(each), *(note[:MAX_NOTE] for note in summary.quiet_notes(each)))
+        (result.case_id, note)
+        for result in quiet
+        for note in (*summary.excuses(result), *(note[:MAX_NOTE] for note in summary.quiet_notes(result)))
     ]
     return rendered(
         "summary.md.j2",

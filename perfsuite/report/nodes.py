@@ -70,7 +70,7 @@ def scalings(results: Iterable[Measurement]) -> list[str]:
                 groups[run.machine.device_name, on_one_node.model_dump_json()].append((run.case, of_device))
     sentences = []
     for cases in groups.values():
-        cases.sort(key=lambda each: each[0].topology.nodes)
+        cases.sort(key=lambda entry: entry[0].topology.nodes)
         first, of_fewest = cases[0]
         if first.topology.nodes < cases[-1][0].topology.nodes:
             name = first.id.removesuffix(f"-{first.parameters['topology']}")

@@ -48,7 +48,7 @@ def tables(result: Measurement) -> list[Table]:
     profiles, the tables show the profile that changed most, or the first if none can be compared.
     """
     taken = (result.profile, result.profile_before)
-    now, earlier = (None if each is None else each.profile for each in taken)
+    now, earlier = (None if one is None else one.profile for one in taken)
     if now is None:
         return []
     most = None if earlier is None else most_different(earlier, now)

@@ -16,8 +16,8 @@ def visible(text: str) -> str:
     Control characters, which a terminal obeys, and surrogates are written like `\\x1b`. Characters that
     reorder text are written like `\\u202e`.
     """
-    shown = _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", masked(text))
-    return _REORDERING.sub(lambda found: f"\\u{ord(found[0]):04x}", shown)
+    shown = _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", masked(text))
+    return _REORDERING.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)
 
 
 def printable(text: str) -> str:

@@ -29,7 +29,7 @@ def table(runs: Sequence[Run]) -> Table:
 
 
 def _cells(slope: Slope) -> tuple[str, str, str]:
-    change, low, high = (_change(each, slope) for each in (slope.per_step, *slope.interval))
+    change, low, high = (_change(per_step, slope) for per_step in (slope.per_step, *slope.interval))
     name = slope.name if slope.rank is None else f"{slope.name} of rank {slope.rank}"
     return name, change, f"{low} to {high}"
 

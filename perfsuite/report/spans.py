@@ -217,7 +217,7 @@ def rows(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[SpanRow]:
     If `before` has the launches of arm A, `runs` has those of arm B. A span that the newest launch lacks,
     such as a cold start-up, is taken from the newest launch that has it.
     """
-    launches, others = ([_Launch.of(run) for run in reversed(each)] for each in (runs, before))
+    launches, others = ([_Launch.of(run) for run in reversed(side)] for side in (runs, before))
     if not launches:
         return []
     if not others:
@@ -350,7 +350,7 @@ def _in_step(counts: Counts) -> Amounts:
         "kernels": report_counts.kernels(counts),
         "host_reads": sum(counts.host_reads.values()),
         "python_calls": None if counts.python is None else counts.python.total,
-        "collectives": sum(each.count for each in counts.collectives),
+        "collectives": sum(call.count for call in counts.collectives),
         "collective_bytes": report_counts.moved(counts),
         "peak_bytes": report_counts.peak(counts),
     }
@@ -370,13 +370,13 @@ def _most(of_ranks: Iterable[Amounts]) -> Amounts:
     most: dict[str, int | None] = {}
     for amounts in of_ranks:
         for name, value in amounts.items():
-            counted = [each for each in (most.get(name), value) if each is not None]
+            counted = [number for number in (most.get(name), value) if number is not None]
             most[name] = max(counted, default=None)
     return most
 
 
 def _finite(seconds: Iterable[float]) -> list[float]:
-    return [each for each in seconds if isfinite(each)]
+    return [duration_s for duration_s in seconds if isfinite(duration_s)]
 
 
 def _time(seconds: float) -> str:
@@ -396,7 +396,7 @@ def _cell(value: float | None, written: Callable[[float], str]) -> str | None:
 
 
 def _amount(value: int | None, unit: Unit) -> str | None:
-    return _cell(value, lambda known: amount(known, unit))
+    return _cell(value, lambda number: amount(number, unit))
 
 
 _COLUMNS: Mapping[str, Callable[[SpanRow], str | None]] = {

@@ -90,7 +90,7 @@ def decisive(judged: Verdict) -> list[Check]:
 def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
     """Return the largest change of a count with this outcome, and how many more there are."""
     findings = () if judged.counts is None else judged.counts.findings
-    deciding = [each for each in findings if each.outcome == outcome]
+    deciding = [finding for finding in findings if finding.outcome == outcome]
     if not deciding:
         return []
     largest, *others = deciding
@@ -150,7 +150,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
             "minimum_detectable": check.minimum_detectable,
             "probe_exponent": check.probe_exponent,
         }
-        values |= {f"{check.metric}_{name}": each for name, each in of_check.items() if each is not None}
+        values |= {f"{check.metric}_{name}": value for name, value in of_check.items() if value is not None}
     return {in_unit(name, result.unit): value for name, value in values.items()}
 
 
@@ -306,7 +306,7 @@ def judge_change_lines(branches: Iterable[JudgeChanges | None]) -> list[str]:
     return [
         line
         for heading, lines in judge_changes(branches)
-        for line in (heading, *(f"  {each}" for each in lines))
+        for line in (heading, *(f"  {entry}" for entry in lines))
     ]
 
 
@@ -315,11 +315,11 @@ def case_changes(session: SessionFile) -> list[str]:
     if session.cases_unknown is not None:
         return [session.cases_unknown]
     vanished = session.not_compared
-    others = [each for each in session.case_changes if each not in vanished]
+    others = [change for change in session.case_changes if change not in vanished]
     lines = []
     for heading, changes in ((NOT_COMPARED, vanished), (OTHER_CASES, others)):
         if changes:
-            entries = [f"  {each.case_id}: {_became(each)}" for each in changes]
+            entries = [f"  {change.case_id}: {_became(change)}" for change in changes]
             lines += [f"{heading}:", *cut(entries, CASES_SHOWN)]
     return lines
 
@@ -370,7 +370,7 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     if len(by_note) > NOTES_SHOWN:
         lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} not shown: {REST}")
     checks = [result.verdict.counts for result in quiet if result.verdict.counts is not None]
-    listed = sum(any(each.outcome == "passed" for each in check.findings) for check in checks)
+    listed = sum(any(finding.outcome == "passed" for finding in check.findings) for check in checks)
     if listed:
         lines.append(f"{plural(listed, 'case')} with changed counts that are not judged: {REST}")
     hidden = sum("blind" in marks(result) for result in quiet)

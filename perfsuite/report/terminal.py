@@ -122,7 +122,7 @@ def _below_names(table: Table) -> list[str]:
     )
     heading, *rows = lines_of(rest)
     lines = [f"  {heading}"]
-    for name, of_name in groupby(zip(table.rows, rows, strict=True), lambda each: each[0][0]):
+    for name, of_name in groupby(zip(table.rows, rows, strict=True), lambda pair: pair[0][0]):
         lines += [name, *(f"  {row}" for _, row in of_name)]
     return lines
 
@@ -181,7 +181,7 @@ def _in_short(result: Measurement, sections: Explained) -> list[str]:
     if not any(check.blind for check in summary.decisive(result.verdict)):
         worth_less += filter(None, [summary.blind_to(result)])
     end = [line for text in worth_less for line in _lines(text, most=2)] + _lines(f"{name}: {directory}")
-    findings = [each for each in sections.findings if not any(why in each for why in sections.why)]
+    findings = [finding for finding in sections.findings if not any(why in finding for why in sections.why)]
     texts = [
         *sections.why,
         *sections.reasons,
@@ -191,7 +191,7 @@ def _in_short(result: Measurement, sections: Explained) -> list[str]:
         *sections.changed,
         *sections.notes,
     ]
-    texts += [f"{each}: {file}" for each, file in others]
+    texts += [f"{heading}: {file}" for heading, file in others]
     sentences = [_lines(text, most=3) for text in texts]
     body = list(chain.from_iterable(sentences))
     room = MOST_LINES - len(lines) - len(end)
@@ -204,7 +204,7 @@ def _in_short(result: Measurement, sections: Explained) -> list[str]:
         title, traceback = sections.tracebacks[-1]
         last = [f"    {line}" for line in traceback.splitlines()]
         lines.append(f"  {title}{' (last lines)' if len(last) > room else ''}:")
-        lines += [each[:WIDTH] for each in last[-room:]]
+        lines += [line[:WIDTH] for line in last[-room:]]
     return lines + end
 
 
@@ -221,9 +221,9 @@ def _shown(result: Measurement) -> list[str]:
     shown += [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [
         f"{metric.label}: {amount(metric.of(figures), metric.unit)} (not judged)"
-        for metric in (each.counting(result.unit) for each in shown if each.of(figures) is not None)
+        for metric in (metric.counting(result.unit) for metric in shown if metric.of(figures) is not None)
     ]
-    lines += [f"{each} (not judged)" for each in slopes.sentences(result.runs)]
+    lines += [f"{sentence} (not judged)" for sentence in slopes.sentences(result.runs)]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         reported = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"

@@ -78,8 +78,8 @@ class Baseline(BaselineDocument):
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
         """Yield each launch with its session's name, and with its nodes if they vary in the session."""
         for launch in self.launches:
-            others = [each for each in self.launches if each.session == launch.session]
-            is_one = all(each.nodes == launch.nodes for each in others)
+            others = [other for other in self.launches if other.session == launch.session]
+            is_one = all(other.nodes == launch.nodes for other in others)
             yield launch.session if is_one else f"{launch.session} on {', '.join(launch.nodes)}", launch
 
     def session_sizes(self, figure: str) -> list[int]:

@@ -92,7 +92,7 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
     """Return the fields that differ between launches on any rank, sorted."""
     all_launches = list(launches)
     ranks = [rank for entry in all_launches[0] for rank in entry.ranks]
-    fields = (differing(filter(None, (of_rank(each, rank) for each in all_launches))) for rank in ranks)
+    fields = (differing(filter(None, (of_rank(launch, rank) for launch in all_launches))) for rank in ranks)
     return tuple(sorted(set().union(*fields)))
 
 

@@ -278,7 +278,7 @@ def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> lis
     """Group values by rank or step, in ascending order. All values of a group are like its first."""
     groups: list[dict[int, T]] = []
     for number, its in sorted(by_number.items()):
-        group = next((each for each in groups if is_alike(each[min(each)], its)), None)
+        group = next((group for group in groups if is_alike(group[min(group)], its)), None)
         if group is None:
             group = {}
             groups.append(group)

@@ -38,7 +38,9 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def installed() -> Mapping[str, str]:
     """Return the version of each package that this interpreter finds, by lower-case name."""
-    return {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    return {
+        distribution.name.lower(): distribution.version for distribution in importlib.metadata.distributions()
+    }
 
 
 def of_this_process() -> dict[str, str]:

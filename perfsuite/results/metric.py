@@ -358,5 +358,7 @@ def judged_metrics(launches: Iterable[Figures], device: str | None = None) -> tu
     """Return the `metrics_of` that are judged on `device`, or on any device if it is None."""
     devices = ("cpu", "cuda") if device is None else (device,)
     return tuple(
-        metric for metric in metrics_of(launches) if any(metric.judging(each) != "shown" for each in devices)
+        metric
+        for metric in metrics_of(launches)
+        if any(metric.judging(device_type) != "shown" for device_type in devices)
     )

@@ -82,7 +82,7 @@ class Profile(Data):
 
     def calls(self) -> dict[str, float]:
         """Return the calls per step by name, without unsteady names."""
-        return {each.name: each.calls for each in self.all_work if each.name not in self.unsteady}
+        return {work.name: work.calls for work in self.all_work if work.name not in self.unsteady}
 
 
 class RankProfile(OfRanks):

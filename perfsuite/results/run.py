@@ -184,7 +184,7 @@ class Figures(Data):
         for figures in launches:
             for name, value in figures.by_name().items():
                 values.setdefault(name, []).append(value)
-        return cls.of({name: median(each) for name, each in values.items()})
+        return cls.of({name: median(of_launches) for name, of_launches in values.items()})
 
 
 # names of perfsuite's own figures that are a single number

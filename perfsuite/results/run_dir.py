@@ -184,7 +184,7 @@ class RunDir:
         names = [(file.stem.split("-")[2:], file) for file in files]
         stacks = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]
         # pragma: no mutate -1 to -2: both come before every rank
-        return sorted(stacks, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+        return sorted(stacks, key=lambda entry: (-1 if entry[0] is None else entry[0], entry[1]))
 
 
 def _by_number(files: Iterable[Path]) -> list[Path]:
@@ -203,5 +203,8 @@ def drop_compile_caches(directory: Path) -> None:
 def launches_in(directory: Path) -> list[RunDir]:
     """Return the launches below the directory of a case, sorted by number."""
     launches = [RunDir(path) for path in directory.glob("launch-*")]
-    # pragma: no mutate 0): it is for mypy, as no number is None here
-    return sorted((each for each in launches if each.number is not None), key=lambda each: each.number or 0)
+    return sorted(
+        (launch for launch in launches if launch.number is not None),
+        # pragma: no mutate 0: it is for mypy, as no number is None here
+        key=lambda launch: launch.number or 0,
+    )

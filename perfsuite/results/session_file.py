@@ -197,8 +197,8 @@ class CaseChange(Data):
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
     """Return the selected cases of arm A that vanished in arm B, as they have no result."""
     measured = {result.case_id for result in results}
-    lost = (each for each in changes if each.asked and each.kind != "new")
-    return tuple(each for each in lost if each.case_id not in measured)
+    lost = (change for change in changes if change.asked and change.kind != "new")
+    return tuple(change for change in lost if change.case_id not in measured)
 
 
 class SessionFile(Sealed):

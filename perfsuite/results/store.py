@@ -90,8 +90,8 @@ class BaselineFiles(Generic[B]):
         return [
             file
             for directory in self._directories
-            for each in ([directory / folder] if folder else sorted(directory.glob("*")))
-            for file in sorted(each.glob(f"{case_ids}.json"))
+            for subdirectory in ([directory / folder] if folder else sorted(directory.glob("*")))
+            for file in sorted(subdirectory.glob(f"{case_ids}.json"))
         ]
 
     def read(self, file: Path) -> B:

@@ -228,7 +228,7 @@ class ByDryRuns(ByCounts):
             finally:
                 # After an interrupt, or if one arm cannot run the case, stop the other arm.
                 stop.set()
-        return {arm: each.result() for arm, each in begun.items()}
+        return {arm: future.result() for arm, future in begun.items()}
 
 
 def _directory(task: Task, arm: str, launch: int) -> Path:

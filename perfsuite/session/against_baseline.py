@@ -62,7 +62,7 @@ class AgainstBaseline(Mode):
         baseline_file = stored.file if stored else None
         if verdict.is_recorded:
             baseline_file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
-        judges = [documents.plain(each.baseline) for each in (stored, counts) if each is not None]
+        judges = [documents.plain(judge.baseline) for judge in (stored, counts) if judge is not None]
         return Trial(
             verdict=verdict,
             runs=tuple(runs),

@@ -84,7 +84,9 @@ def _of_this_branch(
     except PerfsuiteError:
         return changes
     before = {test.case.id for test in tests if test.left_out is None}
-    return tuple(each if each.case_id in before else each.replace(kind="new", told="") for each in changes)
+    return tuple(
+        change if change.case_id in before else change.replace(kind="new", told="") for change in changes
+    )
 
 
 def _in_short(error: str) -> str:
@@ -113,8 +115,10 @@ def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
     """Return whether a test was selected. It was not if node ids select only other tests of its file."""
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
-    asked = [each for path, listed in names.items() if path.parts[-len(parts) :] == parts for each in listed]
-    return not asked or any(name == each or name.startswith((f"{each}[", f"{each}::")) for each in asked)
+    asked = [
+        words for path, listed in names.items() if path.parts[-len(parts) :] == parts for words in listed
+    ]
+    return not asked or any(name == words or name.startswith((f"{words}[", f"{words}::")) for words in asked)
 
 
 def _tests(case_list: CaseList) -> tuple[CollectedTest, ...]:

@@ -79,7 +79,7 @@ def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
     links = [top / name for name in names if name and is_of_judge(name, places) and _link(top / name)]
     targets = [Path(os.path.realpath(link)) for link in links]
     real = top.resolve()
-    return frozenset(each.relative_to(real).as_posix() for each in targets if each.is_relative_to(real))
+    return frozenset(target.relative_to(real).as_posix() for target in targets if target.is_relative_to(real))
 
 
 def _link(file: Path) -> str | None:
@@ -92,9 +92,9 @@ def _link(file: Path) -> str | None:
 def _places(options: Options, top: Path) -> Places:
     cases = read_ini(options.root).directories().get("cases", str(options.root / CASES))
     paths = [
-        os.path.relpath(each, top) for each in (options.root.resolve(), options.baselines.resolve(), cases)
+        os.path.relpath(path, top) for path in (options.root.resolve(), options.baselines.resolve(), cases)
     ]
-    root, baselines, of_cases = (Path(each).as_posix() for each in paths)
+    root, baselines, of_cases = (Path(path).as_posix() for path in paths)
     return Places(root=root, baselines=baselines, cases=of_cases)
 
 

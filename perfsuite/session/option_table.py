@@ -64,7 +64,7 @@ MOST_TOLERANCE = 0.5
 
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
-    outcomes = frozenset(each.strip() for each in value.split(",") if each.strip())
+    outcomes = frozenset(outcome.strip() for outcome in value.split(",") if outcome.strip())
     if not outcomes <= set(STRICT):
         raise ValueError(f"{' or '.join(STRICT)}, or both, separated by a comma")
     return outcomes

@@ -20,7 +20,7 @@ def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> lis
     """
     measurements = record.results
     printed = [f"note: {note}" for note in summary.machine_notes(measurements)]
-    printed += [f"note: {each}" for each in record.remarks]
+    printed += [f"note: {remark}" for remark in record.remarks]
     printed += summary.judge_change_lines([record.judge_changes])
     printed += [f"{name}: {arm}" for name, arm in summary.arm_descriptions(record.arm_facts).items()]
     printed = [printable(line) for line in printed]

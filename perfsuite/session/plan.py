@@ -91,8 +91,8 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
         return Planned(
             case=case,
             past=last,
-            seconds=median(each.seconds for each in similar) if similar else None,
-            launch_s=median(each.launch_s for each in similar) if similar else None,
+            seconds=median(past_case.seconds for past_case in similar) if similar else None,
+            launch_s=median(past_case.launch_s for past_case in similar) if similar else None,
         )
 
     def first(entry: Planned) -> tuple[int, str]:
@@ -166,8 +166,10 @@ class Budget:
 
 def budget_for(order: Sequence[Planned], seconds: float, fewest: int = 1) -> Budget:
     """Return a budget for these cases, each of which is launched at least `fewest` times."""
-    launch_s = {each.case.id: each.launch_s for each in order if each.launch_s is not None}
-    return Budget(seconds, launch_s, {each.case.id for each in order}, fewest)
+    launch_s = {
+        case_plan.case.id: case_plan.launch_s for case_plan in order if case_plan.launch_s is not None
+    }
+    return Budget(seconds, launch_s, {case_plan.case.id for case_plan in order}, fewest)
 
 
 def _shown(seconds: float) -> str:

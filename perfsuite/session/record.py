@@ -164,8 +164,8 @@ class Record:
         """Keep and save a result. It replaces the case's result from an earlier part of this session."""
         key = (result.nodeid, result.case_id)
         replaced = self._earlier.pop(key, None)
-        self.results = [*(each for each in self.results if each is not replaced), result]
-        self.skipped = [each for each in self.skipped if (each.nodeid, each.case_id) != key]
+        self.results = [*(kept for kept in self.results if kept is not replaced), result]
+        self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) != key]
         self.measured += 1
         if self.running == result.case_id:
             self.running = None

@@ -216,7 +216,7 @@ class Preflights:
             return ()
         if not framework_of(case).plan(case).needs_torch:
             return ()
-        checked = {(len(each.nodes), each.machine.device) for each in self.made}
+        checked = {(len(preflight.nodes), preflight.machine.device) for preflight in self.made}
         if min(self._bad, default=nodes) >= nodes and (nodes, machine.device) not in checked:
             self._look(nodes, machine)
         return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)

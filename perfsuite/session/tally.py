@@ -19,31 +19,37 @@ class Tally:
     @property
     def failing(self) -> list[Measurement]:
         """The results that fail the session, whatever the outcome of their tests."""
-        return [each for each in self.results if not each.shadow and self.options.fails_session(each)]
+        return [result for result in self.results if not result.shadow and self.options.fails_session(result)]
 
     @property
     def only_shown(self) -> list[Measurement]:
         """The results that `allow_shared` only shows: they are not judged and do not fail the session."""
         shown = self.results if self.options.allow_shared else ()
-        return [each for each in shown if each.outcome == "unhealthy" and each.shared and each.measured_steps]
+        return [
+            result
+            for result in shown
+            if result.outcome == "unhealthy" and result.shared and result.measured_steps
+        ]
 
     @property
     def nothing_measured(self) -> bool:
         """Whether the session should have measured the code, but no result does."""
         return not self.only_shown and all(
-            each.outcome in UNMEASURED and each.excused != "known issue" for each in self.results
+            result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )
 
     @property
     def judged(self) -> int:
         """The number of results with a verdict on the code."""
-        judged = [each for each in self.results if each.outcome not in UNJUDGED and not is_of_machine(each)]
-        return sum(each.excused in (None, "waived") for each in judged)
+        judged = [
+            result for result in self.results if result.outcome not in UNJUDGED and not is_of_machine(result)
+        ]
+        return sum(result.excused in (None, "waived") for result in judged)
 
     @property
     def to_judge(self) -> int:
         """The number of cases to judge: measured cases, and cases that the budget or their test left out."""
-        return len(self.results) + sum(each.not_reached or each.by_test for each in self.skipped)
+        return len(self.results) + sum(skip.not_reached or skip.by_test for skip in self.skipped)
 
     @property
     def too_few_judged(self) -> bool:

@@ -193,14 +193,14 @@ def start_up_findings(verdict: Verdict) -> list[Finding]:
     comparison failed, because then the start-up does not matter.
     """
     findings = () if verdict.counts is None or verdict.failure is not None else verdict.counts.findings
-    changes = (each for each in findings if each.outcome in ("regressed", "improved"))
-    return [each for each in changes if is_of_start_up(each.span)]
+    changes = (finding for finding in findings if finding.outcome in ("regressed", "improved"))
+    return [finding for finding in changes if is_of_start_up(finding.span)]
 
 
 def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
     """Return the verdict on the second launches, and add the start-up changes that they did not confirm."""
-    confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
-    gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
+    confirmed = {(finding.span, finding.quantity) for finding in start_up_findings(verdict)}
+    gone = [finding.sentence for finding in first if (finding.span, finding.quantity) not in confirmed]
     unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
     return verdict.replace(reasons=(*verdict.reasons, *unconfirmed))
 

@@ -116,7 +116,7 @@ def _may_be_less(values: Sequence[float | None]) -> float:
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
     values = [observed.environment.get(health.POWER_LIMIT) for observed in _observed(run, baseline)]
-    limits = [min(map(float, each.split(", "))) for each in values if each is not None]
+    limits = [min(map(float, limit.split(", "))) for limit in values if limit is not None]
     if len(limits) < 2 or limits[1] >= (1 - POWER_LIMIT_LOWER) * limits[0]:
         return []
     then, now = limits

@@ -13,7 +13,7 @@ def without_start_up_calls(run: Run) -> Run:
 
     def without(counts: Counts) -> Counts:
         parts = _start_up_parts(counts)
-        return counts.replace(spans={name: each for name, each in counts.spans.items() if name not in parts})
+        return counts.replace(spans={name: span for name, span in counts.spans.items() if name not in parts})
 
     return run.replace(counts=tuple(entry.replace(counts=without(entry.counts)) for entry in run.counts))
 
@@ -76,7 +76,7 @@ def _by_name(counts: Counts) -> dict[str, Counts]:
 
 def _events(counts: Counts) -> dict[str, Counts]:
     of_steps = set(map(step_name, counts.also_counted))
-    return {name: each for name, each in counts.spans.items() if name not in of_steps}
+    return {name: span for name, span in counts.spans.items() if name not in of_steps}
 
 
 def combined(

@@ -29,5 +29,7 @@ class Evidence(Generic[T]):
 
     def named_in(self, verdict: Verdict, unit: str) -> Verdict:
         """Add the launches (or pairs) that are set aside to a verdict, with the reasons."""
-        why = [f"{unit} {number} set aside: {'; '.join(each)}" for number, each in self.set_aside.items()]
+        why = [
+            f"{unit} {number} set aside: {'; '.join(reasons)}" for number, reasons in self.set_aside.items()
+        ]
         return verdict.replace(unhealthy_launches=tuple(self.set_aside), reasons=(*verdict.reasons, *why))

@@ -100,7 +100,8 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
     if doubts:
         findings = tuple(
-            each.replace(outcome="passed") if each.outcome == "improved" else each for each in findings
+            finding.replace(outcome="passed") if finding.outcome == "improved" else finding
+            for finding in findings
         )
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []
@@ -211,7 +212,7 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
 
 def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
     then = sum(before.flops.values())
-    today = max(sum(each.flops.values()) for each in now)
+    today = max(sum(counts.flops.values()) for counts in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and new:
         rest = f"{', '.join(new)} may do the rest, but without a formula"
@@ -237,7 +238,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
         all_quantities = quantities.quantities((before, *now))
         for quantity, finding in _in_all_spans(before, now, baseline):
             whole = sum(
-                abs(each.value(before) or 0) for each in all_quantities if each.family == quantity.family
+                abs(other.value(before) or 0) for other in all_quantities if other.family == quantity.family
             )
             # In the same place, the largest share comes first.
             size = abs(finding.now - finding.before) / max(whole, 1)
@@ -335,17 +336,19 @@ def _finding(
     floor = 0 if _has_other_calls(quantity, before, launches, by) else quantity.floor(before)
     allowed = max(noise, floor)
     outcome: Judged | None = None  # None: the launches disagree
-    if all(abs(each) <= allowed for each in by):
+    if all(abs(change) <= allowed for change in by):
         outcome = "regressed" if _has_many_more_calls(quantity, before, launches) else "passed"
-    elif all(each > allowed for each in by) or (quantity is quantities.GRAPHS and then and not any(today)):
+    elif all(change > allowed for change in by) or (
+        quantity is quantities.GRAPHS and then and not any(today)
+    ):
         outcome = "regressed"
-    elif all(each < -allowed for each in by):
+    elif all(change < -allowed for change in by):
         outcome = "improved"
     # pragma: no mutate True: `by` has one entry for each launch
-    now = min(zip(by, launches, strict=True), key=lambda each: abs(each[0]))[1]
+    now = min(zip(by, launches, strict=True), key=lambda pair: abs(pair[0]))[1]
     hidden = {*unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
-    is_noise = outcome == "passed" and noise and all(abs(each) <= noise for each in by)
+    is_noise = outcome == "passed" and noise and all(abs(change) <= noise for change in by)
     if outcome is None or not changes or is_noise:
         return None
     return Finding(

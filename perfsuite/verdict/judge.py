@@ -142,8 +142,12 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
     failed = _unlike(runs, baseline) or _other_loss(runs, baseline)
     if failed is not None:
         return failed
-    # pragma: no mutate runs[0]: all launches of a case have one device
-    exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
+    exact = [
+        metric
+        for metric in _metrics(runs, baseline)
+        # pragma: no mutate runs[0]: all launches of a case have one device
+        if metric.judging(runs[0].machine.device) == "exact"
+    ]
     checks = (_check(metric, runs, baseline, noise, policy) for metric in exact)
     worse = [check for check in checks if check.outcome == "regressed"]
     return worst_verdict(worse, len(runs)) if worse else verdict
@@ -273,7 +277,7 @@ def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     A span happens only once or a few times in a launch, and can scatter too much to be judged. So can the CPU
     time. Neither casts doubt on the steps, so only that check is `inconclusive`, not the verdict.
     """
-    deciding = [each for each in checks if not _is_left_open(each)]
+    deciding = [check for check in checks if not _is_left_open(check)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=launches, checks=tuple(checks), failure=failure)
@@ -310,7 +314,7 @@ def _check(
     if metric not in PROBE_CORRECTED or lacks_probe:
         return raw
     exponent = noise.probe_exponent or 1.0
-    now, then = (probe_corrected(each, pairs_then, exponent) for each in (pairs_now, pairs_then))
+    now, then = (probe_corrected(side, pairs_then, exponent) for side in (pairs_now, pairs_then))
     corrected = decided(now, then, noise.of(metric)).replace(probe_exponent=exponent)
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
@@ -382,8 +386,8 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
     check = unjudged(metric, runs[0], values, then, metric.tolerance(runs[0].machine.device))
     wrong = [
         f"the {what} is {value}"
-        for what, each in (("measured value", values), ("baseline's value", then))
-        for value in each
+        for what, side in (("measured value", values), ("baseline's value", then))
+        for value in side
         if not is_size(value)
     ]
     if baseline is not None and not then and metric in (TOKENS_PER_S, PEAK_MEMORY):

@@ -172,8 +172,8 @@ def _of_setting(key: str, before: Any, now: Any) -> str:
     both = [text or "not set" for text in (then, today)]
     if max(map(len, both)) > LONGEST:
         lost, new = ([*filter(None, re.split(r"\s*\n\s*", text or ""))] for text in (then, today))
-        words = [f"without {each}" for each in lost if each not in new] + [
-            each for each in new if each not in lost
+        words = [f"without {line}" for line in lost if line not in new] + [
+            line for line in new if line not in lost
         ]
         return f"{key} changed: {_cut('; '.join(words))}"
     return f"{key} {both[0]} -> {both[1]}"
@@ -222,7 +222,7 @@ def _by_name(entries: Iterable[Waiver]) -> dict[str, Waiver]:
     by_name = dict[str, Waiver]()
     for entry in entries:
         name = f"{entry.case} on {entry.metric}"
-        number = sum(each == name or each.startswith(f"{name} (") for each in by_name)
+        number = sum(used_name == name or used_name.startswith(f"{name} (") for used_name in by_name)
         by_name[f"{name} ({number + 1})" if number else name] = entry
     return by_name
 
@@ -270,7 +270,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
         more, less = _WORDS.get(metric.name, (f"more {metric.label}", f"less {metric.label}"))
         medians = before.median(metric.name), now.median(metric.name)
         if None in medians and medians[0] != medians[1]:
-            both = [amount(each, metric.unit) for each in medians]
+            both = [amount(value, metric.unit) for value in medians]
             yield f"{metric.label} {both[0]} -> {both[1]}"
         else:
             yield from _ratio(medians[0] or 0, medians[1] or 0, metric.unit, more=more, less=less)

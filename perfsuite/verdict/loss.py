@@ -177,7 +177,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
             return f"{said}: {before[0]:.4g} -> {today[0]:.4g}{limit}"
     if _is_scaled_elsewhere(then, now):
         return None
-    curves = _agreeing([each.loss for each in then], LOSS_DEGREES), [each.loss for each in now]
+    curves = _agreeing([launch.loss for launch in then], LOSS_DEGREES), [launch.loss for launch in now]
     tenths = [
         ([curve[place] for curve in curves[0]], [curve[place] for curve in curves[1]])
         for place in range(min(len(curve) for side in curves for curve in side))
@@ -240,7 +240,7 @@ def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | 
 def are_compared(then: Launches, now: Launches) -> bool:
     """Return whether both sides have values that can be compared: losses, or unclipped gradient norms."""
     both = (then, now)
-    return all(any(each.loss for each in side) for side in both) or all(
+    return all(any(launch.loss for launch in side) for side in both) or all(
         values_of(side, UNCLIPPED) for side in both
     )
 

@@ -67,7 +67,9 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     for metric in judged_metrics(itertools.chain(*by_baseline)):
         noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
-            noise = pooled_over_sessions([_costs(each, metric, exponent) for each in baselines], fitted=1)
+            noise = pooled_over_sessions(
+                [_costs(baseline, metric, exponent) for baseline in baselines], fitted=1
+            )
             if measured is not None:
                 uncorrected[metric.name] = measured
         if noise is not None:

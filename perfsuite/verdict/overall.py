@@ -141,7 +141,9 @@ def _if_same(
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     """Return the verdict after profiles, given by arm name. Incomplete counts can only show regressions."""
-    unseen_of = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
+    unseen_of = {
+        name: profile.profile.unseen for name, profile in taken.items() if profile.profile is not None
+    }
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in unseen_of.items() if unseen)
     counts = verdict.counts
     if counts is None or not why:

@@ -181,7 +181,7 @@ def _decision(
 ) -> PairedDecision:
     if probe is not None:
         both = zip(costs, probe, strict=True)
-        costs = Differences(*([x - exponent * y for x, y in zip(*each, strict=True)] for each in both))
+        costs = Differences(*([x - exponent * y for x, y in zip(*pair, strict=True)] for pair in both))
     seen = _evidence(costs, probe, _Z_CHANGE if probe is None else _Z_CORRECTED)
     reach = t_quantile(Z_99, seen.degrees) * seen.sigma * seen.error / math.sqrt(len(costs.pairs))
     return PairedDecision(

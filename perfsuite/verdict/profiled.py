@@ -106,15 +106,15 @@ def _hints(before: Profile, now: Profile) -> tuple[str, ...]:
     lines = [_arrow(name, *times, step) for name, times in _most(parts, least)]
     first = ", ".join(lines) or f"no part of a step changed by {LEAST_SHARE:.0%} of the step"
     named = "kernels" if now.kernels else "operators"
-    singly = _both(*(_times(each.kernels or each.operators) for each in (before, now)))
+    singly = _both(*(_times(profile.kernels or profile.operators) for profile in (before, now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
     single_lines = (f"hint from times of the {named}: {', '.join(changed)}",) if changed else ()
     return f"hint from times: {first}", *single_lines
 
 
 def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
-    changed = [each for each in times.items() if abs(each[1][1] - each[1][0]) >= max(least, 1e-9)]
-    return sorted(changed, key=lambda each: -abs(each[1][1] - each[1][0]))[:MOST_TIMES]
+    changed = [entry for entry in times.items() if abs(entry[1][1] - entry[1][0]) >= max(least, 1e-9)]
+    return sorted(changed, key=lambda entry: -abs(entry[1][1] - entry[1][0]))[:MOST_TIMES]
 
 
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:

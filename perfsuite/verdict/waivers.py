@@ -32,13 +32,15 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
     sentences = list[str]()
     uncovered = list[str]()
     is_waived = bool(regressions)
-    own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
+    own = [waiver for waiver in waivers if fnmatchcase(result.case_id, waiver.case)]
     for regression in regressions:
         why_not = {
-            each: _why_not(each, regression, today) for each in own if _matches(each, regression.names)
+            waiver: _why_not(waiver, regression, today)
+            for waiver in own
+            if _matches(waiver, regression.names)
         }
         holds = [
-            f"waived: {regression.sentence}: {each.terms}" for each, why in why_not.items() if why is None
+            f"waived: {regression.sentence}: {waiver.terms}" for waiver, why in why_not.items() if why is None
         ]
         sentences += holds[:1] or [f"not waived: {regression.sentence}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
@@ -52,23 +54,23 @@ def remarks(
     waivers: Sequence[Waiver], results: Sequence[Measurement], collected: Collection[str], today: date
 ) -> tuple[str, ...]:
     """Return remarks on waivers that match nothing or are not needed. `collected` is empty if unknown."""
-    remarked = [(each, _remark(each, results, collected)) for each in waivers]
-    ended = {each: f", and ended on {each.until}" if each.until < today else "" for each in waivers}
-    return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in remarked if remark)
+    remarked = [(waiver, _remark(waiver, results, collected)) for waiver in waivers]
+    ended = {waiver: f", and ended on {waiver.until}" if waiver.until < today else "" for waiver in waivers}
+    return tuple(f"{FILE}: {waiver.name} {remark}{ended[waiver]}" for waiver, remark in remarked if remark)
 
 
 def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collection[str]) -> str | None:
     if collected and not any(fnmatchcase(case, waiver.case) for case in collected):
         return f"matches none of the {len(collected)} cases here"
-    own = [each for each in results if each.runs and fnmatchcase(each.case_id, waiver.case)]
-    measured = {each.case_id for each in own}
+    own = [result for result in results if result.runs and fnmatchcase(result.case_id, waiver.case)]
+    measured = {result.case_id for result in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
         return None  # a case that was not measured may need it
-    names = {name for each in own for check in each.verdict.checks for name in _called(check, each)}
-    names |= {name for each in own for name in _counted(each)}
+    names = {name for result in own for check in result.verdict.checks for name in _called(check, result)}
+    names |= {name for result in own for name in _counted(result)}
     if names and not _matches(waiver, names):
         return f"matches no metric or count of its cases. These have {', '.join(sorted(names))}"
-    is_good = bool(own) and all(_is_good(waiver, each) for each in own)
+    is_good = bool(own) and all(_is_good(waiver, result) for result in own)
     return "is no longer needed: remove it" if is_good else None
 
 
@@ -79,7 +81,7 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
     if _matches(waiver, _counted(result)):
         counts = result.verdict.counts
         good.append(counts is not None and counts.compared and counts.outcome != "not counted")
-    is_worse = any(_matches(waiver, each.names) for each in _regressions(result))
+    is_worse = any(_matches(waiver, regression.names) for regression in _regressions(result))
     return result.outcome != "failed" and bool(good) and all(good) and not is_worse
 
 
@@ -102,12 +104,12 @@ def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
 
 def _regressions(result: Measurement) -> list[Regression]:
     regressions = []
-    for check in (each for each in result.verdict.checks if each.outcome == "regressed"):
+    for check in (check for check in result.verdict.checks if check.outcome == "regressed"):
         share = math.inf if check.change is None else abs(check.change)  # unknown: beyond any limit
         sentence = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
         regressions.append(Regression(_called(check, result), sentence, share, None))
     counted = result.verdict.counts.findings if result.verdict.counts is not None else ()
-    for finding in (each for each in counted if each.outcome == "regressed"):
+    for finding in (finding for finding in counted if finding.outcome == "regressed"):
         growth = abs(finding.now - finding.before)
         share = growth / finding.before if finding.before else math.inf
         names = {in_span(finding.span, name) for name in (finding.quantity, finding.field)}

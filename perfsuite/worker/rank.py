@@ -301,7 +301,10 @@ class Rank:
         start_up = self.recorder.start_up
         if start_up is not None:
             calls = start_up.calls or {}
-            parts = {name: Counts(python=outside_of_steps(each)) for name, each in sorted(calls.items())}
+            parts = {
+                name: Counts(python=outside_of_steps(part_calls))
+                for name, part_calls in sorted(calls.items())
+            }
             of_start_up = {START_UP: Counts(modules=start_up.modules), **parts}
             counts = counts.replace(spans={**counts.spans, **of_start_up})
             if start_up.note:

@@ -15,7 +15,7 @@ from tests.twin_counts import collective
 
 
 def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
-    return [make_report(rank, evidence=each, **changes) for rank, each in enumerate(evidence)]
+    return [make_report(rank, evidence=item, **changes) for rank, item in enumerate(evidence)]
 
 
 def evidence_of(*norms: float, **changes: Any) -> Evidence:
@@ -112,7 +112,7 @@ def test_refuses_ranks_that_trained_apart(tmp_path: Path) -> None:
         *((13, 25, "agree", True), (13, 25, "differ", False)),
         *((11, 0, "agree", True), (11, 25, "agree", False)),
     ):
-        evidence = (evidence_of(each, collectives=collectives) for each in (11, norm))
+        evidence = (evidence_of(first_norm, collectives=collectives) for first_norm in (11, norm))
         failure = run_of(case_of(replicas=replicas), tmp_path, reports(*evidence)).failure
         assert (failure is not None) is is_apart
         assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
@@ -160,7 +160,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
     """Context parallelism: each of two ranks, or of two in two groups, is given one half of the same."""
     for tokens, changes in (((128, 128), {"data_parallel": 1}), ((64,) * 4, {})):
         world = len(tokens)
-        ranks = [each.replace(tokens_per_step=256, world_size=world) for each in saw(*tokens, **changes)]
+        ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
             "tokens/s counts 256 tokens a step. In the second step, the model was given this number if each "
@@ -169,7 +169,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
     # Of 256 tokens on eight ranks: two sequences, each in two parts, which two ranks train.
     for parts, is_told in (("1", True), ("2", False)):
         split = {"tokens_per_step": 256, "world_size": 8, "observed": in_parts(parts)}
-        ranks = [each.replace(**split) for each in saw(*[64] * 8)]
+        ranks = [report.replace(**split) for report in saw(*[64] * 8)]
         assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_told
 
 
@@ -348,7 +348,7 @@ def test_notes_recomputation_that_is_only_claimed(
     case = case_of().replace(activation_checkpointing=claim)
     observed = Observed(settings={"recomputing_blocks": blocks}, environment={})
     ranks = reports(*[evidence_of(11, tokens=128)] * 2)
-    ranks = [each.replace(observed=observed, counts=Counts(flops=flops)) for each in ranks]
+    ranks = [report.replace(observed=observed, counts=Counts(flops=flops)) for report in ranks]
     notes = agreement.claim_notes(ranks, case)
     assert [note.startswith(f"claimed, not checked: {said}") for note in notes] == ([True] if said else [])
     assert agreement.claim_notes(ranks, make_case()) == (), "its framework builds the model"
@@ -356,7 +356,9 @@ def test_notes_recomputation_that_is_only_claimed(
 
 def test_length_of_non_integer_inputs_is_a_claim() -> None:
     observed = Observed(settings={"recomputing_blocks": "0 of 4"}, environment={})
-    first, last = (each.replace(observed=observed) for each in reports(*[evidence_of(11, tokens=None)] * 2))
+    first, last = (
+        report.replace(observed=observed) for report in reports(*[evidence_of(11, tokens=None)] * 2)
+    )
     (note,) = agreement.claim_notes([first, last], case_of())
     assert note == "claimed, not checked: sequence_length=64 (the model was given no integers)"
     (given,) = reports(evidence_of(11, tokens=128))

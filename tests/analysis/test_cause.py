@@ -42,7 +42,7 @@ PEERS_SAY = (
 
 
 def failed(*failures: Failure) -> list[RankReport]:
-    return [make_report(each.rank or 0, failure=each) for each in failures]
+    return [make_report(failure.rank or 0, failure=failure) for failure in failures]
 
 
 def cause(
@@ -142,7 +142,7 @@ def test_hang_ended_by_the_watchdog_is_a_timeout(
 ) -> None:
     failure = cause(tmp_path, *failed(*reports), ended=ended, logs=logs)
     assert (failure.kind, failure.message) == ("timeout", f"NCCL's watchdog ended a hang: {message}")
-    assert failure.at == min(each.at for each in [*reports, *ended])
+    assert failure.at == min(failure.at for failure in [*reports, *ended])
 
 
 def test_rank_or_death_outranks_the_watchdog(tmp_path: Path) -> None:

@@ -262,9 +262,10 @@ TOO_SMALL = (
             (
                 {"step_s": STEPS},
                 {"step_s": STEPS, "wall_s": wall_s},
-                (f"rank 1: the steps add up to 19.000 s, but the wall clock shows {wall_s:.3f} s",) * told,
+                (f"rank 1: the steps add up to 19.000 s, but the wall clock shows {wall_s:.3f} s",)
+                * is_noted,
             )
-            for wall_s, told in ((19.0, False), (20.0, False), (20.1, True), (10.0, True), (0.0, True))
+            for wall_s, is_noted in ((19.0, False), (20.0, False), (20.1, True), (10.0, True), (0.0, True))
         ),
         ({"memory": SMALL}, {"memory": SMALL}, (TOO_SMALL,)),
         ({}, {"memory": LARGER.replace(alloc_retries=3)}, (RETRIED,)),
@@ -431,7 +432,7 @@ def test_refuses_what_another_node_wrote(tmp_path: Path) -> None:
 
 def test_data_wait_is_the_longest_ranks(tmp_path: Path) -> None:
     waits = [(0.01, 0.05) * 12 + (0.01,), (0.03,) * 25]
-    reports = [make_report(rank, data_wait_s=each) for rank, each in enumerate(waits)]
+    reports = [make_report(rank, data_wait_s=wait_s) for rank, wait_s in enumerate(waits)]
     run = collected(write_launch(tmp_path, *reports))
     assert run.data_wait_s == (0.03, 0.05) * 12 + (0.03,)
 
@@ -440,7 +441,7 @@ def test_rank_without_loader_keeps_the_wait(tmp_path: Path) -> None:
     """As of the later stages of a pipeline."""
     waits = [(), (0.03,) * 25]
     run = collected(
-        write_launch(tmp_path, *(make_report(n, data_wait_s=each) for n, each in enumerate(waits)))
+        write_launch(tmp_path, *(make_report(n, data_wait_s=wait_s) for n, wait_s in enumerate(waits)))
     )
     assert run.data_wait_s == waits[1]
 
@@ -456,7 +457,7 @@ def test_one_compiling_rank_makes_a_cold_start(tmp_path: Path) -> None:
 
 
 def spans_of_ranks(directory: Path, *spans: SpanTimes) -> SpanTimes:
-    first, second = ({"spans": {"save": each}} for each in spans)
+    first, second = ({"spans": {"save": saves}} for saves in spans)
     return collected(of_two(directory, first, second)).spans["save"]
 
 
@@ -479,7 +480,7 @@ NAMES_A_PHASE = Script(path="train.py", phases={"rollout": "train:generate"})
 
 def failure_with_phases(directory: Path, *spans: dict[str, SpanTimes]) -> str:
     """Why a launch of two ranks failed, of a case that names a phase."""
-    first, second = ({"spans": each} for each in spans)
+    first, second = ({"spans": phases} for phases in spans)
     failure = collected(of_two(directory, first, second, case=make_case(framework=NAMES_A_PHASE))).failure
     return "" if failure is None else f"{failure.kind}: {failure.message}"
 

@@ -123,8 +123,12 @@ def test_counts_a_stall_once_across_ranks(tmp_path: Path, ranks: int) -> None:
     for rank in range(ranks):
         late[rank][6 + 2 * rank] += 1.0  # each has a hiccup of its own, after its last collective
     steps = synchronous(work, late)
-    assert sum(max(each) for each in zip(*steps, strict=True)) == pytest.approx(2.5 + 2 * ranks)  # twice
-    reports = [make_report(rank, step_s=tuple(each), world_size=ranks) for rank, each in enumerate(steps)]
+    assert sum(max(of_ranks) for of_ranks in zip(*steps, strict=True)) == pytest.approx(
+        2.5 + 2 * ranks
+    )  # twice
+    reports = [
+        make_report(rank, step_s=tuple(seconds), world_size=ranks) for rank, seconds in enumerate(steps)
+    ]
     case = make_case(topology={"processes_per_node": ranks})
     run = collected(write_launch(tmp_path, *reports, case=case))
     assert sum(run.step_s) == pytest.approx(max(map(sum, steps)))
@@ -247,7 +251,7 @@ def test_gradient_norm_sums_shards_not_replicas() -> None:
         *(((4.0, 4.0, 4.0), 2), ((4.0, 4.0 + 3e-6), 2), ((9.0, 16.0), 5), ((9.0,), 3), ((0.0, 0.0), 0)),
         *(((9.0, None), None), ((9.0, math.inf), None)),
     ):
-        reports = [make_report(rank, gradient_squares=each) for rank, each in enumerate(squares)]
+        reports = [make_report(rank, gradient_squares=square) for rank, square in enumerate(squares)]
         assert figures_of(make_run(), reports, None).gradient_norm == norm
 
 

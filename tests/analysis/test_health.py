@@ -108,7 +108,7 @@ def test_machine_is_shared_if_others_harm_it(
     """And cores are judged where they train; `on_cpu` is None for what only a GPU has."""
     if on_cpu is not None:
         problems = machine_problems(health, make_machine())
-        assert all(problem.startswith(told) for problem, told in zip(problems, on_cpu, strict=True))
+        assert all(problem.startswith(start) for problem, start in zip(problems, on_cpu, strict=True))
         assert machine_problems(health, make_gpu_machine()) == []
     assert is_shared(health, make_machine()) is bool(on_cpu)
     assert is_shared(health, make_gpu_machine()) is on_gpu

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perfsuite.analysis.intervals import Span, holds, length, union, within, without
 from tests.samples import deterministic
 
-spans = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)).map(lambda each: (each[0], sum(each))))
+spans = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)).map(lambda pair: (pair[0], sum(pair))))
 
 
 def cells(ranges: list[Span]) -> set[int]:

@@ -8,7 +8,7 @@ from tests.samples import make_report, make_run
 def slopes(*levels: dict[int, int], step_s: tuple[float, ...] = ()) -> dict[str, Slope]:
     """Those of a launch whose ranks have read these levels; its window begins after step 5."""
     run = make_run(step_s=step_s, window=(min(5, len(step_s)), len(step_s)))
-    reports = [make_report(rank, levels={"resident memory": each}) for rank, each in enumerate(levels)]
+    reports = [make_report(rank, levels={"resident memory": sizes}) for rank, sizes in enumerate(levels)]
     return {slope.name: slope for slope in slopes_of(run, reports)}
 
 

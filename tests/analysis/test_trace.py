@@ -7,7 +7,7 @@ from tests.traces import GLOO, MAIN, annotation, cpu_step, cpu_trace, event, gpu
 
 
 def work(profile: Profile, name: str) -> Work:
-    (match,) = [each for each in (*profile.operators, *profile.kernels) if each.name == name]
+    (match,) = [entry for entry in (*profile.operators, *profile.kernels) if entry.name == name]
     return match
 
 
@@ -32,7 +32,7 @@ def test_operator_time_excludes_its_callees() -> None:
     assert (work(profile, "aten::addmm").us, work(profile, "AddmmBackward0").us) == (150, 5)
     all_of_it = reduced([*cpu_trace(), event("aten::a", 950, 5), event("aten::b", 950, 5)], "cpu")
     assert work(all_of_it, "aten::a").us == 0
-    assert not any(each.name.startswith(("autograd::engine", "ProfilerStep")) for each in profile.operators)
+    assert not any(entry.name.startswith(("autograd::engine", "ProfilerStep")) for entry in profile.operators)
     unended = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1}
     assert reduced([*cpu_trace(), unended, {**unended, "ph": "b", "dur": 9}], "cpu") == profile
 
@@ -73,7 +73,7 @@ def test_inconstant_calls_are_unsteady() -> None:
 
 
 def test_last_step_without_a_next_ends_itself() -> None:
-    events = [*steps(3), *(each for number in range(3) for each in cpu_step(1000 * number))]
+    events = [*steps(3), *(step_event for number in range(3) for step_event in cpu_step(1000 * number))]
     assert reduced(events, "cpu").split.step_us == pytest.approx(2990 / 3, abs=0.1)
 
 
@@ -94,7 +94,7 @@ def test_parts_of_a_gpu_step_are_its_own_time() -> None:
 def test_kernel_belongs_to_its_launching_step() -> None:
     """The last step's kernels begin when the host is past it; those of the step after are not counted."""
     profile = reduced(gpu_trace(), "cuda")
-    assert [(each.name, each.calls, each.us) for each in profile.kernels] == [
+    assert [(kernel.name, kernel.calls, kernel.us) for kernel in profile.kernels] == [
         ("cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>", 1, 400),
         ("ncclDevKernel_AllGather_RING_LL", 1, 300),
         ("at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >", 1, 100),
@@ -165,7 +165,7 @@ def test_gpu_syncs_are_reads_waits_and_copies() -> None:
         assert alone.split.unseen == 0, "operators launched its kernels; a collective's are not asked for"
         both = reduced([*gpu_trace(sync=sync), *free], "cuda")
         for profile in (alone, both):
-            calls = {each.name: each.calls for each in profile.host_syncs}
+            calls = {call.name: call.calls for call in profile.host_syncs}
             assert calls == dict.fromkeys(waits if sync else (), 1)
         assert both.calls()["aten::_local_scalar_dense"] == 1 + sync, "of which one waits"
 
@@ -192,7 +192,7 @@ def test_shortened_kernel_names_stay_distinct() -> None:
     }
     long = [f"void k<{'x' * 1000}{end}>(int)" for end in "ab"]
     kernels = [event(name, 600, 5, "kernel", 7, correlation=1) for name in (*expected, *long)]
-    names = [each.name for each in reduced([*gpu_trace(), *kernels], "cuda").kernels]
+    names = [kernel.name for kernel in reduced([*gpu_trace(), *kernels], "cuda").kernels]
     assert set(expected.values()) <= set(names)
     assert sorted(map(len, names))[-2:] == [LONGEST_NAME] * 2
 

@@ -61,5 +61,5 @@ def test_h200_measures_something_compiled() -> None:
     alone = [case for case in NIGHTLY if case.topology.world_size == 1 and "h200" in case.hardware]
     assert len(alone) >= 15
     assert {case.framework.name for case in alone if case.compile} == {"ddp", "fsdp2"}
-    told = set(chain.from_iterable((case.model.name, case.quantization, case.precision) for case in alone))
-    assert told >= {"llama-3.1-8b", "8bit", "4bit", "fp32", "bf16", "bf16-mixed"}
+    traits = set(chain.from_iterable((case.model.name, case.quantization, case.precision) for case in alone))
+    assert traits >= {"llama-3.1-8b", "8bit", "4bit", "fp32", "bf16", "bf16-mixed"}

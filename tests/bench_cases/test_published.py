@@ -30,7 +30,7 @@ def test_every_row_has_a_case_of_published_size(comparison: Comparison) -> None:
 @every_comparison
 def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison) -> None:
     assert any(row.twin for row in comparison.rows) == any(row.case for row in comparison.rows)
-    for row, name in ((each, twin) for each in comparison.rows for twin in sorted(each.twins)):
+    for row, name in ((candidate, twin) for candidate in comparison.rows for twin in sorted(candidate.twins)):
         case = CASES[row.case]
         twin = CASES[name]
         assert twin.hardware == ("cpu",)
@@ -51,12 +51,14 @@ def test_the_memory_rule_is_worked_out_right() -> None:
     """16 bytes a parameter: weights and gradients in 16 bits, Adam's copy, momentum and variance in 32
     (Rajbhandari et al. 2020, ZeRO, section 3.1). Shared by 8 ranks, or with 4 of DDP's buckets."""
     rows = [row for comparison in PUBLISHED for row in comparison.rows]
-    for row, figure in ((each, figure) for each in rows for figure in each.figures):
+    for row, figure in ((candidate, figure) for candidate in rows for figure in candidate.figures):
         if figure.quantity == "peak_memory_bytes":
             is_sharded = "/ 8" in figure.reported
             assert ("buckets" in figure.reported) == row.case.startswith("ddp-")
-            each = 16 / 8 if is_sharded else 16 + 4
-            assert figure.value == pytest.approx(each * PARAMETERS[row.settings[0].split(",")[0][-2:]])
+            bytes_per_parameter = 16 / 8 if is_sharded else 16 + 4
+            assert figure.value == pytest.approx(
+                bytes_per_parameter * PARAMETERS[row.settings[0].split(",")[0][-2:]]
+            )
 
 
 BYTES = {"MB": 2**20, "GB": 2**30, "GiB": 2**30}

@@ -15,7 +15,12 @@ from tests.benchmarks import published_dry
 from tests.counted import FACTS
 from tests.samples import make_run
 
-ROWS = [(each, row) for each in PUBLISHED if each.name in published_dry.NAMES for row in each.rows]
+ROWS = [
+    (published, row)
+    for published in PUBLISHED
+    if published.name in published_dry.NAMES
+    for row in published.rows
+]
 FIRST, COMPILED = (row for _, row in ROWS[:2])
 
 
@@ -29,17 +34,17 @@ def test_compiled_case_runs_as_its_twin() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run_fields(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What dry runs tell: at most 941,530 tokens/s of all GPUs, 62 GiB, 5 * 10^10 FLOPs for a token."""
     flops = Flops(formula="f", per_token=5e10, parameters=8, matmul_parameters=7)
-    told: dict[str, Any] = {"dry": True, "duration_s": 14.6, "dry_facts": FACTS, "flops": flops}
+    run_fields: dict[str, Any] = {"dry": True, "duration_s": 14.6, "dry_facts": FACTS, "flops": flops}
 
     def dry_run(case: Case, directory: Path) -> Run:
-        return make_run(case=case, **told)
+        return make_run(case=case, **run_fields)
 
     monkeypatch.setattr(published_dry, "dry_run", dry_run)
     published_dry.dry.cache_clear()
-    return told
+    return run_fields
 
 
 def row(length: str = "8192", memory: bool = True, **changes: Any) -> Row:
@@ -51,7 +56,7 @@ def row(length: str = "8192", memory: bool = True, **changes: Any) -> Row:
     ).replace(**changes)
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("run_fields")
 @pytest.mark.parametrize(
     ("row", "shown"),
     [
@@ -83,14 +88,14 @@ def test_a_row_without_a_case_has_its_reason() -> None:
     ],
 )
 def test_a_dry_run_that_failed_ends_the_table(
-    told: dict[str, Any], changes: dict[str, Any], said: str
+    run_fields: dict[str, Any], changes: dict[str, Any], said: str
 ) -> None:
-    told |= changes
+    run_fields |= changes
     with pytest.raises(SystemExit, match=said):
         published_dry._with_case(comparison(row()), row())
 
 
-def test_both_tables_are_printed(told: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_tables_are_printed(run_fields: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     published_dry.main()
     first, second = capsys.readouterr().out.split("\n\n")
     assert len(first.splitlines()) == 2 + sum(bool(row.case) for _, row in ROWS)

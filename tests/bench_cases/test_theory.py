@@ -300,15 +300,15 @@ def context_parallel(full: bool) -> Theory:
     llama = LLAMA_8B
     length = 8192
     cp = (8, 1)
-    every = (64, 1)
+    all_ranks = (64, 1)
     step = Step()
     layers = llama.layers if full else LAYERS
     tokens = length // 8
     weights = llama.layer(fused=True)
-    head(step, llama.end, every, (8, 8))
+    head(step, llama.end, all_ranks, (8, 8))
     for unit in (*layers * [[*weights, *llama.norms]], [llama.end]):
-        step.unit(unit, every, 2)
-    step.clip(every, step.tensors[every])
+        step.unit(unit, all_ranks, 2)
+    step.clip(all_ranks, step.tensors[all_ranks])
     step.send("all_gather", cp, "bfloat16", length * llama.kv * llama.head, 4 * layers)
     step.send("reduce_scatter", cp, "bfloat16", length * llama.kv * llama.head, 2 * layers)
     step.multiply(tokens, [*layers * weights, llama.end], layers * [weights[1], weights[3]])
@@ -325,16 +325,16 @@ def experts(
     ranks tell each other how many come to each expert. Routing is balanced: a rank's experts get as many
     tokens as it sends. The loads of all are summed for the experts' bias (Wang et al. 2024).
     """
-    every = (64, 1)
+    all_ranks = (64, 1)
     ep = (8, 1)
     same = (8, 8)
     dim = dense[0][1]
     for _ in range(layers):
         step.unit([(number // 8, hidden, dim)] * 3, same, 2)
-        step.unit([*dense, (number, dim)], every, 2)
+        step.unit([*dense, (number, dim)], all_ranks, 2)
     step.send("all_to_all", ep, "int64", number, 2 * layers)
     step.send("all_to_all", ep, "bfloat16", routed * top * dim, 6 * layers)
-    step.send("all_reduce", every, "float32", layers * number)
+    step.send("all_reduce", all_ranks, "float32", layers * number)
     for tokens, weights in ((routed * top, [(hidden, dim)] * 3), (routed, [(number, dim)])):
         step.multiply(tokens, layers * weights, layers * weights)
 
@@ -381,7 +381,7 @@ def deepseek(full: bool) -> Theory:
     end = (102400, 2048)
     layers = 27 if full else LAYERS
     length = 4096
-    every = (64, 1)
+    all_ranks = (64, 1)
     step = Step()
     tokens = 4 * length
     sparse = layers - 1
@@ -389,10 +389,10 @@ def deepseek(full: bool) -> Theory:
     attention += [(heads * (nope + value), rank), (dim, heads * value)]
     dense, shared = ([(size, dim), (size, dim), (dim, size)] for size in (10944, 2 * 1408))
     norms: list[Shape] = [(rank,), (dim,), (dim,)]
-    head(step, end, every, every)
+    head(step, end, all_ranks, all_ranks)
     experts(step, sparse, [*attention, *norms, *shared], tokens, 64, 6, 1408)
     for unit in ([*attention, *norms, *dense], [end]):
-        step.unit(unit, every, 2)
+        step.unit(unit, all_ranks, 2)
     expert_norms(step)
     weights = [*layers * attention, *dense, *sparse * shared]
     step.multiply(tokens, [*weights, end], weights)
@@ -451,9 +451,9 @@ def counted(case: Case, directory: Path) -> tuple[Sent, Counts]:
     """What a dry run counts on rank 0; first the collectives, of all phases."""
     counts = passed(case, directory).counts[0].counts
     sent = Step().sent
-    for each in counts.collectives:
-        entry = sent[each.kind, (each.ranks, each.apart), each.dtype]
-        entry[:] = entry[0] + each.count, entry[1] + each.bytes
+    for call in counts.collectives:
+        entry = sent[call.kind, (call.ranks, call.apart), call.dtype]
+        entry[:] = entry[0] + call.count, entry[1] + call.bytes
     return sent, counts
 
 

@@ -84,7 +84,7 @@ def differences(first: Run, second: Run) -> list[str]:
     """Return what two dry runs of a case have counted or predicted differently, with both values."""
     mine, theirs = (run.model_dump() for run in (first, second))
     names = ("counts", "flops", "dry_facts", "dtypes", "figures", "machine", "notes")
-    return [each for name in names for each in _differing(mine[name], theirs[name], name)]
+    return [difference for name in names for difference in _differing(mine[name], theirs[name], name)]
 
 
 def _differing(first: Any, second: Any, path: str) -> list[str]:
@@ -94,4 +94,6 @@ def _differing(first: Any, second: Any, path: str) -> list[str]:
         pairs = [(index, *both) for index, both in enumerate(zip(first, second, strict=True))]
     else:
         return [] if first == second else [f"{path}: {str(first)[:200]} / {str(second)[:200]}"]
-    return [each for name, one, other in pairs for each in _differing(one, other, f"{path}.{name}")]
+    return [
+        difference for name, one, other in pairs for difference in _differing(one, other, f"{path}.{name}")
+    ]

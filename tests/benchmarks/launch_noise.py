@@ -85,19 +85,19 @@ def script(directory: Path) -> Case:
 def rows(launches: Sequence[Figures]) -> Iterator[list[str]]:
     """Yield the row of each part of the start-up, and that of the data wait."""
     for metric in span_metrics(launches):
-        seconds = [value for each in launches if (value := metric.of(each)) is not None]
+        seconds = [value for launch in launches if (value := metric.of(launch)) is not None]
         scatter = scatter_of(seconds)
         least = simulated_spans.found(scatter, median(seconds))
-        judged = scatter_of([metric.cost(each) for each in seconds])
+        judged = scatter_of([metric.cost(duration_s) for duration_s in seconds])
         yield [metric.label, f"{median(seconds):.2f} s", f"{scatter:.1%}", f"{judged:.1%}", f"{least:g} s"]
-    waits = [value for each in launches if (value := DATA_WAIT.of(each)) is not None]
+    waits = [value for launch in launches if (value := DATA_WAIT.of(launch)) is not None]
     if waits:
-        step_s = fmean(each.step_s_mean or math.nan for each in launches)
+        step_s = fmean(launch.step_s_mean or math.nan for launch in launches)
         share = median(waits) / step_s
         scatter = scatter_of(waits)
         least = simulated_data_wait.found(scatter, share)
         wait = DATA_WAIT.against(launches)
-        judged = scatter_of([wait.cost(each) for each in waits])
+        judged = scatter_of([wait.cost(wait_share) for wait_share in waits])
         yield [
             "data wait",
             f"{share:.0%} of a step",

@@ -76,15 +76,17 @@ def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
         [math.exp(log) for log in logs]
         for logs in days(SIGMA, drift, 5, two_speeds=two_speeds, trials=3 * trials, seed=12)
     ]
-    known = [pooled_noise(others[3 * trial : 3 * trial + 3]) for trial in range(trials)]
+    noises = [pooled_noise(others[3 * trial : 3 * trial + 3]) for trial in range(trials)]
     for way in (paired, unpaired, base_first):
-        found = {
-            change: [way(logs, change, noise) for logs, noise in zip(today, known, strict=True)]
+        decisions = {
+            change: [way(logs, change, noise) for logs, noise in zip(today, noises, strict=True)]
             for change in CHANGES
         }
-        false = sum(outcome in ("regressed", "improved") for outcome, _ in found[0.0]) / trials
-        power = [sum(each == "regressed" for each, _ in found[change]) / trials for change in CHANGES[1:]]
-        used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
+        false = sum(outcome in ("regressed", "improved") for outcome, _ in decisions[0.0]) / trials
+        power = [
+            sum(outcome == "regressed" for outcome, _ in decisions[change]) / trials for change in CHANGES[1:]
+        ]
+        used = [sum(launches for _, launches in decisions[change]) / trials for change in (0.0, 0.03)]
         cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f}%"]
         yield [*cells, *(f"{100 * share:.0f}%" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
 

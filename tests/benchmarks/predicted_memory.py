@@ -16,7 +16,7 @@ HEADINGS = ("model", "batch", "published", "predicted", "error", "the card must 
 
 def main() -> None:
     """Print the table."""
-    (comparison,) = (each for each in PUBLISHED if each.name == "gpt-on-v100")
+    (comparison,) = (candidate for candidate in PUBLISHED if candidate.name == "gpt-on-v100")
     show_table(HEADINGS, map(_cells, comparison.rows))
 
 

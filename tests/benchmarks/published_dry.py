@@ -30,10 +30,12 @@ WITHOUT = (*SETTINGS, "memory, GiB", "why it is not a case")
 
 def main() -> None:
     """Print the rows that have a case as one table in Markdown, and those that have none as another."""
-    rows = [(each, row) for each in PUBLISHED if each.name in NAMES for row in each.rows]
-    show_table(HEADINGS, (_with_case(each, row) for each, row in rows if row.case))
+    rows = [
+        (comparison, row) for comparison in PUBLISHED if comparison.name in NAMES for row in comparison.rows
+    ]
+    show_table(HEADINGS, (_with_case(comparison, row) for comparison, row in rows if row.case))
     print()
-    show_table(WITHOUT, (_without(each, row) for each, row in rows if row.no_case))
+    show_table(WITHOUT, (_without(comparison, row) for comparison, row in rows if row.no_case))
 
 
 def uncompiled(case: Case) -> Case:
@@ -89,13 +91,13 @@ def _settings(comparison: Comparison, row: Row) -> tuple[str, ...]:
 
 
 def _speed(row: Row) -> PublishedFigure:
-    (speed,) = (each for each in row.figures if each.quantity == "tokens_per_s_per_device")
+    (speed,) = (figure for figure in row.figures if figure.quantity == "tokens_per_s_per_device")
     return speed
 
 
 def memory(row: Row) -> float | None:
     """The published memory of a row in bytes, if it has one."""
-    return next((each.value for each in row.figures if each.quantity == "reserved_memory_bytes"), None)
+    return next((figure.value for figure in row.figures if figure.quantity == "reserved_memory_bytes"), None)
 
 
 def _gib(value: float | None) -> str:

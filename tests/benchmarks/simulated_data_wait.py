@@ -61,12 +61,12 @@ def simulate(
 
 
 def _costs(metric: PartOfStep, launches: Sequence[Figures]) -> list[float]:
-    return [metric.cost(value) for each in launches if (value := metric.of(each)) is not None]
+    return [metric.cost(value) for launch in launches if (value := metric.of(launch)) is not None]
 
 
 def _night(baselines: list[list[Figures]], today: list[Figures]) -> str:
     metric = DATA_WAIT.against(baselines[0])
-    noise = pooled_noise([_costs(DATA_WAIT.against(each), each) for each in baselines])
+    noise = pooled_noise([_costs(DATA_WAIT.against(baseline), baseline) for baseline in baselines])
     before = _costs(metric, baselines[0])
     now = _costs(metric, today)
     for used in range(1, len(now) + 1):
@@ -86,7 +86,7 @@ def found(scatter: float, wait: float) -> float:
     """Return the smallest growth, a share of the step, that both ways find 95 times in 100."""
     for growth in (0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5):
         shares = simulate(wait=wait, scatter=scatter, growth=growth, trials=300)
-        if min(each.get("regressed", 0) for each in vars(shares).values()) >= 0.95:
+        if min(share.get("regressed", 0) for share in vars(shares).values()) >= 0.95:
             return growth
     return math.inf
 
@@ -97,7 +97,7 @@ if __name__ == "__main__":
     for wait, scatter in ((0.001, 0.5), (0.01, 0.3), (0.05, 0.3), (0.2, 0.1), (0.5, 0.1)):
         same = vars(simulate(wait=wait, scatter=scatter, trials=4_000)).values()
         alarms, unsure = (
-            ", ".join(f"{each.get(outcome, 0):.2%}" for each in same)
+            ", ".join(f"{share.get(outcome, 0):.2%}" for share in same)
             for outcome in ("regressed", "inconclusive")
         )
         print(f"| {wait:.1%} | {scatter:.0%} | {alarms} | {unsure} | {found(scatter, wait):.1%} of a step |")

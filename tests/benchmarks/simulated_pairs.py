@@ -74,22 +74,22 @@ def simulate(
     launches = 2 * max_pairs
     alone = days(sigma, drift, launches, two_speeds=two_speeds, disturbed=disturbed, trials=trials, seed=seed)
     for logs, probes in _followed(alone, probe_sigma, exponent, launches, seed):
-        told = probes if probe_sigma and corrects else None
+        known_probes = probes if probe_sigma and corrects else None
         for change, count in counts.items():
             decision = judge_day(
                 logs,
                 change=change,
                 tolerance=tolerance,
                 max_pairs=max_pairs,
-                probes=told,
+                probes=known_probes,
                 probe_change=change if slows_probe else 0.0,
             )
             count[decision.outcome] += 1
             count["mean_pairs"] += decision.pairs
             if change == nearest:
                 detectable.append(decision.minimum_detectable)
-    found = rows(counts, trials, "regressed improved passed inconclusive mean_pairs")
-    return Table(rows=found, minimum_detectable=median(detectable))
+    table_rows = rows(counts, trials, "regressed improved passed inconclusive mean_pairs")
+    return Table(rows=table_rows, minimum_detectable=median(detectable))
 
 
 def judge_day(
@@ -117,7 +117,7 @@ def arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float],
     for pair in range(pairs):
         for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
             seconds[arm].append(math.exp(log))
-    return seconds["a"], [(1 + change) * each for each in seconds["b"]]
+    return seconds["a"], [(1 + change) * second for second in seconds["b"]]
 
 
 def days(

@@ -40,7 +40,7 @@ def simulate(
     def launches(count: int, more_s: float = 0.0) -> list[Figures]:
         factors = np.exp(scatter * rng.normal(size=count))
         factors *= np.where(rng.random(count) < DISTURBED, DISTURBED_TIMES, 1)
-        return [Figures(spans_s={SPAN: float(each)}) for each in (seconds + more_s) * factors]
+        return [Figures(spans_s={SPAN: float(duration_s)}) for duration_s in (seconds + more_s) * factors]
 
     against_baseline = Counter[str]()
     in_pairs = Counter[str]()
@@ -59,12 +59,12 @@ def simulate(
 
 
 def _costs(metric: SpanSeconds, launches: Sequence[Figures]) -> list[float]:
-    return [metric.cost(value) for each in launches if (value := metric.of(each)) is not None]
+    return [metric.cost(value) for launch in launches if (value := metric.of(launch)) is not None]
 
 
 def _night(baselines: list[list[Figures]], today: list[Figures]) -> tuple[str, int]:
     metric = span_seconds(SPAN).against(baselines[0])
-    noise = pooled_noise([_costs(metric, each) for each in baselines])
+    noise = pooled_noise([_costs(metric, baseline) for baseline in baselines])
     before = _costs(metric, baselines[0])
     now = _costs(metric, today)
     for used in range(1, len(now) + 1):
@@ -90,7 +90,7 @@ def found(scatter: float, seconds: float) -> float:
     for growth_s in (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50):
         shares = simulate(seconds=seconds, scatter=scatter, growth_s=growth_s, trials=200)
         both = (shares.against_baseline, shares.in_pairs)
-        if min(each.get("regressed", 0) for each in both) >= 0.95:
+        if min(share.get("regressed", 0) for share in both) >= 0.95:
             return growth_s
     return math.inf
 
@@ -101,6 +101,6 @@ if __name__ == "__main__":
     for seconds, scatter in ((0.05, 0.5), (0.5, 0.2), (5, 0.05), (5, 0.1), (50, 0.05), (50, 0.1)):
         same = simulate(seconds=seconds, scatter=scatter, trials=4_000)
         both = (same.against_baseline, same.in_pairs)
-        alarms = ", ".join(f"{each.get('regressed', 0):.2%}" for each in both)
+        alarms = ", ".join(f"{share.get('regressed', 0):.2%}" for share in both)
         least = found(scatter, seconds)
         print(f"| {seconds:g} s | {scatter:.0%} | {alarms} | {same.launches:.1f} | {least:g} s |")

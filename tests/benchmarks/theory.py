@@ -32,13 +32,17 @@ def _row(name: str) -> list[str]:
         *((phase, theory.flops[phase], flop) for phase, flop in counts.flops.items()),
         ("held", [theory.parameter, theory.optimizer], held),
     ]
-    differs = [f"{what}: {expected}, {found}" for what, expected, found in both if expected != found]
+    differs = [
+        f"{what}: {expected}, {counted_value}"
+        for what, expected, counted_value in both
+        if expected != counted_value
+    ]
     said = zip(_figures(theory, theory.parameter + theory.optimizer), _figures(seen, sum(held)), strict=True)
     return [name, *(" / ".join(pair) for pair in said), "; ".join(differs) or "nothing"]
 
 
 def _figures(step: Step, held: int) -> tuple[str, ...]:
-    calls, sent = (sum(each[part] for each in step.sent.values()) for part in (0, 1))
+    calls, sent = (sum(calls_and_bytes[part] for calls_and_bytes in step.sent.values()) for part in (0, 1))
     return f"{sent / GIB:,.3f}", f"{calls:,}", f"{step.flops.total() / 1e12:,.3f}", f"{held / GIB:,.3f}"
 
 

@@ -40,10 +40,10 @@ def rows(printed: str) -> list[dict[str, Any]]:
     """The rows that a command printed for machines, whose fields stand on the page of commands."""
     content = json.loads(printed)
     assert content.pop("schema_version") == 1
-    (found,) = content.values()
+    (entries,) = content.values()
     named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "commands.md").read_text()))
-    assert not {*itertools.chain(*found)} - named, "the page names every field"
-    return list(found)
+    assert not {*itertools.chain(*entries)} - named, "the page names every field"
+    return list(entries)
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:

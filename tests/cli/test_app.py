@@ -40,8 +40,8 @@ def test_commands_follow_pytests_ini_file() -> None:
 def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command, and every group of them, with the words that call it."""
     yield words, group
-    for name, each in getattr(group, "commands", {}).items():
-        yield from commands_of(each, *words, name)
+    for name, subcommand in getattr(group, "commands", {}).items():
+        yield from commands_of(subcommand, *words, name)
 
 
 COMMANDS = dict(commands_of(typer.main.get_command(app)))
@@ -63,7 +63,7 @@ def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words], ids=" ".join)
 def test_help_texts_are_sentences(words: tuple[str, ...]) -> None:
     command = COMMANDS[words]
-    texts = [command.help, *(each.help for each in command.params if each.name != "help")]
+    texts = [command.help, *(parameter.help for parameter in command.params if parameter.name != "help")]
     assert [text for text in texts if not text[0].isupper() or text[-1] not in ".?"] == []
     assert [text for text in texts if "\n" in text.replace("\n\n", "")] == [], "a paragraph is one line"
 

@@ -62,9 +62,9 @@ class Verdicts:
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
     """The cases that the arms have otherwise: to collect those of commits takes a process for each."""
-    found = list[CaseChange]()
-    monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(found), None))
-    return found
+    listed = list[CaseChange]()
+    monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(listed), None))
+    return listed
 
 
 @pytest.fixture
@@ -111,13 +111,13 @@ def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     have_command(monkeypatch, "bisect")
     verdicts.outcome = "regressed"
-    found = "To find the commit: perfsuite bisect"
+    advice = "To find the commit: perfsuite bisect"
     said = command("main~1", "--dry", CASE.id, status=1).stderr
-    assert f"{found} {CASE.id} --good main~1 --bad . --dry\n" in said
+    assert f"{advice} {CASE.id} --good main~1 --bad . --dry\n" in said
     said = command("main~1", "--arm", "HEAD", CASE.id, status=1).stderr
-    assert f"{found} {CASE.id} --good main~1 --bad HEAD\n" in said
+    assert f"{advice} {CASE.id} --good main~1 --bad HEAD\n" in said
     for same in (".", "A=b", "main~1 A=b"):
-        assert found not in command(same, CASE.id, status=1).stderr
+        assert advice not in command(same, CASE.id, status=1).stderr
 
 
 def test_suggests_no_bisect_where_there_is_none(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +152,11 @@ GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]",
 
 def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE)
-    told = command("main~1", "-k", "any", "--out", "out", status=3).stdout
+    printed = command("main~1", "-k", "any", "--out", "out", status=3).stdout
     listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
     vanished = f"Cases of arm A that were not compared, so this is not a pass:\n  {listed}\n"
-    assert f"{vanished}\n{DOES_MORE}\n" in told
-    assert [each["case_id"] for each in session()["case_changes"]] == ["gone"]
+    assert f"{vanished}\n{DOES_MORE}\n" in printed
+    assert [change["case_id"] for change in session()["case_changes"]] == ["gone"]
     report = Path("out/summary.md").read_text()
     assert report.startswith("## perfsuite: 3 passed, 1 skipped, 1 not compared\n")
     assert f"**{listed}**" in report
@@ -189,14 +189,14 @@ def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch
     ):
         assert why in commands.error_of("compare", "--against", "torch==1.0", *words)
     commands.hold(monkeypatch, GPU_CASE)
-    told = command("torch==1.0", "-k", "any", "--out", "out", status=3)
-    assert f"{GPU_CASE.id}: it is meant for h100" in told.stderr
+    refused = command("torch==1.0", "-k", "any", "--out", "out", status=3)
+    assert f"{GPU_CASE.id}: it is meant for h100" in refused.stderr
     assert "1 skipped" in Path("out/summary.md").read_text()
 
 
 def test_compares_all_cases_if_none_is_named(verdicts: Verdicts) -> None:
-    told = command(".").stdout
-    assert all(case.id in told for case in (CASE, OTHER, LAST))
+    printed = command(".").stdout
+    assert all(case.id in printed for case in (CASE, OTHER, LAST))
 
 
 def test_the_answers_are_the_last_lines(verdicts: Verdicts) -> None:
@@ -208,9 +208,9 @@ def test_the_answers_are_the_last_lines(verdicts: Verdicts) -> None:
 
 def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
     verdicts.errors = {CASE.id: CaseError("compile=True with Fake"), OTHER.id: KeyError("nobody expected it")}
-    told = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
-    assert f"{CASE.id}: compile=True with Fake" in told
-    assert f"{OTHER.id}: KeyError: 'nobody expected it'" in told
+    errors = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
+    assert f"{CASE.id}: compile=True with Fake" in errors
+    assert f"{OTHER.id}: KeyError: 'nobody expected it'" in errors
     assert len(verdicts.modes) == 3
 
 
@@ -230,17 +230,17 @@ def test_sigterm_keeps_results_with_its_status(verdicts: Verdicts, monkeypatch: 
 
     monkeypatch.setattr(verdicts, "judge", ended)
     before = signal.getsignal(signal.SIGTERM)
-    told = command("X=1", CASE.id, OTHER.id, "--out", "out", status=143)
-    assert "The session was interrupted" in commands.flat(told.stderr)
+    interrupted = command("X=1", CASE.id, OTHER.id, "--out", "out", status=143)
+    assert "The session was interrupted" in commands.flat(interrupted.stderr)
     assert (session()["status"], len(session()["results"])) == ("interrupted", 1)
     assert "The session was interrupted" in Path("out/summary.md").read_text()
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
-    told = json.loads(command("X=1", "--out", "out", "--json", CASE.id).stdout)
-    assert [arm["text"] for arm in told["arms"]] == ["X=1", "."]
-    assert len(told["results"][0]["before"]) == 3
+    report = json.loads(command("X=1", "--out", "out", "--json", CASE.id).stdout)
+    assert [arm["text"] for arm in report["arms"]] == ["X=1", "."]
+    assert len(report["results"][0]["before"]) == 3
     assert "arm A X=1 (interpreter" in Path("out/summary.md").read_text()
     page = Path("out/index.html").read_text()
     again = f"perfsuite compare --against X=1 --arm . {CASE.id}"
@@ -294,9 +294,9 @@ def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, 
 @pytest.mark.launch
 def test_compares_a_simulation_in_a_worktree() -> None:
     words = ("main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
-    told = commands.flat(command(*words, status=1).stdout)
-    assert "28.5% fewer" in told
-    assert "regressed" in told
+    printed = commands.flat(command(*words, status=1).stdout)
+    assert "28.5% fewer" in printed
+    assert "regressed" in printed
 
 
 @pytest.mark.launch
@@ -306,6 +306,6 @@ def test_script_missing_in_an_arm_names_the_arm(monkeypatch: pytest.MonkeyPatch)
     script = Script(path="train.py", loss="finite")
     case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")
     commands.hold(monkeypatch, case)
-    told = commands.flat(command("main~1", "--dry", case.id, status=1).stdout)
-    assert re.search(r"arm A failed: crash: there is no script \S+/arms/\w+/train.py", told)
-    assert "arm B failed: crash: the script ended with exit code 3" in told
+    printed = commands.flat(command("main~1", "--dry", case.id, status=1).stdout)
+    assert re.search(r"arm A failed: crash: there is no script \S+/arms/\w+/train.py", printed)
+    assert "arm B failed: crash: the script ended with exit code 3" in printed

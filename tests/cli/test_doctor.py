@@ -11,7 +11,7 @@ from tests.samples import make_gpu_machine, make_machine
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "neighbours_row", lambda found: passed("neighbours", ""))
+    monkeypatch.setattr(machine, "neighbours_row", lambda _nvml: passed("neighbours", ""))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ NVML = "NVML found no GPU: NVML/RM version mismatch."
 
 
 @pytest.mark.parametrize(
-    ("marker", "here", "found", "said"),
+    ("marker", "here", "shown", "said"),
     [
         *((marker, make_gpu_machine(), "h100-80gb-sxm", "") for marker in ("h100", "h100-80gb", "gpu")),
         ("cpu", make_gpu_machine(), "cpu-", ""),  # the GPUs are not looked at: torch need not reach them
@@ -48,7 +48,7 @@ NVML = "NVML found no GPU: NVML/RM version mismatch."
     ],
 )  # fmt: skip
 def test_unexpected_machine_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, marker: str, here: Any, found: str, said: str
+    monkeypatch: pytest.MonkeyPatch, marker: str, here: Any, shown: str, said: str
 ) -> None:
     examined = passed("machine", "")
     monkeypatch.setattr(doctor, "detect", lambda: here)
@@ -56,6 +56,6 @@ def test_unexpected_machine_is_an_error(
         doctor, "examine", lambda machine, **_: [examined.replace(found=machine.hardware_class)]
     )
     result = run("doctor", "--expect", marker, status=2 if said else 0)
-    assert result.stdout.startswith(f"pass     machine  {found}" if found else "")
-    assert bool(result.stdout) == bool(found)
+    assert result.stdout.startswith(f"pass     machine  {shown}" if shown else "")
+    assert bool(result.stdout) == bool(shown)
     assert result.stderr.startswith(f"perfsuite doctor: {said}" if said else "")

@@ -38,8 +38,8 @@ command = partial(commands.run, "dry-run")
 
 
 def test_first_dry_run_records_second_compares(dry_runs: DryRuns) -> None:
-    told = commands.flat(command(CASE.id).stdout)
-    assert f"{CASE.id}: recorded in a dry run as if on NVIDIA H100 80GB HBM3" in told
+    printed = commands.flat(command(CASE.id).stdout)
+    assert f"{CASE.id}: recorded in a dry run as if on NVIDIA H100 80GB HBM3" in printed
     assert Path(f".perfsuite/baselines/counts/dry-sm90/{CASE.id}.json").exists()
     (result,) = json.loads(command(CASE.id, "--json").stdout)["results"]
     assert (result["case_id"], result["verdict"]["outcome"]) == (CASE.id, "passed")
@@ -53,11 +53,11 @@ def test_first_dry_run_records_second_compares(dry_runs: DryRuns) -> None:
 
 
 def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
-    told = commands.flat(command(CASE.id, "--rank", "1").stdout)
+    printed = commands.flat(command(CASE.id, "--rank", "1").stdout)
     assert dry_runs.ranks == [(1,)]
-    assert "step 4 of rank 1, counted:" in told
-    assert f"{CASE.id}: passed" in told
-    assert ONE_RANK in told
+    assert "step 4 of rank 1, counted:" in printed
+    assert f"{CASE.id}: passed" in printed
+    assert ONE_RANK in printed
     assert not Path(".perfsuite/baselines").exists()
 
 
@@ -66,10 +66,10 @@ def test_failed_dry_run_ends_with_a_traceback(dry_runs: DryRuns, monkeypatch: py
     commands.hold(monkeypatch, case)
     assert "known issue" not in command(case.id).stdout
     dry_runs.failure = Failure(kind="crash", message="RuntimeError: bad", rank=0, traceback="File ...\nbad")
-    told = command(case.id, status=1).stdout
-    assert "crash: RuntimeError: bad" in told
-    assert "File ..." in told
-    assert "known issue" not in told
+    printed = command(case.id, status=1).stdout
+    assert "crash: RuntimeError: bad" in printed
+    assert "File ..." in printed
+    assert "known issue" not in printed
 
 
 def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
@@ -80,12 +80,12 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     (file,) = Path(".perfsuite").glob("runs/*/results.json")
     session = documents.read(file, SessionFile)
     assert (session.status, session.dry) == ("complete", True)
-    assert CASE.id in {each.case_id for each in session.results}
+    assert CASE.id in {measurement.case_id for measurement in session.results}
     result = command("-k", "fsdp", "--json")  # what cannot be run dry is passed over
     assert f"{OFFLOADS.id}: a dry run cannot do this: offloading" in result.stderr
     content = json.loads(result.stdout)
-    assert [each["case_id"] for each in content["results"]] == [CASE.id]
-    assert [each["case_id"] for each in content["skipped"]] == [OFFLOADS.id]
+    assert [measurement["case_id"] for measurement in content["results"]] == [CASE.id]
+    assert [skip["case_id"] for skip in content["skipped"]] == [OFFLOADS.id]
 
 
 NO_CASE = "no case is selected: give case ids, or select cases with -k"
@@ -117,6 +117,6 @@ def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = Topology(nodes=8, processes_per_node=8)
     case = CASE.replace(model="llama-3.2-1b", topology=topology, counted_steps=1)
     commands.hold(monkeypatch, case)
-    told = command(case.id, "--device", "cpu", "--rank", "63").stdout
-    assert "step 4 of rank 63, counted:" in told
-    assert re.search(r"reduce_scatter .* float32 .* 4\.6\d* GiB\n", told)
+    printed = command(case.id, "--device", "cpu", "--rank", "63").stdout
+    assert "step 4 of rank 63, counted:" in printed
+    assert re.search(r"reduce_scatter .* float32 .* 4\.6\d* GiB\n", printed)

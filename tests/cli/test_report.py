@@ -65,15 +65,15 @@ def test_joins_sessions_into_one_report(tmp_path: Path) -> None:
     assert shown.stderr == "".join(f"written: {out / name}\n" for name in names)
     assert {file.name for file in out.iterdir()} == {*names}
     assert (out / "index.html").read_text().startswith("<!DOCTYPE html>")
-    told = (out / "summary.md").read_text()
-    assert told.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
+    text = (out / "summary.md").read_text()
+    assert text.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
 
 def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "no session in" in commands.error_of("report", "--store", tmp_path / "loop"), "it is no store"
-    told = commands.error_of("report", "--store", tmp_path)
-    assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in told
+    message = commands.error_of("report", "--store", tmp_path)
+    assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in message
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     newest = write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
     (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured

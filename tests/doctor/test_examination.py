@@ -16,7 +16,7 @@ from tests.samples import make_machine
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "neighbours_row", lambda found: passed("neighbours", ""))
+    monkeypatch.setattr(machine, "neighbours_row", lambda _nvml: passed("neighbours", ""))
 
 
 @pytest.mark.launch

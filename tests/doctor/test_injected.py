@@ -26,7 +26,7 @@ def injected(
     monkeypatch: pytest.MonkeyPatch, *expectations: Expectation, disturbed_from: int = 99, **limits: int
 ) -> list[Row]:
     """The rows of these faults by launches that are stood in for. From a row on others use the machine."""
-    told: list[Row] = []
+    rows: list[Row] = []
 
     def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         speed = {"slowdown=60%": 0.4, "slowdown=1%": 0.99}.get(str(how.inject), 1.0)
@@ -36,13 +36,13 @@ def injected(
             machine=machine,
             figures=make_figures(tokens_per_s=1000 * speed * (1 + number / 1e4)),
             failure=kind and Failure(kind=kind, message="x"),
-            health=DISTURBED if len(told) >= disturbed_from else None,
+            health=DISTURBED if len(rows) >= disturbed_from else None,
         )
 
     monkeypatch.setattr(measure, "launch_once", launch_once)
     for row in inject_all(make_case(), make_machine(), expectations=expectations, **limits):
-        told.append(row)
-    return told
+        rows.append(row)
+    return rows
 
 
 SLOW = Expectation("slowdown=60%", ("regressed",))
@@ -50,7 +50,7 @@ CRASH = Expectation("crash", failure="crash")
 
 
 @pytest.mark.parametrize(
-    ("blind", "found", "advice"),
+    ("blind", "shown", "advice"),
     [
         (Expectation("slowdown=1%", ("regressed",)), "passed after", "expected regressed"),
         (Expectation("nan", failure="crash"), "failed (loss) after", "expected failed (crash); "),
@@ -58,13 +58,13 @@ CRASH = Expectation("crash", failure="crash")
     ],
 )
 def test_uncaught_fault_fails_the_self_test(
-    monkeypatch: pytest.MonkeyPatch, blind: Expectation, found: str, advice: str
+    monkeypatch: pytest.MonkeyPatch, blind: Expectation, shown: str, advice: str
 ) -> None:
     recorded, caught, missed, clean = injected(monkeypatch, SLOW, blind)
     assert (recorded.check, recorded.found) == ("baseline", "recorded from 5 launches")
     assert caught.found == "regressed after 3 launches"
     assert (missed.check, missed.status) == (f"inject {blind.inject}", "fail")
-    assert missed.found.startswith(found)
+    assert missed.found.startswith(shown)
     assert str(missed.advice).startswith(advice)
     assert (clean.check, {row.status for row in (recorded, caught, clean)}) == ("inject nothing", {"pass"})
 

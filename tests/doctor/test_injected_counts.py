@@ -43,7 +43,7 @@ MISFIT = make_run(failure=Failure(kind="mismatch", message="it fits others"))
 
 
 @pytest.mark.parametrize(
-    ("injected", "clean", "field", "statuses", "found"),
+    ("injected", "clean", "field", "statuses", "shown"),
     [
         (reading(2), reading(1), "host reads in forward", ["pass", "pass"], [READ, SAME]),
         (reading(1), reading(1), "host reads in forward", ["fail", "pass"], [SAME, SAME]),
@@ -54,11 +54,11 @@ MISFIT = make_run(failure=Failure(kind="mismatch", message="it fits others"))
     ids=["caught", "nothing found", "another field", "a failed launch", "found without a fault"],
 )
 def test_counts_catch_a_fault_and_no_clean_run(
-    injected: Run, clean: Run, field: str, statuses: Any, found: Any
+    injected: Run, clean: Run, field: str, statuses: Any, shown: Any
 ) -> None:
     rows = told((reading(1), injected, clean), field)
     assert [row.check for row in rows] == ["inject host-read", "ddp without a fault"]
-    assert ([row.status for row in rows], [row.found for row in rows]) == (statuses, found)
+    assert ([row.status for row in rows], [row.found for row in rows]) == (statuses, shown)
     for row, advice in zip(rows, (f"expected {field}", "expected no finding"), strict=True):
         assert row.advice == (None if row.status == "pass" else advice)
 
@@ -75,7 +75,7 @@ def test_a_case_of_other_hardware_is_not_tried() -> None:
 
 @pytest.mark.parametrize("machine", [detect(), make_gpu_machine()], ids=["here", "gpus"])
 def test_every_structural_fault_is_tried_once(machine: Machine) -> None:
-    tried = [kind for each in bases(machine) for kind in each.faults]
+    tried = [kind for base in bases(machine) for kind in base.faults]
     assert sorted(tried) == sorted(get_args(Structural))
 
 
@@ -90,12 +90,12 @@ def test_counted_steps_reveal_every_fault() -> None:
         return make_run(case=case, counts=(RankCounts(ranks=(0, 1), counts=step),))
 
     rows = inject_structural(detect(), launch=launch_once)
-    told = {row.check.removeprefix("inject "): row for row in rows}
-    assert {row.status for row in told.values()} == {"pass"}, told
-    assert told["checkpointing-lost"].found == "recompute: 79.7 MFLOP -> 0"
-    assert told["optimizer-foreach"].found.startswith("kernels in optimizer: 351 -> 9 a step (")
-    assert told["fsdp2 without a fault"].found == "the counts are the same"
-    assert len(told) == len(get_args(Structural)) + 2
+    by_check = {row.check.removeprefix("inject "): row for row in rows}
+    assert {row.status for row in by_check.values()} == {"pass"}, by_check
+    assert by_check["checkpointing-lost"].found == "recompute: 79.7 MFLOP -> 0"
+    assert by_check["optimizer-foreach"].found.startswith("kernels in optimizer: 351 -> 9 a step (")
+    assert by_check["fsdp2 without a fault"].found == "the counts are the same"
+    assert len(by_check) == len(get_args(Structural)) + 2
 
 
 @pytest.mark.launch

@@ -30,8 +30,8 @@ def test_few_launches_show_rates_health_and_noise() -> None:
 def test_launches_that_were_set_aside_fail() -> None:
     runs = make_launches(*[1.0] * LAUNCHES)
     assert well_row(runs, RECORDED).status == "pass"
-    aside = well_row(runs, RECORDED.replace(unhealthy_launches=(1,), reasons=("launch 1 set aside: hot",)))
-    assert (aside.status, aside.found) == ("fail", "launch 1 set aside: hot")
+    row = well_row(runs, RECORDED.replace(unhealthy_launches=(1,), reasons=("launch 1 set aside: hot",)))
+    assert (row.status, row.found) == ("fail", "launch 1 set aside: hot")
 
 
 @pytest.mark.parametrize(

@@ -62,17 +62,20 @@ def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
 
 def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
     check = "peak memory reset"
-    assert [checked(each, tmp_path)[check].status for each in (make_machine(), H100)] == ["fail", "unknown"]
+    assert [checked(described, tmp_path)[check].status for described in (make_machine(), H100)] == [
+        "fail",
+        "unknown",
+    ]
     documents.write_text(tmp_path / "proc/self/clear_refs", "")
     assert checked(make_machine(), tmp_path)[check].status == "pass"
 
 
 @pytest.mark.parametrize(
-    ("mib", "status", "found"),
+    ("mib", "status", "shown"),
     [(None, "unknown", "No such file"), (64, "unknown", "holds 64 MiB"), (2048, "pass", "holds 2 GiB")],
 )
 def test_shared_memory_matters_to_several_gpus(
-    mib: int | None, status: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mib: int | None, status: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPUs that are linked may do without."""
     assert "shared memory" not in checked(make_gpu_machine(count=1), tmp_path)
@@ -80,7 +83,7 @@ def test_shared_memory_matters_to_several_gpus(
         size = SimpleNamespace(f_blocks=mib * 2**8, f_frsize=4096)
         monkeypatch.setattr(os, "statvfs", lambda path: size)
     row = checked(H100, tmp_path)["shared memory"]
-    assert (row.status, found in row.found) == (status, True)
+    assert (row.status, shown in row.found) == (status, True)
     remedy = "--ipc=host or --shm-size=8g, or mount an emptyDir"
     assert (remedy in str(row.advice)) == (mib == 64)
 

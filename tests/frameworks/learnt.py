@@ -44,7 +44,11 @@ def learnt(case: Case, *, data_ranks: int = 2) -> Learnt:
             shares.append(float(share.detach()))
         losses.append(sum(shares))
         if step == COUNTED_STEP:
-            squares = (each.grad.square().sum() for each in model.parameters() if each.grad is not None)
+            squares = (
+                parameter.grad.square().sum()
+                for parameter in model.parameters()
+                if parameter.grad is not None
+            )
             norm = float(sum(squares)) ** 0.5
         optimizer.step()
         optimizer.zero_grad()

@@ -21,15 +21,15 @@ TAKES = "{} supports precision {}, but the case asks for '{}'"
 def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
     """Why a case cannot run on a machine, where "..." is any text: of a small Llama on ranks of one node, or
     of (nodes, ranks on each), with changes of the case or of the model's configuration."""
-    known = {name: value for name, value in changes.items() if name in Case.model_fields}
-    config = {name: value for name, value in changes.items() if name not in known}
+    fields = {name: value for name, value in changes.items() if name in Case.model_fields}
+    config = {name: value for name, value in changes.items() if name not in fields}
     if config:
-        known["model"] = Model.from_config({**MODELS["llama-tiny"].config, **config}, name="odd")
+        fields["model"] = Model.from_config({**MODELS["llama-tiny"].config, **config}, name="odd")
     nodes, per_node = ranks if isinstance(ranks, tuple) else (1, ranks)
     usual = {"model": "llama-tiny", "hardware": ("cpu", "gpu"), "framework": framework}
     usual["topology"] = Topology(nodes=nodes, processes_per_node=per_node)
     name = f"{framework.slug()}: {why}"
-    return pytest.param(make_case(**{**usual, **known}), on, why, id=name)
+    return pytest.param(make_case(**{**usual, **fields}), on, why, id=name)
 
 
 def check_refusal(case: Case, machine: Machine, why: str | None) -> None:

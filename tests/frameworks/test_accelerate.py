@@ -162,8 +162,8 @@ RECOMPUTED = "fsdp_activation_checkpointing is true, but activation_checkpointin
     ],
 )
 def test_contradiction_is_known_beforehand(config: Path, changes: dict[str, Any], said: str | None) -> None:
-    told = nullcontext() if said is None else pytest.raises(CaseError, match=rf"^mine\.yaml: {said}$")
-    with told:
+    expectation = nullcontext() if said is None else pytest.raises(CaseError, match=rf"^mine\.yaml: {said}$")
+    with expectation:
         Accelerate(config=config).check(AGREES.replace(**changes))
 
 

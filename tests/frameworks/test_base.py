@@ -159,7 +159,7 @@ def test_accelerate_float8_trains_nearly_alike(framework: Framework, gathers: bo
     """What rounding changes grows from step to step: later the losses of some CPUs are 5% apart."""
     run = measured(COUNTED.replace(framework=framework, precision="bf16-mixed"), tmp_path)
     assert run.loss[:10] == pytest.approx(learnt(COUNTED).loss[:10], rel=0.01)
-    gathered = {each.dtype for each in run.counts[0].counts.collectives if each.kind == "all_gather"}
+    gathered = {call.dtype for call in run.counts[0].counts.collectives if call.kind == "all_gather"}
     assert ("uint8" in gathered) == gathers
     assert ("gathered in float8" in observed(run).settings["low_precision_modules"]) == gathers
     assert any(note.startswith("no MFU: matmuls ran in fewer than 16 bits") for note in run.notes)
@@ -272,10 +272,10 @@ def test_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, framework: Framework, package: str, purpose: str | None
 ) -> None:
     remove(monkeypatch, package)
-    told = (
+    message = (
         f"{purpose}it needs the package {package}, which is not installed: pip install 'perfsuite[{package}]'"
     )
-    assert unsupported(SMALL.replace(framework=framework), detect()) == (None if purpose is None else told)
+    assert unsupported(SMALL.replace(framework=framework), detect()) == (None if purpose is None else message)
 
 
 def test_names_a_version_its_extra_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,8 +286,8 @@ def test_names_a_version_its_extra_excludes(monkeypatch: pytest.MonkeyPatch) -> 
         "it needs transformers<6,>=5, and 4.57.1 is installed: pip install 'perfsuite[transformers]'"
     )
     installed["nanotron"] = "0.5"
-    told = "it needs nanotron==0.4, and 0.5 is installed: pip install 'perfsuite[nanotron]'"
-    assert missing_package("nanotron") == told
+    message = "it needs nanotron==0.4, and 0.5 is installed: pip install 'perfsuite[nanotron]'"
+    assert missing_package("nanotron") == message
 
 
 def test_asks_for_a_package_without_extra() -> None:

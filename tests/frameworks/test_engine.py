@@ -62,5 +62,5 @@ def test_counts_the_engines_steps_not_inner_ones(packages: Packages, tmp_path: P
     assert len(run.step_s) == len(run.loss) == case.total_steps
     assert run.loss[-1] < run.loss[0]
     dry = passed(case, tmp_path / "dry")
-    for (counts,) in ([each.counts for each in run.counts], [each.counts for each in dry.counts]):
+    for (counts,) in ([rank.counts for rank in run.counts], [rank.counts for rank in dry.counts]):
         assert counts.ops["aten._foreach_lerp_"] == PARTS, "all that the engine does in one step"

@@ -26,7 +26,7 @@ def simulated(framework: Fake, *, rank: int = 0, steps: int = 400) -> tuple[list
 
 def test_first_step_is_three_times_as_long() -> None:
     step_s, losses = simulated(Fake(step_ms=20, noise=0.05))
-    logs = [math.log(each / 0.02) for each in step_s[1:]]
+    logs = [math.log(seconds / 0.02) for seconds in step_s[1:]]
     assert sum(logs) / len(logs) == pytest.approx(0, abs=0.01)
     assert stdev(logs) == pytest.approx(0.05, rel=0.15)
     assert len(losses) == len(step_s) == 400

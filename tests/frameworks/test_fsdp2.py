@@ -78,7 +78,7 @@ def test_gathers_again_what_was_resharded(
     framework: FSDP2, micro_batches: int, forward: int, backward: int, reduced: int
 ) -> None:
     case = SPLIT.replace(framework=framework, model=SHORT, gradient_accumulation=micro_batches)
-    calls = {(each.kind, each.phase): each.count for each in collectives(case, 4)}
+    calls = {(call.kind, call.phase): call.count for call in collectives(case, 4)}
     seen = {("all_gather", "forward"): forward, ("all_gather", "backward"): backward}
     seen |= {("reduce_scatter", "backward"): reduced}
     assert calls == {what: count for what, count in seen.items() if count}
@@ -91,7 +91,7 @@ def test_reduces_gradients_in_the_requested_dtype(dtype: Any) -> None:
     with fake_group(0, 4) as ranks:
         settings = built(case, ranks).settings
     assert settings.get("reduce_dtype") == framework.expected(case).get("reduce_dtype")
-    reduced = [each.dtype for each in collectives(case, 4) if each.kind == "reduce_scatter"]
+    reduced = [call.dtype for call in collectives(case, 4) if call.kind == "reduce_scatter"]
     assert reduced == [dtype]
 
 
@@ -126,11 +126,11 @@ def test_half_blocks_reduce_once_each_way(layers: int, checkpointing: Any) -> No
     """
     model = llama("x", **SHAPE | {"layers": layers})
     case = SPLIT.replace(model=model, activation_checkpointing=checkpointing)
-    sent = {each.phase: each for each in collectives(case, 2) if each.kind == "all_reduce"}
+    sent = {call.phase: call for call in collectives(case, 2) if call.kind == "all_reduce"}
     anew = layers if checkpointing == "full" else 0
     calls = {"forward": 2 * layers + 1, "backward": 2 * layers + 1 + anew}
     hidden = case.micro_batch * case.sample_length * SHAPE["hidden"] * 4  # bytes of fp32
-    assert {phase: (each.count, each.bytes) for phase, each in sent.items()} == {
+    assert {phase: (call.count, call.bytes) for phase, call in sent.items()} == {
         phase: (count, count * hidden) for phase, count in calls.items()
     }
 

@@ -56,7 +56,10 @@ def split(why: str | None, ranks: int = 4, **changes: Any) -> Any:
 
 def both(why: str | None, on: Machine = CPU, degrees: Any = None, **changes: Any) -> list[Any]:
     """Of the two that train through accelerate, with degrees of its mesh, on four ranks."""
-    return [row(each.replace(**degrees or {}), why, on, ranks=4, **changes) for each in (BY_FSDP2, SHARDED)]
+    return [
+        row(framework.replace(**degrees or {}), why, on, ranks=4, **changes)
+        for framework in (BY_FSDP2, SHARDED)
+    ]
 
 
 def parts(why: str | None, on: Machine = H100, **changes: Any) -> list[Any]:
@@ -147,14 +150,14 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         *parts(f"{PARTS_NEED}'sdpa', precision 'bf16', compile True", compile=True),
         row(BY_DDP, None),
         row(BY_FSDP2, None, ranks=1),
-        *(row(each, ONE, ranks=1) for each in (BY_DDP, BY_FSDP)),
+        *(row(framework, ONE, ranks=1) for framework in (BY_DDP, BY_FSDP)),
         row(BY_FSDP2.replace(cpu_offload=True), OFFLOAD.format("cpu_offload")),
         *(
-            row(each, f"{name} shards among the GPUs of a node, but this machine has none")
-            for each, name in HYBRIDS
+            row(framework, f"{name} shards among the GPUs of a node, but this machine has none")
+            for framework, name in HYBRIDS
         ),
-        *(row(each, GROUPS.format(8, 8), H100, ranks=8) for each, _ in HYBRIDS),
-        *(row(each, None, H100, ranks=(2, 8)) for each, _ in HYBRIDS),
+        *(row(framework, GROUPS.format(8, 8), H100, ranks=8) for framework, _ in HYBRIDS),
+        *(row(framework, None, H100, ranks=(2, 8)) for framework, _ in HYBRIDS),
         row(Trainer(), None, activation_checkpointing="every-2"),
         row(Trainer(), TRAINER_BLOCKS, **SELECTIVE),
         row(Trainer(), "the Trainer does not wrap the model on 1 process: give at least 2", ranks=1),

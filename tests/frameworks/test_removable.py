@@ -68,7 +68,7 @@ OF_ALL_FRAMEWORKS = {TESTS / "gpu", TESTS / "benchmarks"}
 def imported_by(file: Path) -> set[str]:
     """The names that a file imports from the package, and the modules of frameworks."""
     nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
-    names = {each.name for node in nodes if node.module == "perfsuite" for each in node.names}
+    names = {alias.name for node in nodes if node.module == "perfsuite" for alias in node.names}
     return names | {str(node.module) for node in nodes}
 
 

@@ -275,16 +275,16 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"command": ("./good.py",)}, (str(good),)),
         ({"command": ("torchrun", "good.py")}, (torchrun, "good.py")),
     ):
-        found: Any = Script(**options, cwd=str(tmp_path))
-        found.check(make_case())
+        script_framework: Any = Script(**options, cwd=str(tmp_path))
+        script_framework.check(make_case())
         asked = Command(words=words, directory=str(tmp_path), starts_ranks="command" in options)
-        assert found.plan(make_case()).command == asked
+        assert script_framework.plan(make_case()).command == asked
 
 
 def test_checks_a_promised_configuration() -> None:
-    known = case_of(Script(path="a.py"), model="llama-tiny", attention="eager")
-    assert unsupported(known, make_machine()) is None
-    assert "attention" not in framework_of(known).expected(known)
+    case = case_of(Script(path="a.py"), model="llama-tiny", attention="eager")
+    assert unsupported(case, make_machine()) is None
+    assert "attention" not in framework_of(case).expected(case)
     alone = case_of(Script(path="a.py"), topology=ONE)
     expected = framework_of(alone).expected(alone)
     assert (expected["attention"], expected["world_size"]) == (None, None)
@@ -382,8 +382,8 @@ def test_our_fault_never_stops_a_script(tmp_path: Path, fault: str, said: str) -
     assert (done.stdout, done.returncode) == ("trains\n", 0)
     failure = known(documents.read(RunDir(tmp_path).rank(0), RankReport).failure)
     assert failure.kind == "error"
-    told = "perfsuite could not observe this script because of an error in perfsuite"
-    assert failure.message.startswith(told)
+    message = "perfsuite could not observe this script because of an error in perfsuite"
+    assert failure.message.startswith(message)
     assert said in failure.message
 
 
@@ -480,8 +480,8 @@ def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> Non
     framework = Script(**what, env={"OUT": "{launch_dir}", "OMP_NUM_THREADS": "3"})
     result = measured(case_of(framework, topology=ONE), tmp_path)
     assert observed(result).environment["threads"] == "1"
-    told = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
-    assert told == ["None"] * 3, "no launcher, no rank"
+    words = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
+    assert words == ["None"] * 3, "no launcher, no rank"
 
 
 @pytest.mark.launch
@@ -505,9 +505,9 @@ def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> Non
 def test_reports_a_script_that_never_trains(tmp_path: Path, how: str, code: str, said: str) -> None:
     code = f"import sys; {code}"
     what = {"path": script(tmp_path, code)} if how == "path" else {"command": ("python", "-c", code)}
-    kind, told = failure_of(case_of(Script(**what), topology=ONE), tmp_path)
+    kind, message = failure_of(case_of(Script(**what), topology=ONE), tmp_path)
     assert kind == "crash"
-    assert re.search(said, told)
+    assert re.search(said, message)
 
 
 @pytest.mark.launch
@@ -577,9 +577,9 @@ SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scal
     ids=["two copies", "wrapped in part"],
 )
 def test_refuses_a_job_unlike_its_case(tmp_path: Path, text: str, said: str) -> None:
-    kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
+    kind, message = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
     assert kind == "mismatch"
-    assert told.startswith(said)
+    assert message.startswith(said)
 
 
 @pytest.mark.launch
@@ -613,9 +613,9 @@ while True:
         optimizer.step()
         optimizer.zero_grad()
 """
-    told = ddp.replace(framework=Script(path=script(tmp_path, text)), learning_rate=1e-3)
-    assert unsupported(told, detect()) is None
-    as_script = measured(told, tmp_path / "script")
+    as_script_case = ddp.replace(framework=Script(path=script(tmp_path, text)), learning_rate=1e-3)
+    assert unsupported(as_script_case, detect()) is None
+    as_script = measured(as_script_case, tmp_path / "script")
     as_framework = measured(ddp, tmp_path / "ddp")
     assert as_script.loss == pytest.approx(as_framework.loss, rel=1e-6)
     assert as_script.flops == as_framework.flops
@@ -712,8 +712,12 @@ def test_finds_a_leak_and_spares_a_clean_script(tmp_path: Path) -> None:
     assert judge_counts(clean, again).outcome == "passed"
     verdict = judge_counts(clean, leaking)
     assert verdict.outcome == "regressed"
-    found = [each.sentence for each in known(verdict.counts).findings if each.outcome == "regressed"]
-    assert found == ["objects kept per step: 0 -> 4 (list +2, dict +1, tuple +1), held by `__main__.kept`"]
+    sentences = [
+        finding.sentence for finding in known(verdict.counts).findings if finding.outcome == "regressed"
+    ]
+    assert sentences == [
+        "objects kept per step: 0 -> 4 (list +2, dict +1, tuple +1), held by `__main__.kept`"
+    ]
 
 
 @pytest.mark.launch

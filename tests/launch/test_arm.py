@@ -124,7 +124,7 @@ def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.Mo
 )
 def test_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str]) -> None:
     """Not what lies below the prefix of the interpreter, unless the repository itself does."""
-    python(repo, f"echo '{json.dumps([each.format(repo) for each in (prefix, *below, '/usr')])}'")
+    python(repo, f"echo '{json.dumps([path.format(repo) for path in (prefix, *below, '/usr')])}'")
     first = arm("first ./python", repo)
     worktree = str(first.directory)
     assert first.paths == (worktree, f"{worktree}/src", f"{worktree}/packages/a")

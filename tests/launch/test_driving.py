@@ -44,16 +44,16 @@ def test_command_keeps_its_stdin_to_the_end(tmp_path: Path) -> None:
 def test_follows_steps_and_reports(tmp_path: Path) -> None:
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     with driving.started(["cat"], tmp_path / "log", PATH) as process:
 
         def tell(step: int, tokens: int) -> None:
-            told.append((step, tokens))
+            progress.append((step, tokens))
             assert process.stdin is not None
             process.stdin.close()
 
         assert driving.drive(ours, process, tell) is None
-    assert set(told) == {(3, 256)}
+    assert set(progress) == {(3, 256)}
 
 
 def test_asks_an_overdue_job_to_end_first(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ FIRST = (0, 0)
 def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | None = None) -> HangDetector:
     detector = detector or HangDetector()
     for now, steps, *hang in looks:
-        found = detector.quiet_s(now, is_training=steps >= 0, steps=max(steps, 0), reports=reports)
-        assert [seconds for seconds in [found] if seconds is not None] == hang, (now, steps)
+        quiet_s = detector.quiet_s(now, is_training=steps >= 0, steps=max(steps, 0), reports=reports)
+        assert [seconds for seconds in [quiet_s] if seconds is not None] == hang, (now, steps)
     return detector
 
 

@@ -35,10 +35,10 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def stand_in(tools: str, runtime: str, *lines: str) -> None:
     """A runtime that does this, or says what it was told and runs what comes after the image."""
-    told = f"printf '%s\\n' \"$@\" > {tools}/told"
+    record = f"printf '%s\\n' \"$@\" > {tools}/told"
     skip = 'until [ "$1" = python ] || [ "$1" = -c ]; do shift; done; [ "$1" = python ] && shift || shift 3'
     answers = "[ $1 = version ] && exit"
-    executable(Path(tools, runtime), answers, *(lines or (told, skip, f'exec {sys.executable} "$@"')))
+    executable(Path(tools, runtime), answers, *(lines or (record, skip, f'exec {sys.executable} "$@"')))
 
 
 @pytest.mark.parametrize("runtime", image.RUNTIMES)
@@ -55,11 +55,11 @@ def test_asks_an_images_python_where_it_launches(
     arm = resolve("--arm", "image:octo/train:1 A=b", root=root, store=store)
     assert arm.given == {"A": "b"}
     assert ask(arm, "import os; print(os.getcwd())") == str(tmp_path)
-    told = Path(only, "told").read_text().splitlines()
-    assert {"octo/train:1", "docker://octo/train:1"} & {*told}
-    mounted = [word for word in told if word.startswith(("--volume=", "--bind=", "--mount="))]
+    words = Path(only, "told").read_text().splitlines()
+    assert {"octo/train:1", "docker://octo/train:1"} & {*words}
+    mounted = [word for word in words if word.startswith(("--volume=", "--bind=", "--mount="))]
     assert [str(root) in word or str(store) in word for word in mounted] == [True, True]
-    passed = {name for flag, name in pairwise(told) if flag == "--env"}
+    passed = {name for flag, name in pairwise(words) if flag == "--env"}
     if runtime in ("apptainer", "singularity"):  # they pass all variables themselves
         assert not passed
     else:
@@ -213,6 +213,6 @@ def test_names_are_never_code_to_the_shell(only: str, tmp_path: Path) -> None:
     script = image.interpreter(evil, (shared,), tmp_path / "store")
     subprocess.run([script, "-c", "print(1)"], check=True, cwd=tmp_path)
     assert not ran.exists()
-    told = Path(only, "told").read_text()
-    assert evil in told.splitlines()
-    assert f"--volume={shared}:{shared}" in told
+    text = Path(only, "told").read_text()
+    assert evil in text.splitlines()
+    assert f"--volume={shared}:{shared}" in text

@@ -166,7 +166,7 @@ def test_installs_a_uv_lock_with_the_local_uv(
     )
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     beside = Path(sys.executable).parent
-    others = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != beside]
+    others = [directory for directory in os.environ["PATH"].split(os.pathsep) if Path(directory) != beside]
     monkeypatch.setenv("PATH", os.pathsep.join(others))  # the environment is not activated
     subprocess.run([beside / "uv", "lock", "--offline"], cwd=repo, check=True)
     commit(repo)

@@ -58,11 +58,11 @@ def test_pip_has_the_private_names_we_use() -> None:
 def test_a_pip_without_these_names_says_the_same(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_wheel(index, "older", "1.0", "", "oldest")
     write_wheel(index, "oldest", "2.0", "")
-    found = [would_install("older==1.0", python=sys.executable)]
+    plans = [would_install("older==1.0", python=sys.executable)]
     monkeypatch.setattr(installer, "LISTS", installer.LISTS.replace("_linked_requirements_more", "_nothing"))
-    found.append(would_install("older==1.0", python=sys.executable))
-    assert found[0] == found[1]
-    assert [(each.name, each.version) for each in found[0]] == [("older", "1.0"), ("oldest", "2.0")]
+    plans.append(would_install("older==1.0", python=sys.executable))
+    assert plans[0] == plans[1]
+    assert [(package.name, package.version) for package in plans[0]] == [("older", "1.0"), ("oldest", "2.0")]
 
 
 @pytest.mark.launch

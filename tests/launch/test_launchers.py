@@ -103,21 +103,21 @@ def test_two_that_are_meant_for_here_are_refused(packages: Packages) -> None:
 )
 def test_names_a_launcher_that_cannot_be_used(packages: Packages, code: str, problem: str) -> None:
     packages.install("perf-bad", code, launchers="k8s = perf_bad:Pods")
-    found = installed()
+    launchers = installed()
     assert isinstance(launcher(), LocalLauncher)
-    assert "local" in found.usable
-    assert [*found.problems] == ["k8s"]
+    assert "local" in launchers.usable
+    assert [*launchers.problems] == ["k8s"]
     with pytest.raises(ExtensionError, match=problem) as caught:
         launcher("k8s")
-    assert found.problems["k8s"] == str(caught.value)
+    assert launchers.problems["k8s"] == str(caught.value)
 
 
 def test_refuses_a_setting_named_as_an_option(packages: Packages) -> None:
     packages.install("perf-bad", TAKEN, launchers="min = perf_bad:Pods")
     assert "min" in installed().usable
-    found = installed({"min-launches"})
-    assert "its setting 'min-launches' has the same name as an option" in found.problems["min"]
-    assert [setting.name for setting in found.settings if setting.name == "min-launches"] == []
+    launchers = installed({"min-launches"})
+    assert "its setting 'min-launches' has the same name as an option" in launchers.problems["min"]
+    assert [setting.name for setting in launchers.settings if setting.name == "min-launches"] == []
 
 
 def test_names_a_launcher_whose_default_fails(packages: Packages) -> None:

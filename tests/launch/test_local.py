@@ -50,13 +50,13 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def processes_of(directory: Path) -> list[psutil.Process]:
     """Living processes whose launcher, or themselves, were started for a job under `directory`."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             variables = process.environ()
             if JOB_MARK in variables and variables.get("PERFSUITE_TEST") == str(directory):
-                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
-    return found
+                processes += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return processes
 
 
 DRIVER = """
@@ -122,10 +122,10 @@ def test_hang_is_seen_by_missing_steps(tmp_path: Path) -> None:
     assert failure.kind == "timeout"
     allowed = r"killed after \d+ s without a step \(\d+ s are allowed here\), when"
     assert re.match(allowed, failure.message)
-    told = str(failure.traceback)
-    assert told.startswith("rank 1 stopped at:\nCurrent thread (most recent call first):\n")
-    assert "in _break_down" in told.split("stopped at")[1]
-    assert "rank 0 stopped at:" in told
+    stacks = str(failure.traceback)
+    assert stacks.startswith("rank 1 stopped at:\nCurrent thread (most recent call first):\n")
+    assert "in _break_down" in stacks.split("stopped at")[1]
+    assert "rank 0 stopped at:" in stacks
 
 
 def test_kills_a_grandchild_in_its_own_session(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_waiter_is_told_once_who_holds_the_lock() -> None:
 def test_file_holds_no_secret_and_is_emptied(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/pytest", "--perf-against=HF_TOKEN=hidden main"])
     with lock.machine_lock(print):
-        told = file.read_text()
-    assert f": pytest in {os.getcwd()}" in told
-    assert "hidden" not in told
+        text = file.read_text()
+    assert f": pytest in {os.getcwd()}" in text
+    assert "hidden" not in text
     assert file.read_text() == ""
 
 

@@ -46,7 +46,7 @@ def test_releases_bring_their_needs_but_not_torch(index: Path) -> None:
     write_wheel(index, "library", "2.0", "", "vision>=2")
 
     def installed(words: str) -> dict[str, str]:
-        return {each.name: each.read_text() for each in Path(arm(words, index).packages).glob("*.py")}
+        return {module.name: module.read_text() for module in Path(arm(words, index).packages).glob("*.py")}
 
     assert installed("library==1.0") == {"library.py": "", "vision.py": "VERSION = '1.0'\n"}
     assert installed("library==1.0 vision==0.9")["vision.py"] == "VERSION = '0.9'\n"
@@ -115,7 +115,7 @@ def test_a_list_names_several_packages(index: Path) -> None:
     write_wheel(index, "two", "1.0")
     index.with_name("here").joinpath("requirements.txt").write_text("one==1.0\ntwo  # any\n")
     made = arm("requirements.txt X=1", index)
-    assert {each.name for each in Path(made.packages).glob("*.py")} == {"one.py", "two.py"}
+    assert {module.name for module in Path(made.packages).glob("*.py")} == {"one.py", "two.py"}
     assert made.given == {"X": "1"}
 
 
@@ -133,7 +133,7 @@ def test_a_lock_of_uv_names_several_packages(
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     subprocess.run([Path(sys.executable).with_name("uv"), "lock", "--offline"], cwd=here, check=True)
     made = arm("uv.lock", index)
-    assert {each.name for each in Path(made.packages).glob("*.py")} == {"one.py", "two.py"}
+    assert {module.name for module in Path(made.packages).glob("*.py")} == {"one.py", "two.py"}
 
 
 @pytest.mark.launch
@@ -166,13 +166,13 @@ def test_a_torch_that_cannot_be_imported_is_refused(index: Path) -> None:
         CaseError, match=r"torch 99 was installed but cannot be imported: OSError: libcudart\.so\.13"
     ):
         arm("torch==99", index)
-    assert not [each for each in index.with_name("store").joinpath("packages").iterdir() if each.is_dir()]
+    assert not [entry for entry in index.with_name("store").joinpath("packages").iterdir() if entry.is_dir()]
 
 
 def distribution(place: Path, name: str, version: str, *needs: str) -> PathDistribution:
     directory = place / f"{name}-{version}.dist-info"
     directory.mkdir(parents=True)
-    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {each}" for each in needs), ""]
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs), ""]
     (directory / "METADATA").write_text("\n".join(lines))
     return PathDistribution(directory)
 
@@ -206,13 +206,13 @@ def test_names_what_another_torch_breaks(below: Environment) -> None:
     assert set(broken_by(changes, below, pins=True)) == {"vision"}
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, *found: Package) -> Plan:
+def planned(monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, *packages: Package) -> Plan:
     """Return the plan for torch 1 if pip would install these packages."""
     asked: list[Sequence[str]] = []
 
     def would_install(*words: str, python: str) -> list[Package]:
         asked.append(words)
-        return [each for each in found if each.name == "torch" or each.name in words]
+        return [package for package in packages if package.name == "torch" or package.name in words]
 
     monkeypatch.setattr(overlay, "would_install", would_install)
     wanted = Wanted(releases=("torch==1",))

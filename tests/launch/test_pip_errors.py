@@ -16,16 +16,16 @@ FAILED = "ERROR: Could not find a version that satisfies the requirement {} (fro
     ],
 )
 def test_names_the_nearest_versions(version: str, nearest: tuple[str, ...]) -> None:
-    found = missing(FAILED.format(f"torch=={version}", "2.9.0, 2.11.0, 2.12.0, 2.13.0, 2.14.1"))
-    assert found is not None
-    assert found.nearest() == nearest
+    problem = missing(FAILED.format(f"torch=={version}", "2.9.0, 2.11.0, 2.12.0, 2.13.0, 2.14.1"))
+    assert problem is not None
+    assert problem.nearest() == nearest
 
 
 def test_an_index_without_the_package_has_no_nearest() -> None:
-    found = missing(FAILED.format("absent==1.0", "none"))
-    assert found is not None
+    problem = missing(FAILED.format("absent==1.0", "none"))
+    assert problem is not None
     assert (
-        found.sentence("3.11.7")
+        problem.sentence("3.11.7")
         == "pip finds no absent 1.0, nor any other version of absent, for Python 3.11"
     )
 

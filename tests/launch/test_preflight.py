@@ -25,8 +25,8 @@ GONE = "Connection closed by peer [10.0.0.2]:45"
 def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rates: float) -> None:
     world_size = documents.read(run_dir.case, CaseFile).case.topology.world_size
     probed = {} if failure else {**RATES, **rates}
-    told = RankReport(rank=rank, world_size=world_size, host="h", clock="none", device_probe=probed)
-    documents.write(run_dir.rank(rank), told.replace(failure=failure))
+    rank_report = RankReport(rank=rank, world_size=world_size, host="h", clock="none", device_probe=probed)
+    documents.write(run_dir.rank(rank), rank_report.replace(failure=failure))
 
 
 def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
@@ -127,10 +127,10 @@ def test_blames_a_node_unlike_the_others(
         return ended
 
     seen = found(tmp_path, work)
-    told = [*seen.problems, *filter(None, [seen.failure])]
+    sentences = [*seen.problems, *filter(None, [seen.failure])]
     assert len(seen.problems) == (problem is not None)
-    assert [line.startswith(str(problem or failure)) for line in told] == [True]
-    assert told[0].endswith(f"(see {tmp_path})")
+    assert [line.startswith(str(problem or failure)) for line in sentences] == [True]
+    assert sentences[0].endswith(f"(see {tmp_path})")
 
 
 def test_unreadable_report_is_no_error(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def make_health(**card: Any) -> Health:
 
 
 @pytest.mark.parametrize(
-    ("slow", "on_gpu", "told"),
+    ("slow", "on_gpu", "sentence"),
     [
         ({"matmul_tflops": 0.041, "copy_gb_s": 4.0}, False, None),
         ({"matmul_tflops": 0.039}, False, "n2: matmul 0.039 TFLOP/s, n3 has 0.1 (at least 40% is healthy)"),
@@ -192,17 +192,17 @@ def make_health(**card: Any) -> Health:
         ({"matmul_tflops": 0.074}, True, "n2: matmul 0.074 TFLOP/s, n3 has 0.1 (at least 75% is healthy)"),
     ],
 )
-def test_slow_rate_is_reported_beside_the_best(slow: Any, on_gpu: bool, told: str | None) -> None:
+def test_slow_rate_is_reported_beside_the_best(slow: Any, on_gpu: bool, sentence: str | None) -> None:
     nodes = make_node(1), make_node(2, **slow), make_node(3)
-    assert problems(*nodes, on_gpu=on_gpu) == ([] if told is None else [told])
+    assert problems(*nodes, on_gpu=on_gpu) == ([] if sentence is None else [sentence])
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_node_slow_with_both_neighbours_is_named(nodes: int, bad: int) -> None:
     slow = {bad, (bad - 1) % nodes}
-    found = problems(*linked(*(0.4 if number in slow else 1.0 for number in range(nodes))))
-    assert found == [f"n{bad}: {SLOW_LINKS.format('0.4 and 0.4', '1')}"]
+    sentences = problems(*linked(*(0.4 if number in slow else 1.0 for number in range(nodes))))
+    assert sentences == [f"n{bad}: {SLOW_LINKS.format('0.4 and 0.4', '1')}"]
 
 
 SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
@@ -231,7 +231,7 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("seen", "sentence"),
     [
         (make_health(memory_pending=("rows wait: reset the GPU",)), "rows wait: reset the GPU"),
         (make_health(throttled={"HwThermalSlowdown": 0.5}), "was throttled: HwThermalSlowdown in 50%"),
@@ -243,9 +243,9 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
         (make_health(notes=("GPU 3: nvmlDeviceGetTemperature: Unknown Error",)), None),
     ],
 )
-def test_nvml_faults_of_a_gpu_count_for_its_node(seen: Health, told: str | None) -> None:
+def test_nvml_faults_of_a_gpu_count_for_its_node(seen: Health, sentence: str | None) -> None:
     """On cores others may work meanwhile."""
     assert problems(make_node(1), make_node(2, health=seen.replace(foreign_cpu=0.9, steal=0.5))) == []
-    found = problems(make_node(1), make_node(2, health=seen), on_gpu=True)
-    assert len(found) == (told is not None)
-    assert told is None or (found[0].startswith("n2: ") and told in found[0])
+    sentences = problems(make_node(1), make_node(2, health=seen), on_gpu=True)
+    assert len(sentences) == (sentence is not None)
+    assert sentence is None or (sentences[0].startswith("n2: ") and sentence in sentences[0])

@@ -25,7 +25,7 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
     """Two cores after so many seconds; `pN` is what process N has spent."""
-    by_process = {(int(name[1:]), 1.0): each for name, each in spent.items()}
+    by_process = {(int(name[1:]), 1.0): seconds_spent for name, seconds_spent in spent.items()}
     cpu = {"processes_s": sum(spent.values()), "steal_s": steal_s, "total_s": 2 * seconds}
     return Cores(**cpu, by_process=by_process)
 
@@ -104,7 +104,7 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("devices", "cards", "found"),
+    ("devices", "cards", "expected"),
     [
         (2, [card({}), card({BUSY: 3000, OTHER: 10})], ["2.94 GiB of GPU 1 held by {}, train (pid 4712)"]),
         (1, [card({}), card({BUSY: 3000})], []),
@@ -114,11 +114,11 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
     ],
 )
 def test_reports_who_holds_gpu_memory(
-    monkeypatch: pytest.MonkeyPatch, devices: int, cards: list[dict[str, Any]], found: list[str]
+    monkeypatch: pytest.MonkeyPatch, devices: int, cards: list[dict[str, Any]], expected: list[str]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml = Nvml(*cards)
-    assert gpu_users(nvml, devices) == [line.format(TRAIN) for line in found]
+    assert gpu_users(nvml, devices) == [line.format(TRAIN) for line in expected]
     assert nvml.initialised == 0
 
 
@@ -153,20 +153,20 @@ BUSY_CORES = "50% of the cores' time used by train (pid 4711) 50%"
 
 
 @pytest.mark.parametrize(
-    ("machine", "what", "found"),
+    ("machine", "what", "reason"),
     [
         (CPU, "others use less than 20% of the cores' time", BUSY_CORES),
         (GPU, "no other process holds memory of the job's GPUs", "3,000 MiB held by x"),
     ],
     ids=["cpu", "gpu"],
 )
-def test_waits_for_some_seconds_of_quiet(machine: Machine, what: str, found: str) -> None:
+def test_waits_for_some_seconds_of_quiet(machine: Machine, what: str, reason: str) -> None:
     world = World(20)
     assert world.neighbours.wait(machine, 2)
     assert world.now == 20 + QUIET_S
     waits = f"waiting until {what} for 5 s, at most 60 s (--perf-wait-quiet; for a command, --wait-quiet)"
     assert world.said == [waits, "quiet after 25 s"]
-    assert world.shown[0] == f"waiting for quiet, at most 59 s: {found}"
+    assert world.shown[0] == f"waiting for quiet, at most 59 s: {reason}"
     assert world.shown[-1] == "waiting for quiet, at most 36 s"
 
 

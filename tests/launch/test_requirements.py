@@ -61,10 +61,8 @@ def test_an_extra_that_is_not_installed_is_named(
 @pytest.mark.parametrize("installed", [False, True])
 def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
     find = importlib.util.find_spec
-    found = find("torch") if installed else None
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: found if name == "mamba_ssm" else find(name)
-    )
+    spec = find("torch") if installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "mamba_ssm" else find(name))
     mamba = SMALL.replace(model="mamba-tiny", hardware="gpu")
     missing = MISSING.format("mamba_ssm")
     reason = (
@@ -94,8 +92,8 @@ NAMED = {"model": Model.named("mine")}
 def test_each_requirement_has_its_reason(changes: dict[str, Any], reason: str | None) -> None:
     machine = make_gpu_machine(count=8)
     case = SMALL.replace(**{"hardware": "gpu", **changes})
-    told = None if reason is None else reason.format(machine.hardware_class)
-    assert unsupported(case, machine) == told
+    message = None if reason is None else reason.format(machine.hardware_class)
+    assert unsupported(case, machine) == message
 
 
 @pytest.mark.parametrize("package", ["flash_attn", "transformers_of_the_framework"])

@@ -124,7 +124,7 @@ class Nvml:
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        uuids = [each["nvmlDeviceGetUUID"][0] for each in self.devices]
+        uuids = [device["nvmlDeviceGetUUID"][0] for device in self.devices]
         if uuid not in uuids:
             raise NotFound("Not Found")
         return self.nvmlDeviceGetHandleByIndex(uuids.index(uuid))

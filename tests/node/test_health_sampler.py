@@ -194,7 +194,7 @@ def test_a_sampler_that_breaks_ends_no_launch() -> None:
 
 def used(*gib: float) -> dict[str, Any]:
     """A card of whose memory so much is used, look after look."""
-    return {"nvmlDeviceGetMemoryInfo": [SimpleNamespace(used=int(each * GIB)) for each in gib]}
+    return {"nvmlDeviceGetMemoryInfo": [SimpleNamespace(used=int(amount * GIB)) for amount in gib]}
 
 
 def prepared(*devices: dict[str, Any]) -> tuple[Health, list[float]]:
@@ -335,7 +335,7 @@ def test_seconds_are_told_to_the_millisecond() -> None:
     assert (health.devices, health.sm_clocks_mhz) == ((), ())
 
 
-REASONS = [Gpu(reasons=frozenset(each)) for each in ("AB", "B", "")]
+REASONS = [Gpu(reasons=frozenset(letters)) for letters in ("AB", "B", "")]
 
 
 def using_memory(*sizes: int | None) -> tuple[Gpu, ...]:
@@ -343,7 +343,7 @@ def using_memory(*sizes: int | None) -> tuple[Gpu, ...]:
 
 
 def spending(*counts: float | None) -> tuple[Gpu, ...]:
-    return tuple(Gpu(energy_j=each) for each in counts)
+    return tuple(Gpu(energy_j=count) for count in counts)
 
 
 @pytest.mark.parametrize(
@@ -357,8 +357,8 @@ def spending(*counts: float | None) -> tuple[Gpu, ...]:
         (spending(100.0, 350.5679), None, {"energy_j": 250.568}),
         # A counter that does not grow was reset, or is unknown.
         *(
-            (spending(*each), None, {})
-            for each in ((100.0, 100.0), (300.0, 100.0), (None, 100.0), (100.0, None), (None, None))
+            (spending(*counts), None, {})
+            for counts in ((100.0, 100.0), (300.0, 100.0), (None, 100.0), (100.0, None), (None, None))
         ),
     ],
 )

@@ -28,7 +28,7 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     alone = processes[:1]
     by_mig = [using(OWN, None), using(OTHER, None)]
     listed = ((alone, processes, alone), (by_mig,))
-    health = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": each} for each in listed)))
+    health = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": readings} for readings in listed)))
     assert [device.foreign_memory_bytes for device in health.devices] == [13 * GIB, 0]
     assert machine_problems(health, make_gpu_machine(count=2)) == [
         "GPU 0 (00000000:1B:00.0) was shared: other processes held 13.0 GiB (at most 256.0 MiB is healthy)"
@@ -48,7 +48,7 @@ def test_newborn_child_is_not_foreign() -> None:
 def test_own_job_in_a_container_is_not_foreign() -> None:
     """Nobody is listed there, or others by other process ids."""
     listed: list[list[Any]] = [[using(OTHER, 60 * GIB)], []]
-    health = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (each,)} for each in listed)))
+    health = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (process,)} for process in listed)))
     assert [device.foreign_memory_bytes for device in health.devices] == [0, None, None]
     (note,) = health.notes
     assert note.startswith("GPU 1, 2: NVML does not list this job's own processes")
@@ -161,7 +161,9 @@ def test_gpu_without_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: 
     assert [(card.nvlinks, card.nvlinks_down) for card in seen.devices] == links
     said = machine_problems(seen, make_gpu_machine(count=2))
     assert len(said) == len(why)
-    assert all(f"GPU 1 (00000000:1C:00.0): {each}" in told for each, told in zip(why, said, strict=True))
+    assert all(
+        f"GPU 1 (00000000:1C:00.0): {reason}" in sentence for reason, sentence in zip(why, said, strict=True)
+    )
     assert seen.notes == ()
 
 

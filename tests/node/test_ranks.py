@@ -82,7 +82,9 @@ def test_script_rank_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.
     monkeypatch.setenv(name, "3")
     assert ranks.rank_variables(job.topology, 0)[name] == "3", "a user's own"
     monkeypatch.delenv(name)
-    assert ranks.rank_variables(job.topology, 1) == dict(each.split("=") for each in TORCHRUN.split())
+    assert ranks.rank_variables(job.topology, 1) == dict(
+        assignment.split("=") for assignment in TORCHRUN.split()
+    )
 
 
 class Process(subprocess.Popen[bytes]):
@@ -140,9 +142,9 @@ def test_kills_a_rank_that_takes_too_long(
     job.run_dir.progress.touch()  # as the driver makes it
     for report in reports:
         documents.write(job.run_dir.rank(report.rank), report)
-    started = [Process(*each) for each in processes]
+    started = [Process(*fields) for fields in processes]
     assert wait(job, *started) == expected
-    assert [each.was_killed for each in started] == [None in each for each in processes]
+    assert [process.was_killed for process in started] == [None in fields for fields in processes]
     assert passing.seconds == pytest.approx(seconds, abs=2 * POLL_S)
 
 
@@ -239,7 +241,7 @@ def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreporte
     for _ in range(2):
         assert ranks._failure(job, 0, code, is_script=False) == (ended if code else None)
         documents.write(job.run_dir.rank(0), REPORT)
-    said = [each.message for each in ranks._run(command, job)]
+    said = [reported.message for reported in ranks._run(command, job)]
     assert said == ([f"the command ended with {ended}"] if code else [])
 
 
@@ -248,7 +250,7 @@ def test_script_ranks_have_logs_and_a_port(job: AgentJob) -> None:
     failures = ranks._run(python(code, starts_ranks=False), job)
     assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of them trains"
     said = [job.run_dir.rank_log(rank).read_text().split() for rank in (0, 1)]
-    assert [each[:2] for each in said] == [["0", "2"], ["1", "2"]]
+    assert [words[:2] for words in said] == [["0", "2"], ["1", "2"]]
     assert said[0][2] == said[1][2]
     with socket.socket() as free:
         free.bind(("127.0.0.1", int(said[0][2])))
@@ -316,7 +318,7 @@ def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest
     def process(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(pid=next(pids), start=lambda: None)
 
-    monkeypatch.setattr(cpu, "bind", lambda *each: bound.append(each))
+    monkeypatch.setattr(cpu, "bind", lambda *_arguments: bound.append(_arguments))
     monkeypatch.setattr(ranks, "_wait", lambda *_: [])
     monkeypatch.setattr(ranks, "_start", process)
     near = (frozenset({0, 1}), frozenset({0, 1}))

@@ -95,8 +95,8 @@ def has_ini_key(config: pytest.Config, key: str) -> bool:
 def test_every_block_is_checked_or_explained() -> None:
     for page in PAGES:
         for block in page.blocks:
-            known = {"shell", "python", "text", *CHECKED_BY_PARSING}
-            assert block.language in known or block.language.startswith("{"), block.where
+            checked = {"shell", "python", "text", *CHECKED_BY_PARSING}
+            assert block.language in checked or block.language.startswith("{"), block.where
             assert set(block.marks) <= MARKS, block.where
             assert block.marks.get("needs", "gpu") in NEEDS, block.where
 
@@ -327,7 +327,7 @@ def test_home_page_has_the_readmes_status() -> None:
         "There is no release on PyPI yet",
         "Several GPUs, NCCL between them and real nodes have not been",
     ):
-        assert [words in each for each in said] == [True, True]
+        assert [words in text for text in said] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])

@@ -41,7 +41,7 @@ def test_installs_and_measures_the_pages_package(tmp_path: Path) -> None:
             (project / "perfsuite_compressed.py").unlink(missing_ok=True)
         output_of(command, shell=True, cwd=project, env=environment)
     (results,) = project.glob(".perfsuite/runs/*/results.json")
-    ((run,),) = (each["runs"] for each in json.loads(results.read_text())["results"])
+    ((run,),) = (result["runs"] for result in json.loads(results.read_text())["results"])
     assert run["observed"]["settings"]["hook"] == "fp16_compress_hook"
     assert run["case"]["framework"] == {
         "name": "compressed_ddp",

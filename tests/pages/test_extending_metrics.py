@@ -77,9 +77,9 @@ def test_judges_and_shows_a_metric_like_any_other(uninstall: Callable[[], None],
     text = markdown.render([session])
     assert "| memory | p99 | weights |" in text
     assert "| 64.0 MiB | 45.6 ms | 103.0 MiB |" in text
-    told = properties(result)
-    assert (told["weight_bytes"], told["step_s_p99"]) == (103 * 2**20, 0.0456)
-    assert told["weight_bytes_change"] == pytest.approx(0.03, rel=1e-3)
+    stated = properties(result)
+    assert (stated["weight_bytes"], stated["step_s_p99"]) == (103 * 2**20, 0.0456)
+    assert stated["weight_bytes_change"] == pytest.approx(0.03, rel=1e-3)
 
 
 def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ COLUMNS = ["fault", "how it is detected", "what is reported", "what survives"]
 
 def rows() -> list[list[str]]:
     """The cells of every row of the tables of faults."""
-    found = []
+    table = []
     is_matrix = False
     for line in (line for page in PAGES for line in page.read_text().splitlines()):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -24,8 +24,8 @@ def rows() -> list[list[str]]:
         elif cells == COLUMNS:
             is_matrix = True
         elif is_matrix and set(cells[0]) != {"-", " "} and not cells[0].startswith("---"):
-            found.append(cells)
-    return found
+            table.append(cells)
+    return table
 
 
 def injected() -> set[str]:

@@ -17,8 +17,8 @@ def test_the_page_is_todays() -> None:
 
 def test_ten_pairs_show_every_kind_that_was_found() -> None:
     assert len(SHOWN_PAIRS) == len(SHOWN) == 10
-    found = {name for (name, _), result in RESULTS.items() if result.outcome == "found"}
-    kinds = {pair.kind for pair in PAIRS if pair.name in found}
+    regressed_pairs = {name for (name, _), result in RESULTS.items() if result.outcome == "found"}
+    kinds = {pair.kind for pair in PAIRS if pair.name in regressed_pairs}
     assert {pair.kind for pair in SHOWN_PAIRS} == kinds == set(WHERE)
 
 

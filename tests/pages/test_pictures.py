@@ -26,8 +26,8 @@ def test_photographed_pages_are_todays(name: str) -> None:
 
 
 def test_every_picture_is_made_and_shown() -> None:
-    known = {*DRAWN, *PHOTOGRAPHS, RECORD.name, detection.FILE.name}
-    assert {file.name for file in IMAGES.iterdir()} == known
+    expected = {*DRAWN, *PHOTOGRAPHS, RECORD.name, detection.FILE.name}
+    assert {file.name for file in IMAGES.iterdir()} == expected
     pages = [*PAGES.rglob("*.md"), PAGES.parent / "README.md"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     assert [name for name in (*DRAWN, *PHOTOGRAPHS) if f"images/{name}" not in text] == []
@@ -61,5 +61,5 @@ def test_larger_slowdowns_are_found_more_often() -> None:
 def test_drawings_follow_the_colours_and_are_described(name: str) -> None:
     svg = DRAWN[name]()
     assert "prefers-color-scheme: dark" in svg
-    by_id = {each.get("id"): each.text for each in ElementTree.fromstring(svg).iter()}
+    by_id = {element.get("id"): element.text for element in ElementTree.fromstring(svg).iter()}
     assert all(by_id[key] for key in ("t", "d"))

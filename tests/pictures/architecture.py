@@ -131,12 +131,12 @@ def picture() -> str:
         body.append(f'<polyline class="arrow" points="{points}"/>')
         x, y = arrow.at
         body.append(f'<text class="label" x="{x}" y="{y}">{escape(arrow.label)}</text>')
-    told = "; ".join(f"{box.name}: {' '.join(box.lines)}" for box in BOXES)
+    description = "; ".join(f"{box.name}: {' '.join(box.lines)}" for box in BOXES)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'aria-labelledby="t d">'
         '<title id="t">The processes of a launch and the files between them</title>'
-        f'<desc id="d">{escape(told)}</desc><style>{STYLE}</style>'
+        f'<desc id="d">{escape(description)}</desc><style>{STYLE}</style>'
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
         'orient="auto"><path class="head" d="M0,0 L8,4 L0,8 z"/></marker></defs>'
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>' + "\n".join(body) + "</svg>\n"

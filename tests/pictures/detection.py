@@ -32,16 +32,16 @@ BOTTOM = 48
 
 def engine() -> str:
     """Return a digest of the code that judges, without its comments and docstrings."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for module in ENGINE:
         assert module.__file__ is not None
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             if isinstance(body, list):
-                node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
-        found.update(ast.dump(tree).encode())
-    return found.hexdigest()[:16]
+                node.body = [statement for statement in body if not _is_text(statement)]  # type: ignore[attr-defined]
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:16]
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -68,8 +68,8 @@ def simulated(trials: int = TRIALS) -> dict[str, Any]:
 
 def known() -> dict[str, Any]:
     """Return the shares that were simulated. Raises OSError if there are none."""
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    shares: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return shares
 
 
 def update() -> None:
@@ -119,14 +119,14 @@ def picture() -> str:
         body.append(f'<polyline class="{kind}" points="{LEFT + 12},{y} {LEFT + 36},{y}"/>')
         body.append(f'<text x="{LEFT + 44}" y="{y + 4}">{name}</text>')
     title = "How often a slowdown is found the same night"
-    told = "; ".join(
+    description = "; ".join(
         f"at {float(noise):.1%} noise "
         + ", ".join(f"{slowdown:.1%}: {share:.1%}" for slowdown, share in points)
         for noise, points in shares["found"].items()
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'aria-labelledby="t d"><title id="t">{title}</title><desc id="d">{escape(told)}</desc>'
+        f'aria-labelledby="t d"><title id="t">{title}</title><desc id="d">{escape(description)}</desc>'
         f"<style>{STYLE}</style>"
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>'
         f'<text class="heading" x="{LEFT}" y="18">'

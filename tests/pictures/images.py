@@ -60,8 +60,8 @@ def digest(html: str) -> str:
 
 def recorded() -> dict[str, str]:
     """Return the digest of the page that each PNG was made from."""
-    found: dict[str, str] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    return found
+    digests: dict[str, str] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return digests
 
 
 def draw() -> None:
@@ -72,9 +72,9 @@ def draw() -> None:
 
 def photograph() -> None:
     """Write the PNGs whose pages have changed, and record what they were made from."""
-    known = recorded()
-    pages = {name: each.html() for name, each in PHOTOGRAPHS.items()}
-    stale = {name: html for name, html in pages.items() if known.get(name) != digest(html)}
+    digests = recorded()
+    pages = {name: photographed.html() for name, photographed in PHOTOGRAPHS.items()}
+    stale = {name: html for name, html in pages.items() if digests.get(name) != digest(html)}
     if not stale:
         return
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:

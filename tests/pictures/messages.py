@@ -68,7 +68,7 @@ def chat() -> str:
     }
     text = message(nights, reasons, RUN_URL)
     lines = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", text)
-    lines = re.sub(r"https://\S+", lambda found: f'<a href="{found[0]}">{found[0]}</a>', lines)
+    lines = re.sub(r"https://\S+", lambda match: f'<a href="{match[0]}">{match[0]}</a>', lines)
     at = datetime.fromisoformat(measured.started_at).astimezone(UTC)
     body = (
         f'<div class="chat"><div class="face">p</div><div><b>perfsuite</b> <span style="color:#59636e">'

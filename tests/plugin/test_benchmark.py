@@ -40,9 +40,9 @@ def test_empty_benchmark_counts_as_used() -> None:
 def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
     result.stdout.no_fnmatch_line("Name (time in *")
-    told = read_json(suite, "b.json")
-    (saved,) = told["benchmarks"]
-    machine = told["machine_info"]
+    report = read_json(suite, "b.json")
+    (saved,) = report["benchmarks"]
+    machine = report["machine_info"]
     runs = read_json(suite)["results"][0]["runs"]
     assert len(runs) == 3
     assert saved["stats"]["data"] == [

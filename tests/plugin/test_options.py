@@ -118,11 +118,11 @@ def test_no_value_moves_the_root(pytester: pytest.Pytester, tmp_path: Path, setu
     here = pytester.path if setup is None else pytester.mkdir("below")
     os.chdir(here)
     out = tmp_path / "out" / "results.json"
-    told = [pytester.parseconfigure("--perf-json", str(out))]
+    configs = [pytester.parseconfigure("--perf-json", str(out))]
     out.parent.mkdir()
     out.touch()
-    told.append(pytester.parseconfigure("--perf-json", str(out)))
-    assert [options(config).baselines for config in told] == [pytester.path / "baselines"] * 2
+    configs.append(pytester.parseconfigure("--perf-json", str(out)))
+    assert [options(config).baselines for config in configs] == [pytester.path / "baselines"] * 2
     chosen = pytester.parseconfigure(f"--rootdir={tmp_path}")
     assert options(chosen).store == tmp_path / ".perfsuite"
 

@@ -104,7 +104,7 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
 def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | None]]:
     """Outcome and kind of failure of each case in a results file."""
     results = read_json(suite, name)["results"]
-    return {each["case_id"]: (each["outcome"], each["verdict"]["failure"]) for each in results}
+    return {result["case_id"]: (result["outcome"], result["verdict"]["failure"]) for result in results}
 
 
 def expected() -> dict[str, tuple[str, str | None]]:
@@ -135,8 +135,8 @@ def test_resumed_night_ends_as_an_unbroken_one(
     killed = json.loads(max(night.path.glob(".perfsuite/runs/*/results.json")).read_text())
     assert (killed["status"], len(killed["results"])) == ("running", KILLED_AT - 1)
     assert killed["interrupted_case"] == f"fake-llama-tiny-s64-b4-fp32-seed{KILLED_AT}-1x2"
-    here = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(night.path)]
-    _, alive = psutil.wait_procs([each for each in here if each.pid != os.getpid()], timeout=20)
+    here = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(night.path)]
+    _, alive = psutil.wait_procs([process for process in here if process.pid != os.getpid()], timeout=20)
     assert alive == []
     before = launches(night)
 

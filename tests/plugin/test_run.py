@@ -55,12 +55,12 @@ def test_a_body_cannot_swallow_a_verdict(recorded: pytest.Pytester, body: str, e
     )
     assert read_json(recorded)["results"][0]["outcome"] == "regressed"
     (failure,) = read_junit(recorded).iter("failure")
-    told = {
+    message = {
         "passed": "the test passed",
         "skipped": "the test was skipped",
         "xfailed": "the test failed as expected",
     }[ended]
-    assert str(failure.text).startswith(f"{told}, but its verdict is a failure\n")
+    assert str(failure.text).startswith(f"{message}, but its verdict is a failure\n")
 
 
 @pytest.mark.parametrize(

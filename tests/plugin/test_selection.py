@@ -18,7 +18,11 @@ def reviewed(recorded: pytest.Pytester) -> pytest.Pytester:
     """`recorded`, with its baseline reviewed, and an empty one for a case that is not there."""
     local = recorded.path / ".perfsuite" / "baselines"
     local.rename(recorded.path / "baselines")
-    (folder,) = (each for each in (recorded.path / "baselines").iterdir() if each.name.startswith("cpu-"))
+    (folder,) = (
+        directory
+        for directory in (recorded.path / "baselines").iterdir()
+        if directory.name.startswith("cpu-")
+    )
     (folder / f"{LOST}.json").write_text("{}")
     recorded.mkdir("bench_cases")
     return recorded
@@ -27,11 +31,11 @@ def reviewed(recorded: pytest.Pytester) -> pytest.Pytester:
 def unclaimed(suite: pytest.Pytester, *options: str, status: int = 0) -> list[str]:
     """What a session says of baselines without a case, which is the same everywhere."""
     result = run(suite, "-p", "no:cacheprovider", *ONE_LAUNCH, *options, status=status)
-    told: list[str] = read_json(suite)["unclaimed"]
+    entries: list[str] = read_json(suite)["unclaimed"]
     has = "1 reviewed baseline has no case"
-    assert (has in str(result.stdout)) == bool(told)
-    assert all(has in text for text in read_report(suite)) == bool(told)
-    return [each.removeprefix("baselines/").partition("/")[2] for each in told]
+    assert (has in str(result.stdout)) == bool(entries)
+    assert all(has in text for text in read_report(suite)) == bool(entries)
+    return [entry.removeprefix("baselines/").partition("/")[2] for entry in entries]
 
 
 def test_names_deleted_cases_and_fails_on_request(reviewed: pytest.Pytester) -> None:
@@ -56,8 +60,8 @@ def test_what_settings_leave_out_is_named(reviewed: pytest.Pytester, way: str) -
         reviewed.makepyfile(test_more=CASES.replace("[FAKE, A100]", batches(2)))
         write_cases(reviewed)
         reviewed.makeini("[pytest]\naddopts = --ignore=test_more.py\n")
-    (told,) = unclaimed(reviewed, "-m", "cpu", FAIL, status=1)
-    assert told.startswith(f"{LOST}.json: ")
+    (entry,) = unclaimed(reviewed, "-m", "cpu", FAIL, status=1)
+    assert entry.startswith(f"{LOST}.json: ")
 
 
 def test_mark_excluded_by_settings_is_fine(reviewed: pytest.Pytester) -> None:
@@ -75,8 +79,8 @@ def test_a_mark_that_a_case_lacks_is_named(reviewed: pytest.Pytester) -> None:
     nightly = "pytest.param(FAKE, marks=pytest.mark.nightly)"
     write_cases(reviewed, f"[{nightly}, FAKE.replace(micro_batch=2)]")
     reviewed.makeini("[pytest]\nmarkers = nightly\naddopts = -m nightly\n")
-    (told,) = unclaimed(reviewed, FAIL, status=1)
-    assert told.startswith(f"{LOST}.json: its case was deselected")
+    (entry,) = unclaimed(reviewed, FAIL, status=1)
+    assert entry.startswith(f"{LOST}.json: its case was deselected")
 
 
 def test_selection_by_environment_gets_no_remark(
@@ -129,8 +133,8 @@ def test_names_cases_that_moved_to_a_directory(reviewed: pytest.Pytester) -> Non
     (reviewed.path / "test_cases.py").rename(Path("bench_cases") / "test_cases.py")
     reviewed.makepyfile(**{"cases2/test_moved": CASES.replace("[FAKE, A100]", batches(2))})
     reviewed.makeini("[pytest]\nperf_cases = cases2\n")
-    (told,) = unclaimed(reviewed, "bench_cases", "-m", "cpu", FAIL, status=1)
-    assert told == f"{LOST}.json: no case of these directories has this id, and perf_cases names cases2"
+    (entry,) = unclaimed(reviewed, "bench_cases", "-m", "cpu", FAIL, status=1)
+    assert entry == f"{LOST}.json: no case of these directories has this id, and perf_cases names cases2"
 
 
 def test_part_of_the_cases_says_nothing_of_others(reviewed: pytest.Pytester) -> None:

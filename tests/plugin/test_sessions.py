@@ -93,16 +93,16 @@ def test_explains_and_reports_a_slowdown(recorded: pytest.Pytester) -> None:
         ]
     )
     case = read_junit(recorded)
-    told = read_json(recorded)
+    session = read_json(recorded)
     properties = {str(p.get("name")): str(p.get("value")) for p in case.iter("property")}
     assert properties["perf_outcome"] == "regressed"
     assert properties["perf_framework"] == "fake"
     assert float(properties["perf_tokens_per_s"]) == pytest.approx(39200, rel=0.02)
-    assert properties["perf_hardware_class"] == told["machine"]["hardware_class"]
-    assert properties["perf_launches"] == str(len(told["results"][0]["runs"]))
+    assert properties["perf_hardware_class"] == session["machine"]["hardware_class"]
+    assert properties["perf_launches"] == str(len(session["results"][0]["runs"]))
     (failure,) = case.iter("failure")
     assert "% fewer (99% interval" in str(failure.text) + str(failure.get("message"))
-    assert told["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
+    assert session["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
     page, summary = read_report(recorded)
     assert "<h1>1 regressed</h1>" in page
     assert summary.startswith("## perfsuite: 1 regressed")
@@ -119,9 +119,9 @@ def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
             "*tokens/s: 51,*, arm A 51,*: 0.0% *",
         ]
     )
-    told = read_json(suite)
-    assert [arm["text"] for arm in told["arms"]] == [".", "."]
-    assert len(told["results"][0]["before"]) == len(told["results"][0]["runs"]) == 3
+    session = read_json(suite)
+    assert [arm["text"] for arm in session["arms"]] == [".", "."]
+    assert len(session["results"][0]["before"]) == len(session["results"][0]["runs"]) == 3
     assert "B vs A" in read_report(suite)[1]
     assert {path.name for path in (suite.path / ".perfsuite").iterdir()} == {"compare"}
     slow = run_cpu(suite, "--perf-against=.", "--perf-inject=slowdown=30%", "--perf-max-pairs=5", status=1)
@@ -364,21 +364,21 @@ def test_unreadable_gpu_concerns_only_its_cases(
     monkeypatch.setattr(local, "detect", Mock(side_effect=lost))
     result = run_cpu(suite, "--perf-json=out.json", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
-    for told in (str(result.stdout), str(result.stderr)):
-        assert "Traceback" not in told
-        assert "INTERNALERROR" not in told
+    for output in (str(result.stdout), str(result.stderr)):
+        assert "Traceback" not in output
+        assert "INTERNALERROR" not in output
     suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(len, ('abc',))\n")
     run(suite, "--benchmark-json=b.json")
-    told = read_json(suite, "b.json")["machine_info"]
-    assert ("hardware" in told, "frameworks" in told) == (False, True)
+    machine = read_json(suite, "b.json")["machine_info"]
+    assert ("hardware" in machine, "frameworks" in machine) == (False, True)
 
 
 def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
     """Let launches find the machine so, in turn, on which others never stop."""
-    each = itertools.cycle(healths)
+    remaining = itertools.cycle(healths)
 
     def beside_others(*args: Any, **options: Any) -> Run:
-        return collect.collect(*args, **options).replace(health=next(each))
+        return collect.collect(*args, **options).replace(health=next(remaining))
 
     monkeypatch.setattr(measure, "collect", beside_others)
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
@@ -434,7 +434,7 @@ def test_names_others_who_used_some_launches(suite: pytest.Pytester, monkeypatch
 
 
 def measured_batches(suite: pytest.Pytester) -> list[int]:
-    return [each["runs"][0]["case"]["micro_batch"] for each in read_json(suite)["results"]]
+    return [result["runs"][0]["case"]["micro_batch"] for result in read_json(suite)["results"]]
 
 
 def test_budget_takes_failed_and_oldest_first(
@@ -470,12 +470,12 @@ def test_budget_takes_failed_and_oldest_first(
 
 def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     find(suite, monkeypatch, "passed", "passed", "passed", "passed")
-    found = []
+    shares = []
     for number in (1, 2):
         run_cpu(suite, f"--perf-shard={number}/2", "--perf-json=out.json")
-        found.append(set(measured_batches(suite)))
-    assert [len(each) for each in found] == [2, 2]
-    assert set.union(*found) == {1, 2, 3, 4}
+        shares.append(set(measured_batches(suite)))
+    assert [len(share) for share in shares] == [2, 2]
+    assert set.union(*shares) == {1, 2, 3, 4}
     alone = run_cpu(suite, "--perf-shard=5/5")  # a job too many is no error
     alone.stdout.fnmatch_lines(["*4 deselected*"])
     run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -499,9 +499,9 @@ def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pyt
 
 def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     find(suite, monkeypatch, "passed", "passed")
-    told = str(run_cpu(suite, "--perf-no-counts").stdout)
-    assert told.count("--perf-no-counts: the work of a step was neither counted nor judged") == 1
-    assert "not counted" not in told
+    printed = str(run_cpu(suite, "--perf-no-counts").stdout)
+    assert printed.count("--perf-no-counts: the work of a step was neither counted nor judged") == 1
+    assert "not counted" not in printed
 
 
 @pytest.mark.fault("another session measures")
@@ -580,14 +580,16 @@ def test_every_report_has_an_unexpected_error(
     write_cases(suite, batches(2, 3, 4))
     result = run(suite, "--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1", status=1)
     results = read_json(suite)["results"]
-    found = [(each["outcome"], each["verdict"]["failure"]) for each in results]
-    assert found == [("failed", "error"), ("failed", "error"), ("recorded", None)]
-    for each, words in zip(results, ("in a launch", "before"), strict=False):
-        assert f"KeyError: '{words}' (its traceback: " in each["verdict"]["reasons"][0]
-        (traceback,) = suite.path.glob(f".perfsuite/runs/*/{each['case_id']}/traceback.txt")
+    outcomes = [
+        (result_of_case["outcome"], result_of_case["verdict"]["failure"]) for result_of_case in results
+    ]
+    assert outcomes == [("failed", "error"), ("failed", "error"), ("recorded", None)]
+    for case_result, words in zip(results, ("in a launch", "before"), strict=False):
+        assert f"KeyError: '{words}' (its traceback: " in case_result["verdict"]["reasons"][0]
+        (traceback,) = suite.path.glob(f".perfsuite/runs/*/{case_result['case_id']}/traceback.txt")
         assert f'nothing["{words}"]' in traceback.read_text()
-        assert all(each["case_id"] in text for text in read_report(suite))
-        result.stdout.fnmatch_lines([f"{each['case_id']} *failed"])
+        assert all(case_result["case_id"] in text for text in read_report(suite))
+        result.stdout.fnmatch_lines([f"{case_result['case_id']} *failed"])
 
 
 @pytest.mark.launch
@@ -661,8 +663,8 @@ def test_shows_waived_regressions_everywhere(recorded: pytest.Pytester) -> None:
     waivers = recorded.path / "perf-waivers.toml"
     waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    told = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, @me, https://example.org/1"
-    slow.stdout.fnmatch_lines([f"*{ID}: {told}*", "*XFAIL*waived: *", "*1 xfailed*"])
+    sentence = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, @me, https://example.org/1"
+    slow.stdout.fnmatch_lines([f"*{ID}: {sentence}*", "*XFAIL*waived: *", "*1 xfailed*"])
     (result,) = read_json(recorded)["results"]
     assert (result["outcome"], result["excused"]) == ("regressed", "waived")
     (skipped,) = read_junit(recorded).iter("skipped")
@@ -698,10 +700,10 @@ def test_shadow_mode_says_what_would_have_failed(recorded: pytest.Pytester) -> N
             "*1 xfailed*",
         ]
     )
-    told = read_json(recorded)
-    (result,) = told["results"]
+    session = read_json(recorded)
+    (result,) = session["results"]
     assert (result["outcome"], result["excused"], result["shadow"]) == ("regressed", None, True)
-    assert told["conditions"]["options"]["--perf-shadow"] == "yes"
+    assert session["conditions"]["options"]["--perf-shadow"] == "yes"
     case = read_junit(recorded)
     assert case.find("failure") is None
     (skipped,) = case.iter("skipped")

@@ -42,7 +42,7 @@ def test_package_metrics_have_a_column_if_present() -> None:
     extra = BEFORE.replace(figures=BEFORE.figures.replace(extra={"b": 1.5, "a": 3.0}))
     results = [make_result(run, before=None) for run in (now(), extra)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
-    cells = [[column.text(each) for column in extras(results)] for each in results]
+    cells = [[column.text(result) for column in extras(results)] for result in results]
     assert cells == [["-", "-"], ["3.00", "1.50"]]
     assert extras(results[:1]) == []
 
@@ -92,7 +92,9 @@ def test_failed_case_stays_in_the_table() -> None:
     for other in (run, crashed):
         result = make_result(other, verdict=judge_counts(run, other))
         cases.append(result.replace(before=(run,)))
-    headings = [[column.heading for column in of_cases(each, [])] for each in (cases[:1], cases, cases[1:])]
+    headings = [
+        [column.heading for column in of_cases(chosen, [])] for chosen in (cases[:1], cases, cases[1:])
+    ]
     assert headings[0] == headings[1] == ["computed", "collectives", "live peak"]
     assert headings[2] == []
     assert "after one launch of each arm" in " ".join(terminal.explanation(cases[1]).split())

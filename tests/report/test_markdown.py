@@ -126,4 +126,4 @@ def test_no_control_character_reaches_a_terminal() -> None:
     )
     session = make_session(1, lambda number: "passed")
     rendered = render([session.replace(waivers=(odd,), interrupted_case=odd, status="interrupted")])
-    assert not set(odd) & {each for each in rendered if not each.isprintable() and each != "\n"}
+    assert not set(odd) & {letter for letter in rendered if not letter.isprintable() and letter != "\n"}

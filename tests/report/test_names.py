@@ -5,8 +5,8 @@ from tests.samples import IMAGES, make_case
 
 
 def names(*cases: Case) -> list[str]:
-    found = short_names({case.id: case.parameters for case in cases})
-    return [found[case.id] for case in cases]
+    short = short_names({case.id: case.parameters for case in cases})
+    return [short[case.id] for case in cases]
 
 
 def test_a_lone_case_has_three_parts() -> None:

@@ -70,7 +70,9 @@ def test_parts_appear_beside_their_former_values() -> None:
 def test_shows_the_rank_that_differs_most() -> None:
     usual = make_profile()
     loss = Work(name="aten::loss", calls=1, us=9)
-    last_stage, slower = (each.replace(operators=(*each.operators, loss)) for each in (usual, EAGER))
+    last_stage, slower = (
+        measured.replace(operators=(*measured.operators, loss)) for measured in (usual, EAGER)
+    )
     result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
     assert profile.tables(result)[0].caption.count("rank 1.") == 1
     before = taken()

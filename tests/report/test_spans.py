@@ -30,7 +30,7 @@ def times(start_up: dict[str, float]) -> dict[str, SpanTimes]:
 
 def launch(*counts: Counts, **changes: Any) -> Run:
     """Ten steps of 0.1 s, of which the last six are measured; a rank for each of `counts`."""
-    entries = tuple(RankCounts(ranks=(rank,), counts=each) for rank, each in enumerate(counts))
+    entries = tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))
     fields = {"step_s": (0.1,) * STEPS, "window": (4, STEPS), "counts": entries, "spans": times(WARM)}
     return make_run(**{**fields, **changes})
 

@@ -137,7 +137,7 @@ def test_cuts_long_tables_and_counts_the_rest() -> None:
     text_lines = [" ".join(line.split()) for line in text.splitlines()]
     shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
     left = "not shown: the step of 3 ranks; see the HTML report"
-    assert [each for each in text_lines if each.endswith("counted:") or "not shown:" in each] == [
+    assert [line for line in text_lines if line.endswith("counted:") or "not shown:" in line] == [
         *shown,
         left,
     ]

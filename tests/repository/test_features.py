@@ -57,7 +57,7 @@ REMOVABLE = {
     "slurm": feature("slurm", "docs/slurm.md"),
     **{name: framework(name) for name in ("deepspeed", "nanotron", "torchtitan")},
 }
-each = pytest.mark.parametrize("name", REMOVABLE)
+each_removable = pytest.mark.parametrize("name", REMOVABLE)
 
 LONGEST_S = 14 * 60  # below `faulthandler_timeout`, which would end the process of this test
 ABOUT_THE_REPOSITORY = (
@@ -94,12 +94,12 @@ def test_the_table_has_every_feature() -> None:
     assert folders <= {*REMOVABLE}
 
 
-@each
+@each_removable
 def test_its_paths_exist(name: str) -> None:
     assert [path for path in REMOVABLE[name].paths if not (ROOT / path).exists()] == []
 
 
-@each
+@each_removable
 def test_only_its_own_files_name_it(name: str) -> None:
     package, paths, named_by = REMOVABLE[name]
     named = re.compile(rf"{re.escape(package)}\b|{re.escape(package.replace('.', '/'))}\b")
@@ -127,7 +127,7 @@ def test_only_modules_with_commands_write_to_the_terminal() -> None:
 
 @pytest.mark.launch
 @pytest.mark.nightly
-@each
+@each_removable
 def test_the_core_passes_without_it(name: str, tmp_path: Path) -> None:
     package, paths, _ = REMOVABLE[name]
     for file in tracked():
@@ -165,8 +165,8 @@ def test_the_core_passes_without_it(name: str, tmp_path: Path) -> None:
 
 def install_metadata(repository: Path) -> None:
     """Copy the metadata of the installed perfsuite, with the entry points of this `pyproject.toml`."""
-    known = distribution("perfsuite")
-    (metadata,) = (Path(str(file.locate())) for file in known.files or () if file.name == "METADATA")
+    package = distribution("perfsuite")
+    (metadata,) = (Path(str(file.locate())) for file in package.files or () if file.name == "METADATA")
     copied = repository / metadata.parent.name
     shutil.copytree(metadata.parent, copied)
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]

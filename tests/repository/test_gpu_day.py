@@ -29,5 +29,5 @@ def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
 
 @pytest.mark.parametrize("part", ["", "5"])
 def test_it_says_which_parts_there_are(part: str) -> None:
-    told = output_of(f"'{DAY}' '{part}' 2>&1 >/dev/null", shell=True, status=2)
-    assert f"name a part, 1 to 4; got '{part}'" in told
+    printed = output_of(f"'{DAY}' '{part}' 2>&1 >/dev/null", shell=True, status=2)
+    assert f"name a part, 1 to 4; got '{part}'" in printed

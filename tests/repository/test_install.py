@@ -50,16 +50,20 @@ pytestmark = pytest.mark.launch
 
 def dependencies(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
     """These distributions and all that they depend on, by name."""
-    found: dict[str, importlib.metadata.Distribution] = {}
+    distributions: dict[str, importlib.metadata.Distribution] = {}
     left = list(names)
     while left:
         name = canonicalize_name(left.pop())
-        if name in found:
+        if name in distributions:
             continue
-        found[name] = importlib.metadata.distribution(name)
-        requirements = map(Requirement, found[name].requires or ())
-        left += [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
-    return found
+        distributions[name] = importlib.metadata.distribution(name)
+        requirements = map(Requirement, distributions[name].requires or ())
+        left += [
+            requirement.name
+            for requirement in requirements
+            if not requirement.marker or requirement.marker.evaluate({"extra": ""})
+        ]
+    return distributions
 
 
 def environment(directory: Path, names: Iterable[str]) -> tuple[str, Path]:
@@ -121,7 +125,7 @@ def test_wheel_holds_the_whole_package(wheel: Path) -> None:
 def driver(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment that `pip install perfsuite` makes."""
     requirements = map(Requirement, importlib.metadata.requires("perfsuite") or ())
-    names = [each.name for each in requirements if not each.marker]
+    names = [requirement.name for requirement in requirements if not requirement.marker]
     python, _ = environment(tmp_path_factory.mktemp("driver"), names)
     run(
         *(sys.executable, "-m", "pip", "--isolated", "--python", python),
@@ -147,16 +151,16 @@ def test_driver_needs_only_its_dependencies(driver: str, tmp_path: Path) -> None
     looked_at = run(command, "doctor", "--quick", "--expect=cpu", cwd=tmp_path, status=1)
     assert "machine" in looked_at
     assert MISSING_TORCH in looked_at
-    told = run(command, "history", "trend", cwd=tmp_path, status=2)
-    assert "pip install 'perfsuite[history]'" in told
+    printed = run(command, "history", "trend", cwd=tmp_path, status=2)
+    assert "pip install 'perfsuite[history]'" in printed
     file = tmp_path / "test_cases.py"
     frameworks = (Fake(), DDP(), Script(path=str(file)))
     file.write_text(measuring(*(SMALL.replace(framework=framework) for framework in frameworks)))
     pytest_words = (driver, "-m", "pytest", "-rs", "--perf-record-launches=1")
     assert MISSING_TORCH in run(*pytest_words, "-k", "script", cwd=tmp_path, status=4)
-    told = run(*pytest_words, "-k", "not script", "--perf-report=out", cwd=tmp_path)
-    assert "1 skipped, 1 deselected, 1 recorded" in told
-    assert "for the model gpt2-tiny it needs the package transformers, which is not installed" in told
+    printed = run(*pytest_words, "-k", "not script", "--perf-report=out", cwd=tmp_path)
+    assert "1 skipped, 1 deselected, 1 recorded" in printed
+    assert "for the model gpt2-tiny it needs the package transformers, which is not installed" in printed
     assert "<svg" in (tmp_path / "out" / "index.html").read_text()
 
 

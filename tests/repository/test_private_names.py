@@ -86,15 +86,15 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def defined(tree: ast.AST) -> set[str]:
     """Return the names that a file defines: functions, classes, variables, attributes of its own objects."""
-    found = set[str]()
+    names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node):
-            found.add(node.attr)
-    return found
+            names.add(node.attr)
+    return names
 
 
 def parts_of(value: object) -> list[str]:

@@ -21,29 +21,31 @@ def test_every_public_name_exists_once(name: str) -> None:
     module = importlib.import_module(name)
     names = module.__all__
     assert len(set(names)) == len(names)
-    for each in names:
-        assert getattr(module, each) is not None
+    for public_name in names:
+        assert getattr(module, public_name) is not None
     if name != "perfsuite.testing":  # a module of functions imports what it works with
         others = {
-            each
-            for each, value in vars(module).items()
-            if not each.startswith("_") and not isinstance(value, ModuleType) and each not in names
+            defined
+            for defined, value in vars(module).items()
+            if not defined.startswith("_") and not isinstance(value, ModuleType) and defined not in names
         }
         assert others <= {"annotations", "Any", "TYPE_CHECKING"}
 
 
 def test_packages_that_list_names_are_public() -> None:
-    packages = [each.name for each in pkgutil.iter_modules(perfsuite.__path__, "perfsuite.") if each.ispkg]
-    listed = [each for each in packages if hasattr(importlib.import_module(each), "__all__")]
+    packages = [
+        package.name for package in pkgutil.iter_modules(perfsuite.__path__, "perfsuite.") if package.ispkg
+    ]
+    listed = [package for package in packages if hasattr(importlib.import_module(package), "__all__")]
     assert set(listed) == set(PUBLIC) - {"perfsuite", "perfsuite.testing"}
 
 
 def for_type_checkers() -> dict[str, str]:
     """The module of each name that `perfsuite/__init__.py` imports for type checkers alone."""
     tree = ast.parse(Path(perfsuite.__file__).read_text())
-    (block,) = (each for each in tree.body if isinstance(each, ast.If))
-    imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
-    return {name.name: str(each.module) for each in imports for name in each.names}
+    (block,) = (statement for statement in tree.body if isinstance(statement, ast.If))
+    imports = [statement for statement in block.body if isinstance(statement, ast.ImportFrom)]
+    return {name.name: str(statement.module) for statement in imports for name in statement.names}
 
 
 def test_top_names_are_those_of_type_checkers() -> None:

@@ -136,7 +136,7 @@ def run_steps(
     where: Path,
     name: str,
     job: str,
-    known: Mapping[str, str],
+    values: Mapping[str, str],
     variables: Mapping[str, str] = os.environ,
     status: int = 0,
 ) -> str:
@@ -158,7 +158,7 @@ def run_steps(
         if word.startswith("'"):
             return word
         default = inputs.get(word.removeprefix("inputs."), {}).get("default", "")
-        return repr(known.get(word, default))
+        return repr(values.get(word, default))
 
     def filled(given: Mapping[str, object]) -> dict[str, str]:
         return {key: re.sub(r"\$\{\{(.*?)\}\}", value, str(text)) for key, text in given.items()}
@@ -192,7 +192,7 @@ def machines_of(hardware: str, tmp_path: Path, status: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "told"),
+    ("hardware", "expected"),
     [
         (
             '{"h100": {"runs-on": ["a"]}, "l4": {"runs-on": {"group": "g"}, "container": "i"}}',
@@ -204,17 +204,17 @@ def machines_of(hardware: str, tmp_path: Path, status: int = 0) -> str:
         ),
     ],
 )
-def test_reads_a_nights_machines_from_a_map(tmp_path: Path, hardware: str, told: Any) -> None:
+def test_reads_a_nights_machines_from_a_map(tmp_path: Path, hardware: str, expected: Any) -> None:
     machines_of(hardware, tmp_path)
     made = json.loads((tmp_path / "out").read_text().removeprefix("matrix="))
     keys = ("name", "hardware", "shard", "runs-on", "container")
-    assert [tuple(each[key] for key in keys) for each in made] == told
-    assert {each["options"] for each in made} == {"--gpus=all --ipc=host"}
+    assert [tuple(entry[key] for key in keys) for entry in made] == expected
+    assert {entry["options"] for entry in made} == {"--gpus=all --ipc=host"}
 
 
 def test_a_bad_map_of_machines_is_refused(tmp_path: Path) -> None:
     no_map = "hardware is no JSON map from a marker to its machine"
-    for hardware, told in {
+    for hardware, message in {
         "{}": no_map,
         '["h100"]': no_map,
         '{"h100": {"container": "i"}}': "hardware: h100 has no runs-on",
@@ -222,22 +222,22 @@ def test_a_bad_map_of_machines_is_refused(tmp_path: Path) -> None:
         '{"h100": {"runs-on": "a", "shards": 0}}': "h100 has shards 0: give a whole number from 1",
         '{"h100": {"runs-on": "a", "shards": "2"}}': 'h100 has shards "2": give a whole number',
     }.items():
-        assert told in machines_of(hardware, tmp_path, status=5)
+        assert message in machines_of(hardware, tmp_path, status=5)
 
 
 def test_finds_a_machine_by_marker_or_label(tmp_path: Path) -> None:
     variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
     machines = '{"h100": {"runs-on": "a"}, "l4": {}}'
-    known = {"inputs.machines": machines, "inputs.hardware": "h100"}
-    run_steps(tmp_path, "new-baselines", "machine", known, variables)
+    values = {"inputs.machines": machines, "inputs.hardware": "h100"}
+    run_steps(tmp_path, "new-baselines", "machine", values, variables)
     assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n'
     for lacking in ("l4", "a100"):
-        known["inputs.hardware"] = lacking
-        said = run_steps(tmp_path, "new-baselines", "machine", known, variables, status=5)
+        values["inputs.hardware"] = lacking
+        said = run_steps(tmp_path, "new-baselines", "machine", values, variables, status=5)
         assert f"machines has no runs-on for {lacking}: it knows h100, l4" in said
     for label in ("bug", "h100"):
-        known = {"inputs.hardware": machines, "github.event.label.name": label}
-        run_steps(tmp_path, "pull-request", "machine", known, variables)
+        values = {"inputs.hardware": machines, "github.event.label.name": label}
+        run_steps(tmp_path, "pull-request", "machine", values, variables)
     assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n' * 2, "another label is no machine"
 
 
@@ -254,7 +254,10 @@ SHAPES = {
 
 
 def installed() -> list[tuple[str, str]]:
-    return sorted((each.name, each.version) for each in importlib.metadata.distributions())
+    return sorted(
+        (installed_distribution.name, installed_distribution.version)
+        for installed_distribution in importlib.metadata.distributions()
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -264,9 +267,9 @@ def test_night_in_an_image_installs_nothing(
     tools = tmp_path / "tools"
     tools.mkdir()
     for tool in ("g++", "nproc", "lscpu", *(["git"] if "git" not in shape else [])):
-        found = shutil.which(tool)
-        if found:
-            (tools / tool).symlink_to(found)
+        path = shutil.which(tool)
+        if path:
+            (tools / tool).symlink_to(path)
     if "git" in shape:
         shutil.rmtree(repository / ".git")
     variables = {name: value.format(home=tmp_path) for name, value in SHAPES[shape].items()}
@@ -277,11 +280,11 @@ def test_night_in_an_image_installs_nothing(
         "GITHUB_ACTIONS": "true",
     }
     variables |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "LANG": "C.UTF-8"}
-    known = {"matrix.hardware": "cpu", "matrix.shard": "--shard=1/1", "inputs.python": sys.executable}
+    values = {"matrix.hardware": "cpu", "matrix.shard": "--shard=1/1", "inputs.python": sys.executable}
     measured = "--perf-missing-baseline=record --perf-record-launches=1 --perf-min-judged=0%"
-    known["inputs.options"] = f"--selftest fake -- {measured}"
+    values["inputs.options"] = f"--selftest fake -- {measured}"
     before = installed()
-    run_steps(repository, "night", "measure", known, variables)
+    run_steps(repository, "night", "measure", values, variables)
     assert installed() == before
     assert (tmp_path / "summary").read_text().startswith("## perfsuite: 1 ")
     assert (repository / "out" / "index.html").exists()
@@ -344,9 +347,9 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
     for day, name in enumerate(("night-cpu", "night-again"), 1):
         a_night(repository, name, "passed", started_at=f"2026-01-0{day}T00:00:00+00:00")
     nobody = "https://localhost:1"  # listens there
-    told = {"inputs.hosted_setup": "true", "github.token": "t", "secrets.notify_url": nobody}
+    values = {"inputs.hosted_setup": "true", "github.token": "t", "secrets.notify_url": nobody}
     variables = {**os.environ, "RUN_URL": "https://example.org/runs/1"}
-    said = run_steps(repository, "night", "history", told, variables)
+    said = run_steps(repository, "night", "history", values, variables)
     assert "--notify: nothing was posted, because no case changed its state" in said
     reports = {file.name for file in (repository / "report").glob("*.json")}
     assert reports == {"results.json", "results-2.json"}
@@ -362,7 +365,7 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
     assert "asv" in (site / "history" / "index.html").read_text()
     shutil.rmtree(repository / "nights")
     a_night(repository, "night-cpu", "regressed", inject="slowdown=30%")
-    run_steps(repository, "night", "history", told, variables, status=1)  # what was injected is not kept
+    run_steps(repository, "night", "history", values, variables, status=1)  # what was injected is not kept
     assert "issue create --title Performance regressions on cpu-" in (tmp_path / "bin" / "calls").read_text()
 
 
@@ -388,13 +391,15 @@ def test_caller_grants_needed_rights_and_inputs() -> None:
     assert {caller for caller, *_ in called()} == {"nightly", "pages", "dry", "compare", "baselines"}
     for caller, name, job, asked in called():
         wanted: dict[str, str] = {}
-        for each in asked["jobs"].values():
-            for right, level in each.get("permissions", {}).items():
+        for job_asked in asked["jobs"].values():
+            for right, level in job_asked.get("permissions", {}).items():
                 wanted[right] = max(level, wanted.get(right, ""))  # read < write
         assert job["permissions"] == wanted, (caller, name)
         inputs = (asked[True]["workflow_call"] or {}).get("inputs", {})
         assert set(job.get("with", {})) <= set(inputs), (caller, name)
-        assert {key for key, each in inputs.items() if each.get("required")} <= set(job.get("with", {}))
+        assert {key for key, definition in inputs.items() if definition.get("required")} <= set(
+            job.get("with", {})
+        )
 
 
 def test_ci_tests_the_lowest_torch_and_python() -> None:
@@ -469,14 +474,14 @@ def test_compares_a_pull_request_without_hardware(repository: Path) -> None:
 
 
 def test_measured_baselines_become_a_pull_request(repository: Path, tmp_path: Path, trusted: str) -> None:
-    told = {"inputs.hardware": "cpu", "inputs.cases": "fake and not other", "inputs.reason": "a new torch"}
-    run_steps(repository, "new-baselines", "measure", {**told, "inputs.python": sys.executable})
+    values = {"inputs.hardware": "cpu", "inputs.cases": "fake and not other", "inputs.reason": "a new torch"}
+    run_steps(repository, "new-baselines", "measure", {**values, "inputs.python": sys.executable})
     (file,) = (repository / "baselines").glob("*/fake-*.json")
     assert len(json.loads(file.read_text())["launches"]) == 10
     (repository / "measured").mkdir()  # as the artifact is downloaded
     for name in ("baselines", "out"):
         (repository / name).rename(repository / "measured" / name)
-    run_steps(repository, "new-baselines", "propose", {**told, "inputs.hosted_setup": "true"})
+    run_steps(repository, "new-baselines", "propose", {**values, "inputs.hosted_setup": "true"})
     assert git(repository, "show", "--stat", "--format=%s", "HEAD").startswith("Baselines of cpu")
     calls = (tmp_path / "bin" / "calls").read_text()
     assert "pr create --title Baselines of cpu" in calls

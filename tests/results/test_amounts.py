@@ -39,7 +39,13 @@ def test_the_unit_says_how_an_amount_is_written(unit: str, values: list[float], 
 
 def test_difference_has_a_sign_and_full_precision() -> None:
     differences = [(1, "calls"), (-3, "calls"), (128, "bytes"), (-MIB, "bytes"), (0, "bytes")]
-    assert [signed(*each) for each in differences] == ["+1", "-3", "+128 bytes", "-1.00 MiB", "0 bytes"]
+    assert [signed(*arguments) for arguments in differences] == [
+        "+1",
+        "-3",
+        "+128 bytes",
+        "-1.00 MiB",
+        "0 bytes",
+    ]
     assert arrow(978_000_000, 1_107_000_000, "FLOP") == "0.98 -> 1.11 GFLOP", (
         "1.0 -> 1.1 would tell 10% of 13"
     )

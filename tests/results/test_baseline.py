@@ -21,8 +21,8 @@ def test_keeps_figures_to_six_digits() -> None:
     values = [123456789.0, 0.000123456789, 1.0000004, -7.6543219, 999999.9, 0.0, None, math.inf, math.nan]
     kept = [123457000.0, 0.000123457, 1.0, -7.65432, 1000000.0, 0.0, None, math.inf, math.nan]
     made = make_baseline(*(make_run(figures=make_figures(tokens_per_s=value, mfu=value)) for value in values))
-    assert [repr(each.figures.tokens_per_s) for each in made.launches] == list(map(repr, kept))
-    assert [repr(each.figures.mfu) for each in made.launches] == list(map(repr, kept))
+    assert [repr(launch.figures.tokens_per_s) for launch in made.launches] == list(map(repr, kept))
+    assert [repr(launch.figures.mfu) for launch in made.launches] == list(map(repr, kept))
 
 
 def test_keeps_losses_to_six_digits() -> None:
@@ -62,7 +62,7 @@ def test_launches_name_their_session() -> None:
     with pytest.raises(ValueError, match="zip"):
         baseline.from_runs(runs, sessions=["a"])
     nodes = [tuple(Node(name=name) for name in names) for names in ("ab", "ab", "cd")]
-    resumed = [run.replace(nodes=each) for run, each in zip(runs, nodes, strict=True)]
+    resumed = [run.replace(nodes=names) for run, names in zip(runs, nodes, strict=True)]
     assert baseline.from_runs(resumed, sessions=["a"] * 3).session_sizes("tokens_per_s") == [2, 1]
 
 
@@ -96,7 +96,10 @@ def test_every_step_counts_in_one_tenth(steps: int) -> None:
 def test_reports_figures_as_launch_medians() -> None:
     probes = [{"matmul": 712.3456789, "copy": 3.0}, {}, {"matmul": 700.0}, {"matmul": 650.0}]
     figures = [make_figures(mfu=mfu) for mfu in (0.5, None, 0.3, 0.4)]
-    runs = [make_run(figures=each, device_probe=probe) for each, probe in zip(figures, probes, strict=True)]
+    runs = [
+        make_run(figures=of_launch, device_probe=probe)
+        for of_launch, probe in zip(figures, probes, strict=True)
+    ]
     made = baseline.from_runs(runs)
     kept = [launch.device_probe for launch in made.launches]
     assert kept == [{"matmul": 712.346, "copy": 3.0}, *probes[1:]]

@@ -35,7 +35,7 @@ def test_newest_launch_is_the_count_baseline() -> None:
     assert (made.counts, made.unsteady) == (launch().counts, ("host reads in forward",))
     assert made.versions == {"torch": "2.13.0", "transformers": "5.23.0"}
     assert (made.method, made.accepted) == ("dispatch-2", accepted)
-    launches = [launch(counts(), each).counts for each in (counts(), MORE, counts())]
+    launches = [launch(counts(), rank_counts).counts for rank_counts in (counts(), MORE, counts())]
     assert unsteady(launches) == ("host reads in forward",)
     alone = [entry for entry in launches[1] if 0 in entry.ranks]
     assert unsteady(launches[:1]) == unsteady([launches[0], alone]) == ()

@@ -18,7 +18,7 @@ TERA = Counts(flops={"forward": 10**12})
 def of(
     *counts: Counts, nodes: int = 1, ranks: int = 8, machine: Machine | None = None, **case: Any
 ) -> Roofline | None:
-    entries = [RankCounts(ranks=(rank,), counts=each) for rank, each in enumerate(counts)]
+    entries = [RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts)]
     made = make_case(topology=Topology(nodes=nodes, processes_per_node=ranks), **case)
     return roofline(entries, made, machine or make_gpu_machine(), tokens=1000)
 

@@ -36,7 +36,7 @@ def group(*rows: Any) -> Group:
 
 def test_orders_collectives_by_group() -> None:
     far = GATHERED.replace(apart=8)
-    names = [each.name for each in quantities([counts(), counts(collectives=(far, BARRIER))])]
+    names = [quantity.name for quantity in quantities([counts(), counts(collectives=(far, BARRIER))])]
     shapes = ("all_gather of 2 ranks", "reduce_scatter of 2 ranks", "all_gather of 2 ranks, 8 apart")
     others = ("FLOPs", "host reads", "blocking copies between devices", "copies between devices")
     assert names[:8] == [*shapes, "barrier of 2 ranks", *others]
@@ -47,7 +47,10 @@ def test_collectives_count_bytes_and_barriers_calls() -> None:
     gathered = group(GATHERED)
     barrier = group(BARRIER)
     assert gathered.read(counts()) == {"all_gather of 2 ranks: bytes": 2 * BYTES}
-    assert [gathered.value(each) for each in (counts(), counts(collectives=()))] == [2 * BYTES, 0]
+    assert [gathered.value(rank_counts) for rank_counts in (counts(), counts(collectives=()))] == [
+        2 * BYTES,
+        0,
+    ]
     assert (barrier.unit, barrier.family, gathered.family) == ("calls", "barriers", "collectives")
     assert barrier.value(counts(collectives=(BARRIER,))) == 2
 
@@ -68,7 +71,7 @@ def test_judges_each_phase_and_their_sum() -> None:
     assert KERNELS.value(counts()) == 177 + 327 + 351
     assert KERNELS.value(counts(), leave_out=["kernels in optimizer"]) == 177 + 327
     assert (KERNELS.allowed(counts()), PEAK.floor(counts())) == (0, 64 * 2**10)
-    assert [GROWTH.value(counts(memory=twin_counts.memory(growth=each))) for each in (-5, 0, 5)] == [0, 0, 5]
+    assert [GROWTH.value(counts(memory=twin_counts.memory(growth=size))) for size in (-5, 0, 5)] == [0, 0, 5]
     assert FLOPS.floor(counts(flops={"forward": 7_000_000, "backward": 3_000_000})) == 10_000
     assert FLOPS.changes(counts(), counts(flops={"forward": 469_762_048})) == [
         Change("FLOPs in recompute", "FLOP", 335_544_320, 0),
@@ -92,11 +95,11 @@ def test_names_copies_by_direction() -> None:
 
 
 def test_what_counts_cannot_say_is_none_and_not_0() -> None:
-    assert [PEAK.value(each) for each in (counts(), compiled())] == [PEAK_BYTES, None]
-    assert [GRAPHS.value(each) for each in (counts(), compiled())] == [0, 2]
+    assert [PEAK.value(rank_counts) for rank_counts in (counts(), compiled())] == [PEAK_BYTES, None]
+    assert [GRAPHS.value(rank_counts) for rank_counts in (counts(), compiled())] == [0, 2]
     assert BLOCKING.value(counts(blocking_copies=None)) == 0, "no copy at all"
     assert BLOCKING.value(counts(blocking_copies=None, device_copies={"cuda to cpu": 2})) is None
-    by_name = {each.name: each.value(compiled(breaks={"print": 2})) for each in quantities([])}
+    by_name = {quantity.name: quantity.value(compiled(breaks={"print": 2})) for quantity in quantities([])}
     assert [by_name[name] for name in ("graph breaks", "recompilations", "generated kernels")] == [2, 0, 31]
 
 
@@ -119,7 +122,7 @@ def test_compares_calls_only_of_one_python() -> None:
     all_counts = [python(), python(version="3.12")]
     old, new = quantities(all_counts)[-2:]
     assert (old.name, new.name) == ("Python 3.11 calls", "Python 3.12 calls")
-    assert [old.value(each) for each in (*all_counts, counts())] == [10_000, None, None]
+    assert [old.value(rank_counts) for rank_counts in (*all_counts, counts())] == [10_000, None, None]
     assert old.changes(python(), python(forward=7_000)) == [
         Change("Python 3.11 calls in forward", "calls", 6_000, 7_000),
         Change("Python 3.11 calls in backward", "calls", 4_000, 0),

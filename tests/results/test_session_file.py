@@ -130,7 +130,7 @@ def test_json_has_every_launch_and_skip_in_order(file: Path) -> None:
     assert stated["outcome"] == stated["verdict"]["outcome"] == "passed"
     assert stated["verdict"]["launches"] == len(stated["runs"]) == 3
     assert Figures.model_validate(stated["figures"]) == now().figures
-    assert [each["metric"] for each in stated["verdict"]["checks"]] == [metric.name for metric in GATED]
+    assert [check["metric"] for check in stated["verdict"]["checks"]] == [metric.name for metric in GATED]
     assert (never_run().hardware_class, good.hardware_class) == (None, "cpu-test-2c")
 
 

@@ -18,7 +18,7 @@ def drift(relative: float = 0.02, **changes: Any) -> Drift:
         relative=relative,
         interval=(0.01, 0.03),
     )
-    found = Drift(
+    finding = Drift(
         hardware_class="h100",
         case="a",
         metric="peak memory",
@@ -33,7 +33,7 @@ def drift(relative: float = 0.02, **changes: Any) -> Drift:
         accepted=False,
         open=True,
     )
-    return found.replace(**changes)
+    return finding.replace(**changes)
 
 
 @pytest.mark.parametrize(

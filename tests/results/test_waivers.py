@@ -29,7 +29,7 @@ def write(file: Path, **changes: str | None) -> None:
     """A file of one good waiver, and one with some fields otherwise or left out."""
     second = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
     fields = ("\n".join(f"{name} = {value}" for name, value in table.items()) for table in (GOOD, second))
-    file.write_text("".join(f"[[waiver]]\n{each}\n" for each in fields))
+    file.write_text("".join(f"[[waiver]]\n{waiver_fields}\n" for waiver_fields in fields))
 
 
 def test_no_waivers_without_a_file_or_entries(file: Path) -> None:

@@ -61,5 +61,5 @@ def test_bytes_that_are_not_utf8_lose_nothing(
     session = json.loads(file.read_text())
     assert session["status"] == "complete"
     assert len(session["results"]) == 1
-    assert {each.name for each in Path(os.fsdecode(here), "out").iterdir()} >= {"index.html", "summary.md"}
+    assert {path.name for path in Path(os.fsdecode(here), "out").iterdir()} >= {"index.html", "summary.md"}
     assert "fake-llama-tiny" in run("perfsuite.cli", "report")

@@ -51,7 +51,7 @@ def test_what_is_no_file_is_not(damage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("output", "reason"),
     [
         (f"{HEADING}  pytest.ini: perf_missing_baseline fail -> not set\n", "shown"),
         (f"{HEADING}  pytest.ini: perf_strict inconclusive -> not set\n", None),
@@ -60,32 +60,32 @@ def test_what_is_no_file_is_not(damage: str) -> None:
         ("", None),
     ],
 )
-def test_a_setting_has_to_be_in_a_sentence(told: str, reason: str | None) -> None:
-    assert excused("settings", INI, "[pytest]\n", told, name="pytest.ini") == reason
+def test_a_setting_has_to_be_in_a_sentence(output: str, reason: str | None) -> None:
+    assert excused("settings", INI, "[pytest]\n", output, name="pytest.ini") == reason
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("line", "reason"),
     [
         ("waiver of fake-* on tokens/s: until 2020-01-01 -> 2120-01-01", "shown"),
         ("waiver of fake-* on tokens/s: tolerated 9% -> 99%", None),
     ],
 )
-def test_waiver_field_must_be_in_a_sentence(told: str, reason: str | None) -> None:
+def test_waiver_field_must_be_in_a_sentence(line: str, reason: str | None) -> None:
     now = LATE.replace("2020-", "2120-")
-    assert excused("waivers", LATE, now, f"{HEADING}  {told}\n", name="perf-waivers.toml") == reason
+    assert excused("waivers", LATE, now, f"{HEADING}  {line}\n", name="perf-waivers.toml") == reason
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("sentence", "reason"),
     [
         ("  x 3.33 slower\n  x 3.33 slower with stalls\n", "shown"),
         ("  x 3.33 slower\n", None),
         ("  changed in nothing that is judged\n", None),
     ],
 )
-def test_judged_figure_must_be_in_a_sentence(told: str, reason: str | None) -> None:
-    assert excused("baseline", BASELINE.as_json(), SLOWER.as_json(), HEADING + told) == reason
+def test_judged_figure_must_be_in_a_sentence(sentence: str, reason: str | None) -> None:
+    assert excused("baseline", BASELINE.as_json(), SLOWER.as_json(), HEADING + sentence) == reason
 
 
 @pytest.mark.parametrize(

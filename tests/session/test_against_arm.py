@@ -74,7 +74,7 @@ class Launches:
     @property
     def order(self) -> str:
         """The arms in the order of their launches."""
-        return "".join(each[0] for each in self.made).upper()
+        return "".join(arm[0] for arm in self.made).upper()
 
     def launch_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         if self.end is not None and len(self.made) == self.end[0]:
@@ -175,12 +175,12 @@ def test_probe_corrects_only_if_code_alone_differs(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
 ) -> None:
     monkeypatch.setattr(flow, "launch_once", lambda *arguments: make_run())
-    told: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
     verdict = Verdict(outcome="passed", launches=2)
-    monkeypatch.setattr(against_arm, "judge_pairs", lambda a, b, **options: told.update(options) or verdict)
+    monkeypatch.setattr(against_arm, "judge_pairs", lambda a, b, **options: passed.update(options) or verdict)
     arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
     launches.session(arms=arms).mode.judge(task(launches.root), LaunchesSoFar())
-    assert told["corrects"] == corrects
+    assert passed["corrects"] == corrects
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_reports_identical_arms_before_launching(
 ) -> None:
     ours = launches.session(arms=(a, b), inject=inject)
     ours.mode.refused(task(launches.root))
-    told = "arms A and B are the same environment, so this comparison can only show noise"
-    assert [told in line for line in launches.said] == [True] * is_same
+    remark = "arms A and B are the same environment, so this comparison can only show noise"
+    assert [remark in line for line in launches.said] == [True] * is_same
 
 
 def test_repeats_a_shared_pair_in_the_same_order(launches: Launches) -> None:
@@ -256,10 +256,10 @@ def test_comparison_leaves_no_session_or_baseline(launches: Launches) -> None:
     assert not (launches.root / "store" / "baselines").exists()
     assert not (launches.root / "store" / "runs").exists()
     (file,) = launches.root.glob("store/compare/*/results.json")
-    told = documents.read(file, SessionFile)
-    assert [arm.text for arm in told.arms] == ["main", "."]
-    assert told.arms[0].facts["X"] == "1"
-    assert told.results == (result,)
+    stored = documents.read(file, SessionFile)
+    assert [arm.text for arm in stored.arms] == ["main", "."]
+    assert stored.arms[0].facts["X"] == "1"
+    assert stored.results == (result,)
 
 
 def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
@@ -267,9 +267,9 @@ def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
     ours = launches.session()
     with pytest.raises(KeyboardInterrupt):
         ours.measure(SIMULATED, "test")
-    told = ours.record.session_file("interrupted")
-    assert told.interrupted_case == SIMULATED.id
-    assert len(told.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
+    stored = ours.record.session_file("interrupted")
+    assert stored.interrupted_case == SIMULATED.id
+    assert len(stored.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
 
 
 def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:

@@ -320,9 +320,9 @@ def test_interrupted_profile_costs_no_verdict(sessions: Sessions, verdict: Verdi
 def test_recorded_baseline_has_its_profile(sessions: Sessions) -> None:
     ours = Explained(sessions, RECORDED)
     assert ours.measure().verdict.profiled is None
-    found = ours.baselines.find(ours.run.machine.hardware_class, TRAINS)
-    assert found is not None
-    assert ours.baselines.profile_of(found) == launch_profile(EAGER)
+    stored = ours.baselines.find(ours.run.machine.hardware_class, TRAINS)
+    assert stored is not None
+    assert ours.baselines.profile_of(stored) == launch_profile(EAGER)
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.0, "recorded"), (0.9, "not counted")])

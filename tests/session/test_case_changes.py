@@ -39,7 +39,7 @@ def of_test(case: Case, name: str = "test_it", **changes: Any) -> CollectedTest:
 
 
 def told(a: list[CollectedTest], b: list[CollectedTest]) -> list[tuple[str, str, str]]:
-    return [(each.case_id, each.kind, each.told) for each in _changes(a, b, asked=True)]
+    return [(change.case_id, change.kind, change.told) for change in _changes(a, b, asked=True)]
 
 
 SMALL = make_case(micro_batch=2)
@@ -61,8 +61,8 @@ def test_a_case_without_a_successor_is_deleted() -> None:
 def test_nearest_new_case_replaces_the_old_one() -> None:
     less = LARGE.replace(steps=10)
     other = SMALL.replace(seed=7, learning_rate=1e-4)
-    found = told([of_test(SMALL), of_test(LARGE)], [of_test(less), of_test(other)])
-    assert found == [
+    changes = told([of_test(SMALL), of_test(LARGE)], [of_test(less), of_test(other)])
+    assert changes == [
         (SMALL.id, "changed", f"{other.id}: learning_rate 0.001 -> 0.0001, seed 0 -> 7"),
         (LARGE.id, "changed", f"{less.id}: steps 20 -> 10"),
     ]
@@ -72,9 +72,9 @@ def test_matches_many_cases_in_about_a_second() -> None:
     then = [of_test(SMALL.replace(micro_batch=size)) for size in range(1, 1001)]
     now = [of_test(test.case.replace(steps=10)) for test in then]
     begun = time.process_time()
-    found = told(then, now)
-    assert [kind for _, kind, _ in found] == ["changed"] * 1000
-    assert all(words.endswith(": steps 20 -> 10") for _, _, words in found)
+    changes = told(then, now)
+    assert [kind for _, kind, _ in changes] == ["changed"] * 1000
+    assert all(words.endswith(": steps 20 -> 10") for _, _, words in changes)
     assert time.process_time() - begun < 5, "every pair would take minutes"
 
 
@@ -172,7 +172,7 @@ def test_a_case_that_a_branch_edits_is_listed(repo: Path, after: str, kind: str,
     assert (change.case_id, change.kind, change.told, unknown) == (B2, kind, words, None)
     assert change.nodeid == f"bench_cases/test_a.py::test_it[{B2}]"
     if kind == "re-marked":
-        assert [each.case_id for each in found(repo, "-m", "cpu")[0]] == [B2]
+        assert [listed.case_id for listed in found(repo, "-m", "cpu")[0]] == [B2]
 
 
 @pytest.mark.launch
@@ -193,7 +193,7 @@ def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
     commit(repo, "arm A has settings, arm B has none")
     (repo / "pytest.ini").unlink()
     assert found(repo, text="main") == ((), None), "arm A did not ask for the smaller case"
-    assert [each.case_id for each in found(repo, text="main~1")[0]] == []
+    assert [change.case_id for change in found(repo, text="main~1")[0]] == []
 
 
 @pytest.mark.launch
@@ -205,7 +205,7 @@ def test_case_newly_on_main_is_not_lost(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "feature")
     edit(repo, PARAMETERS, "[CASE]")
     changes, unknown = found(repo)
-    assert {each.case_id: each.kind for each in changes} == {B1: "new", B2: "deleted"}
+    assert {change.case_id: change.kind for change in changes} == {B1: "new", B2: "deleted"}
     assert unknown is None
 
 
@@ -267,7 +267,7 @@ def test_a_renamed_directory_of_cases_is_found(repo: Path) -> None:
     os.rename("bench_cases", "perf")
     selection = Selection(paths=[Path("perf")], is_directory_of_cases=True)
     changes, unknown = case_changes(arms(repo, "main~1"), selection, repo / ".perfsuite")
-    assert ([each.case_id for each in changes], unknown) == ([B2], None)
+    assert ([change.case_id for change in changes], unknown) == ([B2], None)
 
 
 def commit_without_adding(repo: Path) -> str:

@@ -56,7 +56,7 @@ def test_judges_dry_runs_by_architecture_counts(runs: DrySessions) -> None:
     worse = runs.measure()
     assert worse.outcome == "regressed"
     assert worse.verdict.counts is not None
-    assert [(each.before, each.now) for each in worse.verdict.counts.findings] == [(100, 200)]
+    assert [(finding.before, finding.now) for finding in worse.verdict.counts.findings] == [(100, 200)]
 
 
 @pytest.mark.parametrize(

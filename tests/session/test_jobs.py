@@ -29,8 +29,8 @@ def test_what_pytest_would_say_is_known(
 ) -> None:
     suite.mkdir("bench_cases")
     (suite.path / "test_cases.py").rename(suite.path / "bench_cases" / "test_cases.py")
-    told = refused("bench_cases", *arguments)
-    assert told == said if said is None else fnmatch(str(told), said)
+    refusal = refused("bench_cases", *arguments)
+    assert refusal == said if said is None else fnmatch(str(refusal), said)
 
 
 @pytest.mark.launch

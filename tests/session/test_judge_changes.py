@@ -64,10 +64,10 @@ def test_omits_what_main_changed_since(repo: Path) -> None:
 def test_unrelated_branches_are_unknown(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "--orphan", "other")
     commit(repo)
-    found = against("main", repo)
-    assert found is not None
-    assert found.base is None
-    assert "and HEAD have no common commit here" in found.sentences[0]
+    changes = against("main", repo)
+    assert changes is not None
+    assert changes.base is None
+    assert "and HEAD have no common commit here" in changes.sentences[0]
 
 
 def test_untracked_files_judge_too(repo: Path) -> None:
@@ -75,9 +75,9 @@ def test_untracked_files_judge_too(repo: Path) -> None:
     (repo / ".gitignore").write_text("ignored/\n")
     (repo / "ignored").mkdir()
     (repo / "ignored" / "conftest.py").write_text("a\n")
-    found = against("HEAD", repo)
-    assert found is not None
-    assert found.sentences == ("bench_cases/conftest.py added: 1 line",)
+    changes = against("HEAD", repo)
+    assert changes is not None
+    assert changes.sentences == ("bench_cases/conftest.py added: 1 line",)
 
 
 def test_settings_place_cases_and_baselines(repo: Path) -> None:
@@ -89,9 +89,9 @@ def test_settings_place_cases_and_baselines(repo: Path) -> None:
     (repo / "sub" / "baselines" / "cpu" / "x.json").write_text("{")
     (repo / "baselines").mkdir()
     (repo / "baselines" / "x.json").write_text("{")
-    found = against("HEAD", repo, repo / "sub")
-    assert found is not None
-    assert [sentence.split(" cannot")[0] for sentence in found.sentences] == [
+    changes = against("HEAD", repo, repo / "sub")
+    assert changes is not None
+    assert [sentence.split(" cannot")[0] for sentence in changes.sentences] == [
         "baseline of x on cpu (sub/baselines/cpu/x.json)",
         "case file sub/cases/sizes.py added: 1 line",
     ]
@@ -105,9 +105,9 @@ def test_reports_odd_files_that_would_judge(repo: Path) -> None:
     (repo / "bench_cases" / "conftest.py").symlink_to("nowhere")
     (repo / "na\nme").mkdir()
     (repo / "na\nme" / "conftest.py").write_text("a")
-    found = against("HEAD", repo)
-    assert found is not None
-    assert found.sentences == (
+    changes = against("HEAD", repo)
+    assert changes is not None
+    assert changes.sentences == (
         "perf-waivers.toml cannot be read now, so its changes are not known",
         "bench_cases/conftest.py is now a link to nowhere",
         "na\nme/conftest.py added: 1 line",
@@ -119,9 +119,9 @@ def test_a_case_file_that_is_now_a_link_is_said(repo: Path) -> None:
     commit(repo)
     (repo / "bench_cases" / "test_it.py").unlink()
     (repo / "bench_cases" / "test_it.py").symlink_to("../other.txt")
-    found = against("HEAD", repo)
-    assert found is not None
-    assert found.sentences == ("case file bench_cases/test_it.py is now a link to ../other.txt",)
+    changes = against("HEAD", repo)
+    assert changes is not None
+    assert changes.sentences == ("case file bench_cases/test_it.py is now a link to ../other.txt",)
 
 
 def test_what_a_case_file_links_to_is_a_case_file(repo: Path) -> None:
@@ -129,9 +129,9 @@ def test_what_a_case_file_links_to_is_a_case_file(repo: Path) -> None:
     (repo / "bench_cases" / "test_link.py").symlink_to("../other.txt")
     commit(repo)
     (repo / "other.txt").write_text("a\nb\n")
-    found = against("HEAD", repo)
-    assert found is not None
-    assert found.sentences == ("case file other.txt changed: 1 line added, 0 lines removed",)
+    changes = against("HEAD", repo)
+    assert changes is not None
+    assert changes.sentences == ("case file other.txt changed: 1 line added, 0 lines removed",)
 
 
 def test_without_a_base_nothing_is_said(repo: Path) -> None:
@@ -164,9 +164,9 @@ def test_merge_base_by_github_is_the_first_parent(repo: Path, monkeypatch: pytes
 
 def test_base_missing_in_the_clone_is_unknown(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    found = of_night(repo)
-    assert found is not None
-    assert found.base is None
-    (told,) = found.sentences
-    assert told.startswith("it is unknown whether this branch changes its own checks: git merge-base")
-    assert told.endswith("Check out the base as well (actions/checkout with fetch-depth: 0)")
+    changes = of_night(repo)
+    assert changes is not None
+    assert changes.base is None
+    (sentence,) = changes.sentences
+    assert sentence.startswith("it is unknown whether this branch changes its own checks: git merge-base")
+    assert sentence.endswith("Check out the base as well (actions/checkout with fetch-depth: 0)")

@@ -17,21 +17,21 @@ def past(outcome: Outcome, started_at: str, seconds: float = 60, launch_s: float
     return Past(outcome=outcome, started_at=started_at, seconds=seconds, launch_s=longest)
 
 
-def ids(cases: list[Case], known: dict[str, Past], day: date = DAY) -> list[int]:
-    return [each.case.micro_batch for each in planned(cases, known, day)]
+def ids(cases: list[Case], past_of_case: dict[str, Past], day: date = DAY) -> list[int]:
+    return [entry.case.micro_batch for entry in planned(cases, past_of_case, day)]
 
 
 def test_orders_failed_new_and_longest_unmeasured() -> None:
     first, second, third, _ = (case.id for case in CASES)
-    known = {first: past("passed", "2026-01-02"), second: past("passed", "2026-01-01")}
-    known[third] = past("inconclusive", "2026-01-02")
-    assert ids(CASES, known) == [3, 4, 2, 1]
+    past_of_case = {first: past("passed", "2026-01-02"), second: past("passed", "2026-01-01")}
+    past_of_case[third] = past("inconclusive", "2026-01-02")
+    assert ids(CASES, past_of_case) == [3, 4, 2, 1]
     worse: tuple[Outcome, ...] = ("failed", "regressed", "unhealthy", "recorded")
     for outcome in worse:
-        known[third] = past(outcome, "2026-01-02")
-        assert ids(CASES, known)[0] == 3
-    known[third] = past("improved", "2026-01-03")
-    assert ids(CASES, known) == [4, 2, 1, 3]
+        past_of_case[third] = past(outcome, "2026-01-02")
+        assert ids(CASES, past_of_case)[0] == 3
+    past_of_case[third] = past("improved", "2026-01-03")
+    assert ids(CASES, past_of_case) == [4, 2, 1, 3]
 
 
 def test_first_case_rotates_without_a_past() -> None:
@@ -42,13 +42,13 @@ def test_first_case_rotates_without_a_past() -> None:
 
 def test_estimates_cost_from_past_or_similar_cases() -> None:
     wide = make_case(topology=Topology(processes_per_node=8), hardware="h100")
-    known = {CASES[0].id: past("passed", "2026", 100), CASES[1].id: past("passed", "2026", 300)}
-    costs = {each.case.id: each for each in planned([*CASES, wide], known, DAY)}
+    past_of_case = {CASES[0].id: past("passed", "2026", 100), CASES[1].id: past("passed", "2026", 300)}
+    costs = {entry.case.id: entry for entry in planned([*CASES, wide], past_of_case, DAY)}
     assert costs[CASES[0].id].seconds == 100
     assert costs[CASES[2].id].seconds == 200
     assert (costs[wide.id].seconds, costs[wide.id].gpu_hours) == (None, None)
-    known[wide.id] = past("passed", "2026", 900)
-    costs = {each.case.id: each for each in planned([*CASES, wide], known, DAY)}
+    past_of_case[wide.id] = past("passed", "2026", 900)
+    costs = {entry.case.id: entry for entry in planned([*CASES, wide], past_of_case, DAY)}
     assert costs[wide.id].gpu_hours == 2.0
     assert costs[CASES[0].id].gpu_hours == 0
 
@@ -154,8 +154,8 @@ def test_time_for_a_case_excludes_waiting_ones(clock: list[float]) -> None:
 
 def test_too_long_case_names_the_budget_it_needs() -> None:
     long, short, *_ = CASES
-    known = {long.id: past("passed", "2026-01-01", 1800), short.id: past("passed", "2026-01-01", 100)}
-    budget = budget_for(planned([long, short], known, DAY), 600)
+    past_of_case = {long.id: past("passed", "2026-01-01", 1800), short.id: past("passed", "2026-01-01", 100)}
+    budget = budget_for(planned([long, short], past_of_case, DAY), 600)
     assert not budget.allows(long)
     assert budget.why_not_reached(long) == (
         "not reached: it never fits into the budget of 10.0 min, because it takes about 30.0 min. "

@@ -54,7 +54,10 @@ def test_outside_of_git_nothing_goes_on() -> None:
 @pytest.mark.parametrize(
     ("outcome", "failure", "decided"),
     [
-        *((each, None, True) for each in ("passed", "improved", "regressed", "recorded", "inconclusive")),
+        *(
+            (outcome, None, True)
+            for outcome in ("passed", "improved", "regressed", "recorded", "inconclusive")
+        ),
         ("unhealthy", None, False),
         *(("failed", kind, True) for kind in ("crash", "timeout", "out_of_memory", "loss")),
         *(("failed", kind, True) for kind in ("mismatch", "missing_metric")),

@@ -111,16 +111,16 @@ def test_keeps_launches_before_an_error(
         ours.measure(make_case(), "test")
     file = sessions.directory / "results.json"
     documents.write(file, ours.record.session_file("interrupted"))
-    told = documents.read(file, SessionFile)
+    stored = documents.read(file, SessionFile)
     if isinstance(end, KeyboardInterrupt):
-        assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, tuple(runs))
-        assert "was not judged (2 launches of it in results.json). Later cases" in str(interruption(told))
+        assert (stored.interrupted_case, stored.interrupted_launches) == (make_case().id, tuple(runs))
+        assert "was not judged (2 launches of it in results.json). Later cases" in str(interruption(stored))
         return
-    (result,) = told.results
+    (result,) = stored.results
     assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
     assert (result.outcome, result.verdict.failure) == ("failed", "error")
     assert result.directory == str(ours.record.directory.case(make_case().id))
-    assert (told.interrupted_case, told.interrupted_launches) == (None, ())
+    assert (stored.interrupted_case, stored.interrupted_launches) == (None, ())
 
 
 def test_a_case_is_not_measured_twice(sessions: Sessions) -> None:
@@ -148,9 +148,9 @@ def test_a_spent_allocation_interrupts_the_case(sessions: Sessions, monkeypatch:
     ours = sessions.make()
     with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
-    told = ours.record.session_file("interrupted")
-    assert told.results == ()
-    assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, (make_run(),))
+    stored = ours.record.session_file("interrupted")
+    assert stored.results == ()
+    assert (stored.interrupted_case, stored.interrupted_launches) == (make_case().id, (make_run(),))
 
 
 def test_records_a_skip_only_on_request(sessions: Sessions) -> None:
@@ -195,7 +195,7 @@ def test_writes_results_at_each_launch(sessions: Sessions) -> None:
     ours.measure(make_case(), "one")
     ours.measure(make_case(micro_batch=3), "two")
     seen.append(on_disk(sessions))
-    assert [(each.status, len(each.results), each.interrupted_case) for each in seen] == [
+    assert [(stored.status, len(stored.results), stored.interrupted_case) for stored in seen] == [
         ("running", 0, make_case().id),
         ("running", 1, make_case(micro_batch=3).id),
         ("running", 2, None),
@@ -219,7 +219,7 @@ def test_removes_compiler_caches_after_a_case(sessions: Sessions, end: type[Base
     sessions.measure_by(measure)
     with contextlib.suppress(KeyboardInterrupt):
         sessions.make().measure(make_case(), "test")
-    assert [each.exists() for each in caches] == [False]
+    assert [directory.exists() for directory in caches] == [False]
     assert caches[0].parent.exists()
 
 
@@ -335,5 +335,5 @@ def test_passed_cases_and_blind_ones_share_lines(sessions: Sessions) -> None:
     ours.record.results = [make_blind(make_result(now()))]
     blind = "blind: in 1 of 1 case, noise hides changes as large as the tolerance"
     for whole in (False, True):
-        told = "\n".join(lines(ours.record, whole=whole, color=False, width=None))
-        assert (blind in told, ": passed after 1 launch" in told) == (not whole, whole)
+        text = "\n".join(lines(ours.record, whole=whole, color=False, width=None))
+        assert (blind in text, ": passed after 1 launch" in text) == (not whole, whole)

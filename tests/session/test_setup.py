@@ -87,7 +87,7 @@ class Nodes:
         assert self.session.record.running is not None
         directory.mkdir(parents=True)
         bad = self.bad.pop(0)
-        found = [
+        node_results = [
             NodePreflight(name=name, problems=("matmul 0.02 TFLOP/s",) if name in bad else ())
             for name in names
         ]
@@ -95,7 +95,7 @@ class Nodes:
             started_at="2026-01-02T03:04:05+00:00",
             duration_s=1,
             machine=machine,
-            nodes=tuple(found),
+            nodes=tuple(node_results),
             directory=str(directory),
         )
 
@@ -108,16 +108,18 @@ class Nodes:
 def test_case_on_a_bad_node_is_not_launched(sessions: Sessions) -> None:
     nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
     assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
-    launched = [each.case_id for each in nodes.session.record.results if each.runs]
+    launched = [result.case_id for result in nodes.session.record.results if result.runs]
     assert launched == [on_nodes(2, 3).id, on_nodes(1, 4).id]
     verdict = nodes.session.record.results[0].verdict
     assert (verdict.launches, verdict.reasons) == (0, ("n3 was bad in two preflights: matmul 0.02 TFLOP/s",))
     assert reason(nodes.session.record.results[0]) == "n3 was bad in two preflights: matmul 0.02 TFLOP/s"
-    told = nodes.session.record.session_file("complete")
-    assert [len(each.nodes) for each in told.preflights] == [3, 3, 2], "that of 4 nodes would find n3 again"
-    names = [Path(each.directory).name for each in told.preflights]
+    stored = nodes.session.record.session_file("complete")
+    assert [len(preflight.nodes) for preflight in stored.preflights] == [3, 3, 2], (
+        "that of 4 nodes would find n3 again"
+    )
+    names = [Path(preflight.directory).name for preflight in stored.preflights]
     assert names == ["preflight-1", "preflight-2", "preflight-3"]
-    assert documents.read(nodes.session.record.directory.results, SessionFile).preflights == told.preflights
+    assert documents.read(nodes.session.record.directory.results, SessionFile).preflights == stored.preflights
     assert nodes.session.record.running is None
 
 
@@ -157,9 +159,9 @@ def test_resumed_session_repeats_the_preflight(sessions: Sessions) -> None:
     second.session.record.earlier = first.session.record.session_file("interrupted")
     second.session.record.directory = first.session.record.directory
     assert second.outcomes(2) == ["passed"]
-    told = second.session.record.session_file("complete").preflights
-    assert [bool(each.problems) for each in told] == [True, True, False]
-    assert Path(told[2].directory).name == "preflight-3"
+    preflights = second.session.record.session_file("complete").preflights
+    assert [bool(preflight.problems) for preflight in preflights] == [True, True, False]
+    assert Path(preflights[2].directory).name == "preflight-3"
 
 
 def test_takes_the_lock_before_the_preflight(sessions: Sessions) -> None:

@@ -28,9 +28,9 @@ def test_results_without_evidence_measure_nothing(results: tuple[Measurement, ..
 @pytest.mark.parametrize("allow_shared", [True, False])
 def test_only_shared_figures_excuse_judging_nothing(allow_shared: bool) -> None:
     shared = make_shared()
-    told = tally(THROTTLED, EMPTY, shared, allow_shared=allow_shared)
-    assert told.only_shown == ([shared] if allow_shared else [])
-    assert told.nothing_measured is not allow_shared
+    counted = tally(THROTTLED, EMPTY, shared, allow_shared=allow_shared)
+    assert counted.only_shown == ([shared] if allow_shared else [])
+    assert counted.nothing_measured is not allow_shared
 
 
 @pytest.mark.parametrize(("count", "too_few"), [(7, False), (6, True)])
@@ -38,8 +38,8 @@ def test_judged_share_is_exact_to_the_digit(count: int, too_few: bool) -> None:
     recorded = JUDGED.replace(verdict=RECORDED)
     other = JUDGED.replace(verdict=PASSED.replace(outcome="inconclusive"))
     excused = JUDGED.replace(excused="known issue")
-    told = tally(*[JUDGED] * count, *[other] * (23 - count), recorded, excused, min_judged=0.28)
-    assert (told.judged, told.to_judge, told.too_few_judged) == (count, 25, too_few)
+    counted = tally(*[JUDGED] * count, *[other] * (23 - count), recorded, excused, min_judged=0.28)
+    assert (counted.judged, counted.to_judge, counted.too_few_judged) == (count, 25, too_few)
 
 
 def test_a_session_without_cases_has_judged_enough() -> None:

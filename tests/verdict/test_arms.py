@@ -339,7 +339,7 @@ KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351}
 def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words: str) -> None:
     verdict = judge_counts(a, b)
     assert (verdict.outcome, verdict.against) == (outcome, "arm A")
-    sentences = [each.sentence for each in verdict.counts.findings] if verdict.counts else []
+    sentences = [finding.sentence for finding in verdict.counts.findings] if verdict.counts else []
     assert words in "; ".join([*sentences, *verdict.reasons])
     is_compared = verdict.counts is not None and verdict.counts.compared
     assert not (is_compared and (b.hidden or not b.counts or outcome == "failed"))

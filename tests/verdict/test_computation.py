@@ -114,7 +114,7 @@ def test_less_precision_fails_and_more_is_listed(what: str) -> None:
         assert any(f"{what}: float32 -> bfloat16" in reason for reason in verdict.reasons), mode
     for mode, verdict in each_mode(low, exact).items():
         assert verdict.failure is None, mode
-        listed = any(f"{what}: bfloat16 -> float32" in told for told in verdict.changed)
+        listed = any(f"{what}: bfloat16 -> float32" in sentence for sentence in verdict.changed)
         assert listed or mode == "counts against a baseline", mode
 
 
@@ -185,7 +185,7 @@ def test_less_work_without_a_value_is_not_improved() -> None:
 
 
 def test_says_that_a_dry_run_computes_no_values() -> None:
-    more, less = (launch(each, loss=(), dry=True) for each in (MORE, counts()))
+    more, less = (launch(rank_counts, loss=(), dry=True) for rank_counts in (MORE, counts()))
     verdict = judge_counts(more, less)
     assert (verdict.outcome, verdict.reasons) == ("improved", (OF_A_DRY_RUN,))
     verdict = with_counts(Verdict(outcome="passed", launches=1), [less], count_baseline.from_runs([more]))

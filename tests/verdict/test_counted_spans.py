@@ -61,7 +61,7 @@ def test_a_change_of_all_steps_is_said_once() -> None:
 def test_larger_change_in_some_steps_is_separate() -> None:
     by_step = {step: finding(200 if step % 5 == 0 else 110) for step in STEPS}
 
-    sentences = [each.sentence for each in combined(by_step, STEPS, are_equal)]
+    sentences = [difference.sentence for difference in combined(by_step, STEPS, are_equal)]
 
     assert sentences == ["in steps 4,6-9,11-14 of 4-15: more", "every 5th step (5, 10, 15): more"]
 
@@ -93,7 +93,7 @@ def test_finds_periodic_work_moved_to_step_4() -> None:
     """The steps are compared one by one, so that less work elsewhere hides nothing."""
     differences = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
 
-    assert {each.steps: each.outcome for each in differences} == {
+    assert {difference.steps: difference.outcome for difference in differences} == {
         "in step 4 of 4-15": "regressed",
         "in step 5 of 4-15": "improved",
     }
@@ -152,7 +152,7 @@ def test_judges_warm_imports_beside_a_cold_start() -> None:
 
     verdict = known(check([launch(cold), launch(warm)], baseline_of(before)))
 
-    assert [found.span for found in verdict.findings] == ["start-up"]
+    assert [listed.span for listed in verdict.findings] == ["start-up"]
     assert not [note for note in verdict.notes if "start-up" in note]
 
 
@@ -248,7 +248,7 @@ def test_some_more_checkpoint_bytes_do_not_regress() -> None:
     [(2**30, None, "not counted in these launches"), (None, 2**30, "not in the baseline")],
 )
 def test_bytes_of_one_side_alone_are_no_verdict(before: int | None, now: int | None, where: str) -> None:
-    then, today = (baseline_of(saved(bytes_written=each)) for each in (before, now))
+    then, today = (baseline_of(saved(bytes_written=written)) for written in (before, now))
 
     counted = known(check([launch(saved(bytes_written=now))], then))
 

@@ -32,8 +32,8 @@ from tests.twin_counts import (
 
 def judged(*launches: Run | Counts, before: Run | Counts | None = None) -> CountCheck:
     """The check of launches beside a baseline of one launch."""
-    runs = [each if isinstance(each, Run) else launch(each) for each in launches]
-    check = exact.check(runs, baseline_of(*[each for each in (before,) if each is not None]))
+    runs = [launched if isinstance(launched, Run) else launch(launched) for launched in launches]
+    check = exact.check(runs, baseline_of(*[earlier for earlier in (before,) if earlier is not None]))
     assert check is not None
     return check
 
@@ -253,8 +253,8 @@ phases = st.fixed_dictionaries({phase: st.integers(0, 6) for phase in PHASES})
 @deterministic
 def test_the_rule_for_any_counts(before: dict[str, int], today: list[dict[str, int]]) -> None:
     """By the sum over phases, which all launches must have moved to the same side."""
-    check = judged(*(counts(host_reads=each) for each in today), before=counts(host_reads=before))
-    by = [sum(each.values()) - sum(before.values()) for each in today]
+    check = judged(*(counts(host_reads=by_phase) for by_phase in today), before=counts(host_reads=before))
+    by = [sum(by_phase.values()) - sum(before.values()) for by_phase in today]
     expected = "regressed" if min(by) > 0 else "improved" if max(by) < 0 else "passed"
     assert check.outcome == expected
     if expected != "passed":
@@ -318,12 +318,14 @@ def test_old_method_compares_all_but_host_reads() -> None:
         now = counts(host_reads=today, kernels={"forward": 181})
         check = exact.check([launch(now)], baseline_of(old))
         assert check is not None
-        assert [(each.quantity, each.outcome) for each in check.findings] == [("kernels", "regressed")]
+        assert [(finding.quantity, finding.outcome) for finding in check.findings] == [
+            ("kernels", "regressed")
+        ]
         assert [note for note in check.notes if note.startswith("host reads: not judged, as an older perf")]
     now = counts(host_reads={"forward": 1}, kernels={"forward": 180})
     none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None
-    assert [each.outcome for each in none.findings] == ["regressed"], "none were none by both methods"
+    assert [finding.outcome for finding in none.findings] == ["regressed"], "none were none by both methods"
 
 
 # Tiers
@@ -347,7 +349,7 @@ def test_judges_another_version_and_names_it() -> None:
 def test_names_ranks_missing_in_a_baseline() -> None:
     more = baseline_of(launch(counts(kernels={"forward": 9999}), torch="2.14.0"))
     one = more.replace(counts=merged({1: counts()}))
-    assert [exact.missing_ranks(*each) for each in ((more, one), (one, more))] == ["rank 0 is", None]
+    assert [exact.missing_ranks(*pair) for pair in ((more, one), (one, more))] == ["rank 0 is", None]
 
 
 def test_baselines_of_other_versions_are_compared() -> None:
@@ -469,7 +471,7 @@ def test_costs_of_time_precede_those_of_memory(on_gpu: bool) -> None:
     machine = make_gpu_machine() if on_gpu else launch().machine
     check = judged(launch(now, machine=machine), before=launch(python(), machine=machine))
     waits = ["host reads"] if on_gpu else []
-    assert [each.quantity for each in check.findings] == [
+    assert [finding.quantity for finding in check.findings] == [
         *("FLOPs", *waits, "blocking copies between devices", "copies between devices"),
         *("saved for backward", "peak of live tensors", "empty all_gather of 2 ranks", "kernels"),
         *("Python 3.11 calls", *(["host reads"] if not on_gpu else [])),
@@ -499,7 +501,7 @@ def test_python_calls_are_listed_up_to_a_fifth() -> None:
         now = python(forward=forward, backward=4_000)
         check = judged(now, before=python())
         assert check.outcome == ("regressed" if forward == 9_000 else "passed")
-        assert [each for _, each in findings(check)] == listed
+        assert [sentence for _, sentence in findings(check)] == listed
         assert judged(now, python(), before=python()).unsteady == unsteady
     newer = python(version="3.12", forward=99_999)
     lost = "not judged, not counted in these launches"

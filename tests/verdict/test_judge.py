@@ -86,7 +86,7 @@ def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str)
     assert (speed.outcome, speed.note) == ("inconclusive", ONE_SESSION)
     two = from_runs(usual()[:10], sessions=["monday"] * 5 + ["tuesday"] * 5)
     sure = check(usual(more)), check(usual(less), two), check(gpu(less), of_sessions(1.0))
-    assert [each.outcome for each in sure] == [outcome] * 3
+    assert [verdict.outcome for verdict in sure] == [outcome] * 3
     now, before = (usual(cpu_s_per_step=seconds) for seconds in (1 / less, 1.0))
     assert check(now, from_runs(before[:5]), "cpu_s_per_step").note == ONE_SESSION
 
@@ -382,7 +382,7 @@ def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: 
     on_gpus = [run.replace(machine=H100) for run in runs]
     several = [*runs, run_with(**{metric: -2.0})]
     for now, baseline, what in (
-        *((runs, known, "measured value") for known in (BASELINE, None)),
+        *((runs, reference, "measured value") for reference in (BASELINE, None)),
         *((on_gpus, BASELINE_H100, "measured value"), (several, BASELINE, "measured value")),
         (usual()[:1], from_runs(runs), "baseline's value"),
     ):
@@ -643,7 +643,9 @@ def test_every_session_ends(
 def test_exact_metric_may_change_by_its_tolerance() -> None:
     sizes = {126: "regressed", 125: "passed", 100: "passed", 75: "passed", 74: "improved"}
     checks = {size: unjudged(PEAK_MEMORY, make_run(), [size], [100], 0.25) for size in sizes}
-    assert {size: tolerance_check(PEAK_MEMORY, each, 0.25).outcome for size, each in checks.items()} == sizes
+    assert {
+        size: tolerance_check(PEAK_MEMORY, check, 0.25).outcome for size, check in checks.items()
+    } == sizes
 
 
 def waiting(seconds: float, *, step_s: float = 1.0) -> list[Run]:
@@ -695,10 +697,10 @@ def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
     several = [*seconds] * 15 if len(seconds) == 1 else seconds
     return [
         run.replace(
-            figures=run.figures.replace(spans_s={span: each * factor}),
-            spans={span: SpanTimes(seconds=(each * factor,))},
+            figures=run.figures.replace(spans_s={span: duration_s * factor}),
+            spans={span: SpanTimes(seconds=(duration_s * factor,))},
         )
-        for run, each, factor in zip(usual(machine=H100), several, factors, strict=False)
+        for run, duration_s, factor in zip(usual(machine=H100), several, factors, strict=False)
     ]
 
 

@@ -25,7 +25,7 @@ def of_ini(before: str, now: str) -> list[str]:
 
 def times(*speeds: float, **changes: Any) -> Baseline:
     figures = [make_figures(tokens_per_s=speed, **changes) for speed in speeds]
-    return from_runs([make_run(figures=each) for each in figures])
+    return from_runs([make_run(figures=of_launch) for of_launch in figures])
 
 
 def of_times(before: Baseline, now: Baseline) -> list[str]:
@@ -64,7 +64,9 @@ def test_long_setting_shows_only_its_change() -> None:
 def test_counts_of_the_method_before_are_compared() -> None:
     before = make_counts(method=READS_OF_THE_HOST, kernels={"forward": 100})
     now = make_counts(kernels={"forward": 300})
-    then, today = (counts_of([make_run(counts=make_entries(each))]).as_json() for each in (before, now))
+    then, today = (
+        counts_of([make_run(counts=make_entries(rank_counts))]).as_json() for rank_counts in (before, now)
+    )
     said = sentences_of(f"baselines/counts/cpu/{ID}.json", then, today)
     assert any("300" in sentence for sentence in said), said
     assert not any("method" in sentence for sentence in said)
@@ -191,7 +193,7 @@ def test_other_dtypes_of_a_baseline_are_said() -> None:
 def test_reports_a_baseline_of_another_result() -> None:
     before = times(1000)
     by = Acceptance(by="Eve", date="2026-11-27", commit=None, reason="it is right")
-    launches = tuple(each.replace(loss=(9.0,)) for each in before.launches)
+    launches = tuple(launch.replace(loss=(9.0,)) for launch in before.launches)
     assert of_times(before, before.replace(launches=launches, accepted=by)) == [
         f"{TIMES}: loss at the end 4.7 -> 9, accepted by Eve on 2026-11-27, reason: it is right"
     ]

@@ -100,7 +100,7 @@ def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
         ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # within baselines
         ([SPEEDS, [0.001]], 9),  # a baseline of one launch neither helps nor harms
     ):
-        noise = noise_of(*(make_launches(*each) for each in speeds))
+        noise = noise_of(*(make_launches(*session_speeds) for session_speeds in speeds))
         assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
         assert 0.008 < noise_for(noise).sigma < 0.06
         assert noise_for(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
@@ -271,7 +271,7 @@ def test_probe_explained_session_is_no_noise() -> None:
 
     days = ([drifting(seed + day) for day in (0, 10, 20)] for seed in range(4))
     runs = ([*first, *map(slowed, second), *third] for first, second, third in days)
-    noise = class_noise([from_runs(each, sessions=[*"aaaaabbbbbccccc"]) for each in runs])
+    noise = class_noise([from_runs(launches, sessions=[*"aaaaabbbbbccccc"]) for launches in runs])
     assert noise.probe_exponent > 0.95
     assert noise_for(noise).session_sigma < 0.02
     assert noise_for(noise, corrected=False).session_sigma > 0.3
@@ -296,8 +296,8 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
         ]
         pooled = pooled_over_sessions(cases)
         assert pooled is not None
-        noise = against(pooled, [len(each) for each in cases[0].values()])
-        before = [seconds for each in cases[0].values() for seconds in each]
+        noise = against(pooled, [len(of_session) for of_session in cases[0].values()])
+        before = [seconds for of_session in cases[0].values() for seconds in of_session]
         today = launches(rng.gauss(0, between), MAX_LAUNCHES)
         decision = in_turn(before, today, tolerance=0.03, noise=noise)
         alarms += decision.outcome == "regressed"
@@ -312,7 +312,7 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
         *(((first, second), True), ((first, [1.1]), False)),  # of two repeated launches on
         *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
     ):
-        noise = pooled_over_sessions([{str(number): each for number, each in enumerate(sessions)}])
+        noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
         assert noise is not None
         assert (noise.sigma < 0.005) == is_told_apart
         assert noise.session_sigma > 0.05

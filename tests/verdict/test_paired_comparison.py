@@ -66,8 +66,8 @@ def test_launches_alternate_as_abba() -> None:
     """Launched as A 1, B 2, B 6, A 3, A 12, B 24."""
     assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
     differences = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
-    assert [math.exp(each) for each in differences.pairs] == pytest.approx([2, 2, 2])
-    assert [math.exp(each) for each in differences.neighbours] == pytest.approx([3, 4])
+    assert [math.exp(difference) for difference in differences.pairs] == pytest.approx([2, 2, 2])
+    assert [math.exp(difference) for difference in differences.neighbours] == pytest.approx([3, 4])
     assert pair_differences([1.0], [1.0]) == ([0.0], [])
     with pytest.raises(ValueError, match="shorter"):
         pair_differences([1.0, 2.0], [1.0])
@@ -195,7 +195,7 @@ def test_fitted_exponent_widens_the_error() -> None:
         spread = sum((x - mean) ** 2 for x in probes.pairs) + sum(x**2 for x in probes.neighbours)
         errors.append(math.sqrt(1 + 1.5 * len(MACHINE) * mean**2 / spread))
     assert errors[1] > 1.01 * errors[0]
-    widths = [math.log1p(each.interval[1]) - math.log1p(each.interval[0]) for each in (near, far)]
+    widths = [math.log1p(judged.interval[1]) - math.log1p(judged.interval[0]) for judged in (near, far)]
     assert widths[1] / widths[0] == pytest.approx(errors[1] / errors[0])
 
 
@@ -244,6 +244,6 @@ def test_a_tolerance_out_of_range_is_named() -> None:
 def test_fitted_exponent_costs_freedom() -> None:
     differences = paired_comparison.Differences([0.01, -0.02, 0.03, 0.0, 0.02, -0.01], [0.01] * 5)
     plain, fitted = (
-        paired_comparison._evidence(differences, each, 2.6).degrees for each in (None, differences)
+        paired_comparison._evidence(differences, exponent, 2.6).degrees for exponent in (None, differences)
     )
     assert 0.5 < fitted < plain

@@ -100,7 +100,9 @@ def test_names_the_part_that_grew_beside_others() -> None:
 
 def test_names_a_slower_cpu_collective_first() -> None:
     """The same calls: only times differ."""
-    slower = [{**each, "dur": 480} if each.get("name") == "gloo:all_reduce" else each for each in cpu_trace()]
+    slower = [
+        {**event, "dur": 480} if event.get("name") == "gloo:all_reduce" else event for event in cpu_trace()
+    ]
     profiled = compare(*(reduced(trace, "cpu") for trace in (slower, cpu_trace())))
     assert not profiled.calls
     assert profiled.hints[0].startswith("hint from times: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")

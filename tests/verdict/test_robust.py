@@ -71,5 +71,5 @@ def test_one_large_square_in_ten_hardly_counts() -> None:
 def test_variance_reproduces_itself_with_a_prior() -> None:
     residuals = [0.1, 0.4, 1.0, 2.0, 3.0, 40.0]
     variance = clipped_variance(residuals, 5, prior=0.5, prior_degrees=2)
-    clipped = sum(min(each, SCALE_CLIP**2 * variance) for each in residuals) / 0.7784655
+    clipped = sum(min(residual, SCALE_CLIP**2 * variance) for residual in residuals) / 0.7784655
     assert (0.5 * 2 + clipped) / 7 == pytest.approx(variance, rel=0.002)

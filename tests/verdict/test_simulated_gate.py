@@ -74,10 +74,10 @@ def test_one_launch_in_20_is_10_percent_slow() -> None:
 
 
 def test_known_session_noise_raises_the_minimum() -> None:
-    told, untold = (
-        simulate(sigma=0.01, drops=(0.0,), trials=5, known_session_sigma=known) for known in (0.02, 0.0)
+    known_noise, untold = (
+        simulate(sigma=0.01, drops=(0.0,), trials=5, known_session_sigma=sigma_s) for sigma_s in (0.02, 0.0)
     )
-    assert told.minimum_detectable_drop > 2 * untold.minimum_detectable_drop
+    assert known_noise.minimum_detectable_drop > 2 * untold.minimum_detectable_drop
 
 
 @pytest.mark.simulation

@@ -137,7 +137,7 @@ def test_example_on_the_page_waives_a_slowdown() -> None:
 
 
 def test_waives_no_regression_of_unknown_size() -> None:
-    checks = tuple(each.replace(change=None) for each in SLOW.verdict.checks)
+    checks = tuple(check.replace(change=None) for check in SLOW.verdict.checks)
     unknown = SLOW.replace(verdict=SLOW.verdict.replace(checks=checks))
     is_waived, lines = waive(unknown, [waiver(metric="*", tolerated="1000%")], TODAY)
     assert not is_waived

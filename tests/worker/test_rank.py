@@ -107,8 +107,8 @@ def test_reads_memory_after_clock_before_observer(
     rank.start()
     rank.workload.run(3)
     report = rank.finish()
-    told = [name for name, _, _ in order.mock_calls]
-    assert told == ["clock", "memory", "own", "result", "evidence", "check"]
+    calls = [name for name, _, _ in order.mock_calls]
+    assert calls == ["clock", "memory", "own", "result", "evidence", "check"]
     assert (report.observed, report.evidence) == (observed, evidence)
     assert (report.own_tokens_per_s, report.notes[0], len(report.step_s)) == (5.0, "known before", 3)
     failure = None if report.failure is None else (report.failure.kind, report.failure.rank)

@@ -124,8 +124,8 @@ def comment(
     new = ("pr", "comment", str(number), "--body-file", "-")
     gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
     is_other_judge = any(
-        each.judge_changes is not None and each.judge_changes.base and each.judge_changes.sentences
-        for each in sessions
+        session.judge_changes is not None and session.judge_changes.base and session.judge_changes.sentences
+        for session in sessions
     )
     title = headline(sessions) + ("; the judging files changed" if is_other_judge else "")
     output = {"title": title, "summary": f"[The job]({run_url})"}
@@ -179,12 +179,12 @@ class _Merge(Answer):
 
 def _pull_request(number: int, mark: str) -> PullRequest:
     answer = ask_gh(_Viewed, "pr", "view", str(number), "--json", "headRefOid,comments,commits")
-    ours = (each.url for each in answer.comments if each.is_ours and mark in each.body)
+    ours = (posted.url for posted in answer.comments if posted.is_ours and mark in posted.body)
     match = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
     return PullRequest(
         number=number,
         head=answer.head,
-        commits=frozenset(each.oid for each in answer.commits),
+        commits=frozenset(commit.oid for commit in answer.commits),
         comment=f"repos/{{owner}}/{{repo}}/issues/comments/{match[1]}" if match else None,
     )
 
@@ -208,7 +208,7 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
         return commit
     try:
         answer = ask_gh(_Merge, "api", f"repos/{{owner}}/{{repo}}/commits/{commit}")
-        parents = [each.sha for each in answer.parents]
+        parents = [parent.sha for parent in answer.parents]
     except ToolError:  # the commit was never pushed
         parents = []
     if len(parents) == 2 and parents[1] in commits:
@@ -254,7 +254,7 @@ def conclusion(sessions: Sequence[SessionFile]) -> str:
     is_cut_short = any(skip.not_reached for session in sessions for skip in session.skipped)
     has_all_cases = all(session.has_all_cases and not session.unclaimed for session in sessions)
     is_whole = bool(sessions) and has_ended and has_all_cases and not is_cut_short
-    is_green = is_whole and all(each.outcome in QUIET for each in open_ones)
+    is_green = is_whole and all(result.outcome in QUIET for result in open_ones)
     return "success" if is_green else "neutral"
 
 

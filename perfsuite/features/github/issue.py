@@ -78,12 +78,12 @@ def steps(
     counts as good: no case is removed from the issue, and the issue is not closed. An issue whose list cannot
     be read is never closed. It gets a new list as soon as something is bad.
     """
-    failed = [each for each in results if each.outcome == "failed" and each.excused is None]
-    regressed = [each for each in results if each.outcome == "regressed" and each.excused is None]
-    bad = {each.case_id: _of_result(each) for each in (*failed, *regressed)}
-    bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
+    failed = [result for result in results if result.outcome == "failed" and result.excused is None]
+    regressed = [result for result in results if result.outcome == "regressed" and result.excused is None]
+    bad = {result.case_id: _of_result(result) for result in (*failed, *regressed)}
+    bad |= {f"{_DRIFT}{drift.case}, {drift.metric}": _of_drift(drift) for drift in drifts or ()}
     good = set() if cut_short else {result.case_id for result in results if _is_good(result)}
-    waived = [_of_result(each) for each in results if each.excused == "waived"]
+    waived = [_of_result(result) for result in results if result.excused == "waived"]
     subjects = None if issue is None else issue.subjects
     for subject in subjects or ():
         is_gone = subject in good or (drifts is not None and not cut_short and subject.startswith(_DRIFT))
@@ -162,7 +162,7 @@ def open_issue(hardware_class: str) -> Issue | None:
     """Return the open issue of a hardware class, or None. Raises `ToolError` if `gh` fails."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
     listed = ask_gh(list[_Listed], *search, "--json", "number,title,body")
-    matching = (Issue(each.number, each.body) for each in listed if each.title == title(hardware_class))
+    matching = (Issue(issue.number, issue.body) for issue in listed if issue.title == title(hardware_class))
     return next(matching, None)
 
 

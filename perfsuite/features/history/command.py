@@ -190,7 +190,7 @@ def failures(
     A failure is taken back if the case later passed with the same baseline.
     """
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
-    failed_nights = [failure for each in nights for failure in verdicts.failures(each)]
+    failed_nights = [failure for case_nights in nights for failure in verdicts.failures(case_nights)]
     names = ("hardware_class", "case", "night", "verdict", "taken_back")
     grid = plain_table(name.replace("_", " ") for name in names)
     rows = []
@@ -205,7 +205,7 @@ def failures(
         return
     backs = [night.place.commit == back.place.commit for night, back in failed_nights if back is not None]
     shadows = sum(night.verdict.shadow for night, _ in failed_nights)
-    sessions = plural(len({night.place.file for each in nights for night in each}), "session")
+    sessions = plural(len({night.place.file for case_nights in nights for night in case_nights}), "session")
     console().print(
         f"failures in {sessions}: {len(failed_nights) - shadows}, and {shadows} in shadow mode. "
         f"Later passed with the same baseline: {len(backs)} (at the same commit: {sum(backs)})"

@@ -43,8 +43,8 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
         changed = verdicts.changed(history, added) if added else []
         if not changed and not cut_short:
             return "--notify: nothing was posted, because no case changed its state"
-        read = [each for session in sessions for each in session.results]
-        reasons = {(each.hardware_class or "", each.case_id): summary.reason(each) for each in read}
+        read = [result for session in sessions for result in session.results]
+        reasons = {(result.hardware_class or "", result.case_id): summary.reason(result) for result in read}
         problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", ""), cut_short))
     except PerfsuiteError as error:
         problem = str(error)
@@ -65,7 +65,7 @@ def message(
     lines = [f"perfsuite: {_safe(why)}" for why in cut_short]
     lines += ["perfsuite: cases changed since the night before"] if changed else []
     for state in ("red", "undecided", "green"):
-        for night in (each for each in changed if each.state == state):
+        for night in (night for night in changed if night.state == state):
             why = reasons.get((night.place.hardware_class, night.case))
             line = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
             lines.append(line + (f": {_safe(why)}" if why else ""))

@@ -62,7 +62,7 @@ def write(
     text = render(
         sessions.series,
         trends.changes(sessions, since=date.min, baselines=baselines),
-        parameters={each.id: each.parameters for each in sessions.cases.values()},
+        parameters={case.id: case.parameters for case in sessions.cases.values()},
         title=f"{repo.resolve().name}, {branch}",
         commit_url=commit_url,
     )

@@ -155,7 +155,7 @@ def add(history: Path, file: Path) -> Added:
         sessions, cases, left_out = _stored(session)
     except ValueError as error:
         raise FileError(f"{file}: {error}") from None
-    written = [keep(history, each, cases) for each in sessions]
+    written = [keep(history, stored, cases) for stored in sessions]
     return Added(
         written=[path for path in written if path is not None],
         was_added_before=None in written,
@@ -174,9 +174,9 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit
     there = [_read(file, StoredSession) for file in directory.glob(f"{time}-*.json")]
-    kept_results = [_resolved(each, result) for each in there for result in each.results]
+    kept_results = [_resolved(earlier, result) for earlier in there for result in earlier.results]
     new = tuple(result for result in session.results if _resolved(session, result) not in kept_results)
-    kept_verdicts = {(case, verdict) for each in there for case, verdict in each.verdicts.items()}
+    kept_verdicts = {(case, verdict) for earlier in there for case, verdict in earlier.verdicts.items()}
     verdicts = {
         case: verdict for case, verdict in session.verdicts.items() if (case, verdict) not in kept_verdicts
     }
@@ -326,12 +326,12 @@ def _stored_part(
         hardware_class=hardware_class,
         commit=session.commit,
         started_at=started_at,
-        machine=next((run.machine for each in results for run in each.runs), session.machine),
+        machine=next((run.machine for result in results for run in result.runs), session.machine),
         verdicts={
-            each.case_id: StoredVerdict(
-                word=each.excused or each.outcome, shadow=each.shadow, baselines=each.judged_by
+            result.case_id: StoredVerdict(
+                word=result.excused or result.outcome, shadow=result.shadow, baselines=result.judged_by
             )
-            for each in results
+            for result in results
         },
         results=tuple(stored),
         settings=tuple(settings),

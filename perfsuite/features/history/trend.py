@@ -134,7 +134,9 @@ def changes(
         measured_since=_day(sessions.places[-1]) - period,
     )
     findings = [finding for key, points in series.items() for finding in judge(key, points)]
-    reported = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]
+    reported = [
+        finding for finding in findings if finding.last_day >= from_day or (since is None and finding.open)
+    ]
     return Trend(
         since=from_day,
         sessions=len(sessions.places),

@@ -39,7 +39,7 @@ def by_case(
     nights = defaultdict[tuple[str, str], list[Night]](list)
     for place in store.places(history, hardware_class=hardware_class, since=since):
         session = place.read(cases)
-        measured = {cases[each.case].id: StoredVerdict(word=each.outcome) for each in session.results}
+        measured = {cases[result.case].id: StoredVerdict(word=result.outcome) for result in session.results}
         for name, verdict in {**measured, **session.verdicts}.items():  # old sessions have no verdicts
             if fnmatchcase(name, case):
                 nights[place.hardware_class, name].append(Night(place, name, verdict))
@@ -55,8 +55,8 @@ def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
     for number, night in enumerate(nights):
         if night.state == "red":
             by = night.verdict.baselines
-            good = (each for each in nights[number:] if each.word in ("passed", "improved"))
-            yield night, next((each for each in good if by and each.verdict.baselines == by), None)
+            good = (later for later in nights[number:] if later.word in ("passed", "improved"))
+            yield night, next((later for later in good if by and later.verdict.baselines == by), None)
 
 
 def changed(history: Path, added: Collection[Path]) -> list[Night]:
@@ -64,6 +64,6 @@ def changed(history: Path, added: Collection[Path]) -> list[Night]:
     changed_nights = []
     for nights in by_case(history):
         new = [night for night in nights if night.place.file in added]
-        before = ["green", *(each.state for each in nights[: nights.index(new[0])])][-1] if new else ""
+        before = ["green", *(earlier.state for earlier in nights[: nights.index(new[0])])][-1] if new else ""
         changed_nights += [night for night in new[-1:] if night.state != before]
     return changed_nights

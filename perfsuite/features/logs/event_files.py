@@ -47,7 +47,7 @@ def read_log(path: Path, tag: str) -> StepLog:
         check_readable(file, LARGEST_LOG)
         for event in _events(file):
             tags |= {summary.tag for summary in event.summary.value}
-            for summary in (each for each in event.summary.value if each.tag == tag):
+            for summary in (summary for summary in event.summary.value if summary.tag == tag):
                 value = _scalar(summary)
                 if value is None:
                     raise FileError(f"{file}: {tag!r} is not a scalar. Give one with --tag. {_known(tags)}")

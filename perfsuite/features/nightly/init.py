@@ -282,7 +282,7 @@ def _owners(cases: Path) -> None:
     text = "" if file is None else read_text(file, errors="replace")
     patterns = {line.split()[0] for line in text.splitlines() if line.strip()}
     ini = next((name for name in FILES if Path(name).is_file()), "pytest.ini")
-    lines = [each.format(ini=ini, cases=cases.as_posix()) for each in OWNED]
+    lines = [owned.format(ini=ini, cases=cases.as_posix()) for owned in OWNED]
     missing = [f"{line} @OWNER" for line in lines if line not in patterns]
     if missing:
         where = f"add to {file}" if file else f"write to {CODEOWNERS[0]}"

@@ -133,7 +133,7 @@ def night(
             say(f"perfsuite night: nothing was measured: {why}")
             raise typer.Exit(2)
     finally:
-        _summarise(summary, [each for each in Store(store).results() if each not in earlier_results])
+        _summarise(summary, [result for result in Store(store).results() if result not in earlier_results])
     keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
     say(f"report: {out / 'index.html'}{keep if 'history' in extensions.names(COMMANDS) else ''}")
     raise typer.Exit(status if status in (0, 1) else 2)

@@ -59,11 +59,11 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
 
 def total(cases: Sequence[Planned]) -> str:
     """Describe the total cost of cases, and the number of cases whose cost is unknown."""
-    with_cost = [each for each in cases if each.seconds is not None]
+    with_cost = [case for case in cases if case.seconds is not None]
     if not with_cost:
         return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"
-    seconds = sum(each.seconds or 0.0 for each in with_cost)
-    hours = sum(each.gpu_hours or 0.0 for each in with_cost)
+    seconds = sum(case.seconds or 0.0 for case in with_cost)
+    hours = sum(case.gpu_hours or 0.0 for case in with_cost)
     left = len(cases) - len(with_cost)
     more = f" and {plural(left, 'case')} of unknown cost" if left else ""
     return f"{seconds / 60:,.1f} min, {hours:,.1f} GPU hours{more}"

@@ -146,7 +146,7 @@ def _bad_tested(state: BisectFile, result: Measurement) -> BisectFile:
         metric = grown[0].name
         half = abs(grown[0].now - grown[0].before) / 2
     elif worse:
-        check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
+        check = min(worse, key=lambda finding: finding.metric != TOKENS_PER_S.name)  # tokens/s first
         assert check.change is not None
         assert check.baseline is not None
         cost = described(check.metric).cost_change(check.change, check.baseline)
@@ -208,9 +208,9 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
         return step.replace(why="; ".join(verdict.reasons))
     if not verdict.checks:
         grown = [
-            each.sentence
-            for each in _grown(verdict)
-            if each.name == state.metric and abs(each.now - each.before) > state.tolerance
+            finding.sentence
+            for finding in _grown(verdict)
+            if finding.name == state.metric and abs(finding.now - finding.before) > state.tolerance
         ]
         return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "no more work")
     check = verdict.check(state.metric)
@@ -225,7 +225,9 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
 def _grown(verdict: Verdict) -> list[Finding]:
     """Return the counts that are worse, largest change first. Empty if times were compared."""
     counts = verdict.counts
-    return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
+    return (
+        [] if counts is None else [finding for finding in counts.findings if finding.outcome == "regressed"]
+    )
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
@@ -266,7 +268,11 @@ def of_versions(
     if first >= last:
         raise CaseError(f"--good {good} is not an older version of {package} than --bad {bad}")
     releases = versions(package)
-    between = [each for each in releases if first < each <= last and (each == last or not each.is_prerelease)]
+    between = [
+        release
+        for release in releases
+        if first < release <= last and (release == last or not release.is_prerelease)
+    ]
     if not between or between[-1] != last:
         newest = ", ".join(map(str, releases[-10:]))
         raise CaseError(f"pip does not find {package}=={bad}. The newest versions are: {newest}")

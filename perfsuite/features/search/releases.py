@@ -99,10 +99,10 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
         raise CaseError(f"--from or --to is not a version ({error}): give one such as 2.11.0") from None
     if end and start > end:
         raise CaseError(f"--from {start} is newer than --to {end}: swap them")
-    newer = [each for each in versions(package) if each > start and not each.is_prerelease]
-    later = newer if end is None else [*(each for each in newer if each < end), end]
+    newer = [release for release in versions(package) if release > start and not release.is_prerelease]
+    later = newer if end is None else [*(release for release in newer if release < end), end]
     if minors:
-        later = list({each.release[:2]: each for each in later}.values())
+        later = list({release.release[:2]: release for release in later}.values())
     names = list(dict.fromkeys(map(str, (start, *later))))
     if len(names) < 2:
         raise CaseError(f"{package} has no release after {start}: give an older one with --from")
@@ -234,7 +234,7 @@ class _Runs:
         """Return the run of an earlier command, or a new run. Raises `PerfsuiteError` if it has no counts."""
         file: Path | None = getattr(case.framework, "file", None)  # only a script has this attribute
         scripts = sorted(file.parent.glob("*.py")) if file else []
-        code = [read_text(each, errors="backslashreplace") for each in scripts]
+        code = [read_text(script, errors="backslashreplace") for script in scripts]
         steps = self.setup.options.steps_to_count(case)
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())

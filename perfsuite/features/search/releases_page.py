@@ -104,15 +104,15 @@ def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
 
 def _head(package: str, ran: Sequence[Ran]) -> list[str]:
     """Return the title, the explanation and limits of the page, and how each case ran."""
-    cases = [each.case for each in ran]
+    cases = [run.case for run in ran]
     untried = {
         "mixed precision (autocast)": not any(case.precision.endswith("-mixed") for case in cases),
         "gradient accumulation": not any(case.gradient_accumulation > 1 for case in cases),
     }
     names = [name for name, is_untried in untried.items() if is_untried]
     parts = [f"# Releases of {package}", SENSE]
-    if any(each.machine.device == "cpu" for each in ran):
+    if any(run.machine.device == "cpu" for run in ran):
         parts.append(ON_CPUS)
     if names and cases:
         parts.append(f"No case uses: {', '.join(names)}.")
-    return [*parts, "\n".join(each.line for each in ran)]
+    return [*parts, "\n".join(run.line for run in ran)]

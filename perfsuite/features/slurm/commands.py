@@ -127,7 +127,7 @@ def parse_job(job_id: str, job_fields: Mapping[str, str], nodes: tuple[str, ...]
         reason=job_fields.get("Reason"),
         nodes=nodes,
         left_s=None if limit_s is None or run_s is None else limit_s - run_s,
-        spreads_gpus=any("gpu" in job_fields.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
+        spreads_gpus=any("gpu" in job_fields.get(f"TresPer{unit}", "") for unit in ("Job", "Task", "Socket")),
     )
 
 

@@ -40,7 +40,7 @@ def interconnect(sys_class: Path = SYS) -> str | None:
     up = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
     ports = [(_number(_text(port / "rate")) or 0, _kind(port)) for port in up]
     if not any(rate for rate, _ in ports):
-        devices = [each for each in sys_class.glob("net/*") if _text(each / "operstate") == "up"]
+        devices = [device for device in sys_class.glob("net/*") if _text(device / "operstate") == "up"]
         physical = [device / "speed" for device in devices if (device / "device").exists()]
         ports = [((_number(_text(speed)) or 0) // 1000, "eth") for speed in physical]
     # At the same speed, a port of InfiniBand is preferred to one of RoCE.
@@ -66,7 +66,9 @@ def interface() -> str | None:
     except OSError:
         return None
     interfaces = psutil.net_if_addrs().items()
-    return next((name for name, each in interfaces if address in [one.address for one in each]), None)
+    return next(
+        (name for name, addresses in interfaces if address in [one.address for one in addresses]), None
+    )
 
 
 def _text(file: Path) -> str:

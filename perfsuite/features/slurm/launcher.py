@@ -151,7 +151,7 @@ class SlurmLauncher(Launcher):
             descriptions = self._describe(probe)
         finally:
             probe.unlink()
-        blind = [each.name for each in descriptions if each.probe != word]
+        blind = [node.name for node in descriptions if node.probe != word]
         if blind:
             raise MachineError(
                 f"{', '.join(blind)} cannot see the file that this process has just written in {shared}. "
@@ -159,7 +159,7 @@ class SlurmLauncher(Launcher):
                 "--perf-store=DIR (for a command, --store)"
             )
         refuse_other_gpus(descriptions)
-        nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in descriptions)
+        nodes = (AllocatedNode(name=node.name, interface=node.interface) for node in descriptions)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
         allocation = Allocation(job_id=self.job_id, nodes=tuple(nodes), variables=network)
         return alike(descriptions).replace(nodes=len(descriptions), allocation=allocation)
@@ -171,10 +171,10 @@ class SlurmLauncher(Launcher):
         descriptions = [
             Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")
         ]
-        missing = set(self._allocated.nodes) - {each.name for each in descriptions}
+        missing = set(self._allocated.nodes) - {node.name for node in descriptions}
         if missing:
             raise MachineError(f"no description from {', '.join(sorted(missing))}: {done[-2000:]}")
-        return sorted(descriptions, key=lambda each: self._allocated.nodes.index(each.name))
+        return sorted(descriptions, key=lambda node: self._allocated.nodes.index(node.name))
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
@@ -283,7 +283,7 @@ def _has_reported(job: Job) -> bool:
 
 def alike(nodes: Sequence[Described]) -> Machine:
     """Return the machine that all nodes have in common. Raises `MachineError` if a node differs."""
-    machines = [each.machine.replace(interconnect=each.interconnect) for each in nodes]
+    machines = [node.machine.replace(interconnect=node.interconnect) for node in nodes]
     first = machines[0]
     for node, machine in zip(nodes, machines, strict=True):
         unlike = [
@@ -314,7 +314,10 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     why = next((reason[0] for reason in reasons if reason), None)
     is_aborted = why is not None or ABORTED.search(logs[0]) is not None
     launch_files = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
-    if any(each and each.failures and (each.is_over or not is_aborted) for each in launch_files):
+    if any(
+        launch_file and launch_file.failures and (launch_file.is_over or not is_aborted)
+        for launch_file in launch_files
+    ):
         return None
     if is_aborted:
         message = f"Slurm ended the step: {why or 'somebody cancelled it'}"

@@ -137,9 +137,13 @@ def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
 
 def _prepared(model: nn.Module) -> list[nn.Module]:
     """Return the innermost modules that were passed to peft. They have the attribute `peft_config`."""
-    marked = [each for each in model.modules() if isinstance(getattr(each, "peft_config", None), Mapping)]
-    outer = {each for each in marked for part in each.modules() if part is not each and part in marked}
-    return [each for each in marked if each not in outer]
+    marked = [
+        module for module in model.modules() if isinstance(getattr(module, "peft_config", None), Mapping)
+    ]
+    outer = {
+        module for module in marked for part in module.modules() if part is not module and part in marked
+    }
+    return [module for module in marked if module not in outer]
 
 
 def _adapters(module: Any) -> frozenset[tuple[float, float]]:

@@ -100,7 +100,7 @@ def observed(model: Any) -> dict[str, str]:
     from perfsuite.frameworks.common.private import shard_of
 
     seen = low_precision(model.modules())
-    kinds = {type(shard_of(each)).__name__ for each in model.parameters()}
+    kinds = {type(shard_of(parameter)).__name__ for parameter in model.parameters()}
     seen += GATHERED * ("WeightWithDynamicFloat8CastTensor" in kinds)
     return {} if seen == "none" else {"low_precision_modules": seen}
 

@@ -37,7 +37,7 @@ def ddp() -> None:
             asked = kwargs.get("bucket_cap_mb")  # if no size is given, the first bucket is small
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             replace(*private.place("bucket_assignment"), functools.partial(_as_rebuilt, assign, limits))
-            trained = [each for each in module.parameters() if each.requires_grad]
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             used = 0  # length of the map of used parameters
             if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
                 # The reducer copies the map through pinned memory, which is not simulated.

@@ -141,5 +141,5 @@ def expected_shards(axis: str, *, replicate: int, shard: int, tensor: int) -> di
         placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
     return {
         "mesh": meshes_text([{name: size for name, size in mesh.items() if size > 1 or name == axis}]),
-        "sharding": " and ".join("Replicate, " * (replicate > 1) + each for each in placements),
+        "sharding": " and ".join("Replicate, " * (replicate > 1) + placement for placement in placements),
     }

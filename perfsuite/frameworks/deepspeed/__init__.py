@@ -339,17 +339,23 @@ def _observed(engine: Any) -> dict[str, str]:
     parameters = list(engine.module.parameters())
     optimized = next((getattr(zero, name) for name in FLAT if hasattr(zero, name)), None)
     if optimized is None:
-        optimized = [each for group in zero.param_groups for each in group["params"]]
-    held = {"optimizer": optimized, "parameters": [getattr(each, "ds_tensor", each) for each in parameters]}
+        optimized = [parameter for group in zero.param_groups for parameter in group["params"]]
+    held = {
+        "optimizer": optimized,
+        "parameters": [getattr(parameter, "ds_tensor", parameter) for parameter in parameters],
+    }
     offloaded = [
         what
         for what, flags in FLAGS.items()
         if any(getattr(zero, flag, False) for flag in flags)
-        and any(each.device.type == "cpu" for each in held[what])
+        and any(tensor.device.type == "cpu" for tensor in held[what])
     ]
-    trained = [each for each in parameters if each.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     ranks = [
-        round(sum(getattr(each, "ds_numel", each.numel()) for each in whole) / sum(p.numel() for p in part))
+        round(
+            sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in whole)
+            / sum(p.numel() for p in part)
+        )
         for whole, part in ((parameters, held["parameters"]), (trained, held["optimizer"]))
     ]
     return {

@@ -100,7 +100,7 @@ def expected(case: Case) -> dict[str, str]:
     if problems:
         raise MismatchError(f"{case.framework.slug()}: {'; '.join(problems)}")
     attention = {name for kind, name in ATTENTION.items() if any(model.traverse(kind.Config))}
-    layers = (each for kind in (Linear, GroupedExperts) for _, each, *_ in model.traverse(kind.Config))
+    layers = (layer for kind in (Linear, GroupedExperts) for _, layer, *_ in model.traverse(kind.Config))
     return {
         "wrapper": "FSDPModule",
         "mesh": _mesh(dims),

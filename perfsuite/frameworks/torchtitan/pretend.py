@@ -55,7 +55,7 @@ def _one_kernel(
     **_: Any,
 ) -> Any:
     """Stand in for attention on tensors of shape (batch, positions, heads, size)."""
-    query, key, value = (each.transpose(1, 2) for each in (q_BLNH, k_BLNH, v_BLNH))
+    query, key, value = (tensor.transpose(1, 2) for tensor in (q_BLNH, k_BLNH, v_BLNH))
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, sums, *_others = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
     out = out.transpose(1, 2)
@@ -82,7 +82,7 @@ def _knows_positions(infer: Any) -> Any:
 def _shape(self: Any, source: int) -> Any:
     """Return the shapes that a stage would receive: of its input activations, or of its output gradients."""
     if source > self.stage_index:
-        gradients = tuple(replaced(each, requires_grad=False) for each in stage_meta(self).outputs)
+        gradients = tuple(replaced(output, requires_grad=False) for output in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)
     dtype = fsdp_policy(fsdp_state(self.submod)()).param_dtype
     batch, length = self.positions.shape

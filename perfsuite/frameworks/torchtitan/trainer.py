@@ -100,8 +100,11 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """Return the settings that are observed in the model and the optimizer."""
         modules = list(self.model.modules())
         attention = {ATTENTION[kind] for kind in map(type, modules) if kind in ATTENTION}
-        kinds = {(type(each).__name__, bool(each.param_groups[0].get("fused"))) for each in self.optimizers}
-        experts = {_experts_here(each) for each in modules if isinstance(each, GroupedExperts)}
+        kinds = {
+            (type(optimizer).__name__, bool(optimizer.param_groups[0].get("fused")))
+            for optimizer in self.optimizers
+        }
+        experts = {_experts_here(module) for module in modules if isinstance(module, GroupedExperts)}
         context = self.parallel_dims.get_optional_mesh("cp")
         max_norm = self.config.training.max_norm
         replaced = compat.REPLACED + compat.REPLACED_ON_CPU * (self.device.type == "cpu")
@@ -123,7 +126,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes about modules that a dry run replaces."""
-        kinds = {kind for each in self.model.modules() for kind in type(each).__mro__}
+        kinds = {kind for module in self.model.modules() for kind in type(module).__mro__}
         return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
@@ -225,7 +228,7 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for tokens, labels in itertools.cycle(self._pairs):
             whole = {"input": tokens, "labels": labels, **self._more}
-            for parts in zip(*(each.split(self._size) for each in whole.values()), strict=True):
+            for parts in zip(*(tensor.split(self._size) for tensor in whole.values()), strict=True):
                 # A new dictionary each time, because the Trainer changes it in place.
                 part = dict(zip(whole, parts, strict=True))
                 yield part, part.pop("labels")

@@ -249,7 +249,7 @@ def _axes(x: Scale, y: Scale, unit: str = "") -> Iterator[Markup]:
 def _cut(x: Scale, y: Scale) -> Iterator[Markup]:
     """Draw a broken axis: a line below the drawn values, a zigzag, and 0 at the foot."""
     places = [(0, TOP), (0, y.start), (-4, y.start + 3), (4, y.start + 8), (0, y.start + 11), (0, FOOT)]
-    points = " ".join(f"{x.start + aside:.1f},{at:.1f}" for aside, at in places)
+    points = " ".join(f"{x.start + shift:.1f},{at:.1f}" for shift, at in places)
     yield Markup('<polyline class="cut" points="{}"/>').format(points)
     yield _text("tick end", x.start - 5, FOOT + 3.5, "0")
 

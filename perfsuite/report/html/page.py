@@ -36,7 +36,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
     unit = summary.speed_unit(results)
     columns = of_cases(results, overview(unit, extras(results)))
     views = _views(sessions, columns)
-    shown = [name for name, _ in columns if any(each["cells"][name].number is not None for each in views)]
+    shown = [name for name, _ in columns if any(view["cells"][name].number is not None for view in views)]
     number_of = Counter(map(summary.verdict, results))
     style = template_text(PACKAGE, "report.css")
     script = template_text(PACKAGE, "report.js")
@@ -53,7 +53,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         summary=summary,
         counts=counts,
         names=short_names(
-            {each.case_id: each.runs[0].case.parameters if each.runs else {} for each in results}
+            {result.case_id: result.runs[0].case.parameters if result.runs else {} for result in results}
         ),
         styles=STYLES,
         style=Markup(style),
@@ -75,18 +75,18 @@ def rendered(
         .get_template(template)
         .render(
             headline=summary.headline(sessions),
-            judge_changes=summary.judge_changes(each.judge_changes for each in sessions),
+            judge_changes=summary.judge_changes(session.judge_changes for session in sessions),
             sessions=[
                 (
-                    summary.provenance(each),
+                    summary.provenance(session),
                     [
-                        *filter(None, [summary.interruption(each)]),
-                        *map(str.strip, summary.case_changes(each)),
-                        *summary.unclaimed_lines(each.unclaimed),
-                        *each.waivers,
+                        *filter(None, [summary.interruption(session)]),
+                        *map(str.strip, summary.case_changes(session)),
+                        *summary.unclaimed_lines(session.unclaimed),
+                        *session.waivers,
                     ],
                 )
-                for each in sessions
+                for session in sessions
             ],
             skipped=Table(
                 caption="Cases that this hardware cannot run or that their tests skipped, with the reason.",
@@ -94,7 +94,7 @@ def rendered(
                 rows=[(skip.case_id, skip.reason) for session in sessions for skip in session.skipped],
                 text_columns=2,
             ),
-            preflights=[_preflight(each) for session in sessions for each in session.preflights],
+            preflights=[_preflight(preflight) for session in sessions for preflight in session.preflights],
             scalings=nodes.scalings(results),
             **content,
         )

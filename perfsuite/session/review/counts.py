@@ -34,8 +34,8 @@ def _cells(recorded: CountBaseline) -> list[str]:
     *figures, launches = _listed(recorded).values()
     units: tuple[Unit, ...] = ("bytes", "FLOP", "calls", "bytes")
     cells = [
-        "not counted" if each is None else amount(each, unit)
-        for each, unit in zip(figures, units, strict=True)
+        "not counted" if figure is None else amount(figure, unit)
+        for figure, unit in zip(figures, units, strict=True)
     ]
     return [*cells, str(launches)]
 
@@ -113,7 +113,9 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
         versions = exact.changed_versions(before.versions, now.versions)
         if versions:
             lines.append(f"versions: {', '.join(versions)}")
-        differences = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
+        differences = [
+            (difference.sentence, difference.ranks) for difference in exact.count_differences(before, now)
+        ]
         lines += count_report.once(differences, by_rank=len(now.counts) > 1) or ["the counts are the same"]
     if before and now:
         lines += computed.of_counts(before, now)

@@ -46,10 +46,10 @@ class Shown(Generic[B]):
     # baselines of this kind are not listed.
     headings: Sequence[str] = ()
     # Values of a baseline in the list, after its folder and case. Their names include units.
-    figures: Callable[[B], dict[str, float | None]] = lambda known: {}
-    cells: Callable[[B], list[str]] = lambda known: []  # these values as text
+    figures: Callable[[B], dict[str, float | None]] = lambda _baseline: {}
+    cells: Callable[[B], list[str]] = lambda _baseline: []  # these values as text
     # Lines with the details of a baseline, after the lines about its acceptance.
-    details: Callable[[B], list[str]] = lambda known: []
+    details: Callable[[B], list[str]] = lambda _baseline: []
     # Lines about the differences between two baselines. None stands for a missing baseline.
     changes: Callable[[B | None, B | None], list[str]]
 
@@ -106,7 +106,7 @@ def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
     assert either is not None
     lines = [f"launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"]
     for metric in metrics_of(_figures(before, now)):
-        old, new = (known.median(metric.name) if known else None for known in (before, now))
+        old, new = (side.median(metric.name) if side else None for side in (before, now))
         if (old, new) == (None, None):
             continue
         was = amount(old, metric.unit) + _noise(before, metric) if before else "new"
@@ -144,7 +144,7 @@ def accepted(
     if why:
         out.print(f"  left out: {why}")
     older = (baseline.from_runs([run]) for run in runs[:-1])
-    changed = dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run))
+    changed = dict.fromkeys(change for run in older for change in environment_changes(runs[-1], run))
     if changed:
         out.print("  changes from older launches to the newest: " + "; ".join(changed))
     if before is not None and not acceptance.reason:

@@ -203,7 +203,7 @@ class Recorder:
     def start_up_spans(self) -> dict[str, SpanTimes]:
         """The seconds of each part of start-up, by span name; empty if unknown."""
         seconds = {} if self.start_up is None else self.start_up.seconds
-        return {name: SpanTimes(seconds=(each,)) for name, each in seconds.items()}
+        return {name: SpanTimes(seconds=(duration_s,)) for name, duration_s in seconds.items()}
 
     def sleep(self, seconds: float) -> None:
         """Let time pass in the running step, for a framework that trains nothing."""

@@ -127,13 +127,13 @@ class StartUpClock:
         if get_ident() != self._thread:
             return None
         self._add(self._parts[-1])
-        seconds = {part: each for part, each in self._seconds.items() if part not in UNNAMED}
+        seconds = {part: part_s for part, part_s in self._seconds.items() if part not in UNNAMED}
         if not (self._has_batch or self._has_loop):
             seconds[BUILD_AND_FIRST_STEP] = seconds.pop(BUILD, 0.0)
             if self._calls is not None:
                 self._calls.rename(BUILD, BUILD_AND_FIRST_STEP)
-        named = {_span(part): each for part, each in seconds.items()}
-        by_span = None if calls is None else {_span(part): each for part, each in calls.items()}
+        named = {_span(part): part_s for part, part_s in seconds.items()}
+        by_span = None if calls is None else {_span(part): part_calls for part, part_calls in calls.items()}
         note = "" if self._calls is None or calls is not None else NOT_COUNTED + self._calls.why_unknown
         return StartUp({START_UP: sum(seconds.values()), **named}, self._by_package(), by_span, note)
 

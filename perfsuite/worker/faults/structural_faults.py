@@ -72,7 +72,9 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
             raise _Misfit("DDP already reduces in float32")
         model.register_comm_hook(model.process_group, _all_reduced_in_fp32)
         return
-    dtypes = [(each, reduce_dtype(each) or each.fsdp_params[0].orig_dtype) for _, each in _sharding(model)]
+    dtypes = [
+        (group, reduce_dtype(group) or group.fsdp_params[0].orig_dtype) for _, group in _sharding(model)
+    ]
     lower = [group for group, dtype in dtypes if dtype != torch.float32]
     if not lower:
         raise _Misfit("neither DDP nor FSDP2 reduces gradients in a lower precision")
@@ -136,7 +138,9 @@ def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
 
 def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    fused = [each for each in configs if getattr(each, attn_implementation.name, None) not in (None, "eager")]
+    fused = [
+        config for config in configs if getattr(config, attn_implementation.name, None) not in (None, "eager")
+    ]
     if not fused:
         raise _Misfit("no model of transformers uses an attention other than eager")
     for config in fused:

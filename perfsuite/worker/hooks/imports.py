@@ -72,8 +72,10 @@ class AfterImport:
             return None
         self._asking.now = True
         try:
-            others = (each for each in tuple(sys.meta_path) if each is not self)
-            specs = (each.find_spec(name, path, target) for each in others if hasattr(each, "find_spec"))
+            others = (finder for finder in tuple(sys.meta_path) if finder is not self)
+            specs = (
+                finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec")
+            )
             spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 self._act_around(spec.loader, name)

@@ -40,7 +40,7 @@ def imported() -> list[Library]:
 
 def packages() -> list[str]:
     """Return the packages of the libraries that are imported and that a framework describes."""
-    with_library = [each for each in _imported_frameworks() if each.library is not None]
+    with_library = [framework for framework in _imported_frameworks() if framework.library is not None]
     return [package for framework in with_library for package in framework.packages]
 
 

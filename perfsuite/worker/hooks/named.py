@@ -42,7 +42,7 @@ class NamedFunction:
             function = getattr(owner, name)
         of_class = owner if isinstance(owner, type | ModuleType) else type(owner)
         if isinstance(function, type):
-            method = next((each for each in self._methods if hasattr(function, each)), None)
+            method = next((method for method in self._methods if hasattr(function, method)), None)
             if method is None:
                 return False
             wrap_method(function, method, self._wrap)
@@ -87,7 +87,7 @@ class NamedFunction:
     def _owner(self, module: Any) -> Any:
         """Return the module or class that has the function; None if nothing has it."""
         *parents, name = self.path.split(".")
-        owner = functools.reduce(lambda found, each: getattr(found, each, None), parents, module)
+        owner = functools.reduce(lambda holder, parent: getattr(holder, parent, None), parents, module)
         return owner if hasattr(owner, name) else None
 
 

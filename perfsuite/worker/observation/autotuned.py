@@ -21,7 +21,11 @@ def choices(cache: Path) -> dict[str, str]:
     """
     of_triton = (_of_triton(file) for file in cache.glob("*/*.best_config"))
     of_products = (_of_products(file) for file in cache.glob("cache/*"))
-    by_kernel = {name: choice for each in (*of_triton, *of_products) for name, choice in each.items()}
+    by_kernel = {
+        name: choice
+        for choices_of_file in (*of_triton, *of_products)
+        for name, choice in choices_of_file.items()
+    }
     return dict(sorted(by_kernel.items()))
 
 

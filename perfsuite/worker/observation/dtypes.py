@@ -30,14 +30,14 @@ def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | Non
         "parameters": _elements(parameters),
         "stepped weights": _elements(stepped),
         "gradients": _elements(gradients),
-        "optimizer state": _elements(each for each in state if each.dim()),
+        "optimizer state": _elements(tensor for tensor in state if tensor.dim()),
         "linear layers": dict(linear_layers or {}),
     }
     return {what: elements for what, elements in elements_by_role.items() if elements}
 
 
 def _gradients(parameters: Iterable[Any]) -> list[Any]:
-    return [each.grad for each in parameters if each.grad is not None]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def _elements(tensors: Iterable[Any]) -> dict[str, int]:

@@ -97,7 +97,7 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
     everything = list(objects)
     kinds = [(kind, _class(kind)) for kind in _kinds()]
     return [
-        (kind, [each for each in everything if isinstance(each, of_kind)])
+        (kind, [instance for instance in everything if isinstance(instance, of_kind)])
         for kind, of_kind in kinds
         if of_kind is not None
     ]
@@ -120,7 +120,7 @@ def steps(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], 
 def _engine_of(optimizer: Any) -> tuple[Any, Engine | None]:
     for kind, engines in among(_living):
         for engine in engines:
-            if any(each is optimizer for each in kind.optimizers(engine)):
+            if any(stepped is optimizer for stepped in kind.optimizers(engine)):
                 return engine, kind
     return None, None
 

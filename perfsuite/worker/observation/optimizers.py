@@ -83,25 +83,28 @@ class Optimizers:
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on optimizers that step at another rate than the clock, after its last step."""
-        clocks = [each for each in self.seen if each.is_clock]
-        steps = sum(each.steps_since for each in clocks)
+        clocks = [stepping for stepping in self.seen if stepping.is_clock]
+        steps = sum(clock.steps_since for clock in clocks)
         return tuple(
-            f"{each.name} took {each.steps_since} steps in {steps} steps of the clock, {clocks[0].name}. To "
-            "use another optimizer as the clock, give Script(clock=...)"
-            for each in self.seen
-            if clocks and not each.is_clock and each.steps_since and abs(each.steps_since - steps) > 1
+            f"{stepping.name} took {stepping.steps_since} steps in {steps} steps of the clock, "
+            f"{clocks[0].name}. To use another optimizer as the clock, give Script(clock=...)"
+            for stepping in self.seen
+            if clocks
+            and not stepping.is_clock
+            and stepping.steps_since
+            and abs(stepping.steps_since - steps) > 1
         )
 
     def summary(self) -> str:
         """Return the optimizers that stepped, with their numbers of steps, for a message."""
-        steps = ", ".join(f"{each.name} ({each.steps} steps)" for each in self.seen[:MOST_NAMED])
+        steps = ", ".join(f"{stepping.name} ({stepping.steps} steps)" for stepping in self.seen[:MOST_NAMED])
         more = f" and {len(self.seen) - MOST_NAMED} more" if len(self.seen) > MOST_NAMED else ""
         return f"Optimizers that stepped: {steps}{more}" if steps else "No torch optimizer stepped"
 
     def _of(self, optimizer: Any) -> Stepping:
         if optimizer not in self._living:
             kind = type(optimizer).__name__
-            number = 1 + sum(each.kind == kind for each in self.seen)
+            number = 1 + sum(stepping.kind == kind for stepping in self.seen)
             name = kind if number == 1 else f"{kind}:{number}"
             new = self._living[optimizer] = Stepping(kind, name, set(map(id, parameters_of(optimizer))))
             self.seen.append(new)

@@ -19,7 +19,7 @@ _sequence_number = private.or_none("sequence_number")
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
     """Return the L1 norm of this rank's shard of each trained parameter, which changes in every step."""
-    trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     with torch.no_grad():
         shards = ((name, local(parameter)) for name, parameter in trained)
         return {
@@ -51,14 +51,16 @@ def squares(gradients: Iterable[Any]) -> float | None:
     """
     with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         existing = [gradient for gradient in gradients if gradient is not None]
-        copies = [_copies(each) for each in existing]
-        if copies == [each.device_mesh.size() if hasattr(each, "device_mesh") else 1 for each in existing]:
+        copies = [_copies(gradient) for gradient in existing]
+        if copies == [
+            gradient.device_mesh.size() if hasattr(gradient, "device_mesh") else 1 for gradient in existing
+        ]:
             copies = [1] * len(existing)
-        held = [each.coalesce().values() if each.is_sparse else each for each in map(local, existing)]
+        held = [part.coalesce().values() if part.is_sparse else part for part in map(local, existing)]
         terms = [
-            float(torch.linalg.vector_norm(each, dtype=torch.float32)) ** 2 * (1 / count)
-            for each, count in zip(held, copies, strict=True)
-            if each.numel()
+            float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 * (1 / count)
+            for part, count in zip(held, copies, strict=True)
+            if part.numel()
         ]
         return sum(terms) if terms else None
     return None  # for example, for complex numbers
@@ -67,7 +69,9 @@ def squares(gradients: Iterable[Any]) -> float | None:
 def _copies(tensor: Any) -> int:
     """Return how many ranks of its mesh hold the same part of a tensor."""
     placements = enumerate(getattr(tensor, "placements", ()))
-    return math.prod(tensor.device_mesh.size(dim) for dim, each in placements if each.is_replicate())
+    return math.prod(
+        tensor.device_mesh.size(dim) for dim, placement in placements if placement.is_replicate()
+    )
 
 
 def replicated(model: nn.Module) -> set[str]:

@@ -155,7 +155,7 @@ def _profiled_s(run: Run) -> float:
         run(STEPS)
         torch.cuda.synchronize()
     on_device = [event.time_range for event in profiled.events() if event.device_type.name == "CUDA"]
-    microseconds = max(each.end for each in on_device) - min(each.start for each in on_device)
+    microseconds = max(event.end for event in on_device) - min(event.start for event in on_device)
     return float(microseconds / 1e6 / STEPS)
 
 

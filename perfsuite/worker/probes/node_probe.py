@@ -75,7 +75,9 @@ def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     """Return all pairs of neighbours in a ring of nodes. The pairs of each list have no node in common."""
     pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
     even = pairs[: len(pairs) // 2 * 2]
-    return [each for each in (even[::2], even[1::2], pairs[len(even) :]) if each]
+    return [
+        pairs_of_round for pairs_of_round in (even[::2], even[1::2], pairs[len(even) :]) if pairs_of_round
+    ]
 
 
 def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
@@ -86,7 +88,7 @@ def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
         ours = None
         name = ""
         for first, second in pairs:
-            ranks = [each * per_node + rank for each in (first, second) for rank in range(per_node)]
+            ranks = [place * per_node + rank for place in (first, second) for rank in range(per_node)]
             group = dist.new_group(ranks)  # every rank must call this for every group
             if node in (first, second):
                 ours = group

@@ -116,7 +116,7 @@ def watch() -> None:
         if library is not None:
             functions = [*of_library(library)]
             recognise(functions)
-            imports.add(dict.fromkeys((each.module for each in functions), act))
+            imports.add(dict.fromkeys((function.module for function in functions), act))
 
     recognise(RECOGNISED)
     by_module[private.NAMES["write_data"].module].append(_wrap_shards)
@@ -269,7 +269,7 @@ def _wrap_shards(module: ModuleType) -> None:
         finally:
             _writing.discard(thread)
         with contextlib.suppress(Exception):
-            _add(sum(each.size_in_bytes for each in future.wait()), in_background=True)
+            _add(sum(result.size_in_bytes for result in future.wait()), in_background=True)
         return future
 
     watched.is_event = True  # type: ignore[attr-defined]

@@ -29,7 +29,9 @@ class AfterTorch:
             return None
         cls._asking.now = True
         try:
-            others = (each for each in tuple(sys.meta_path) if each is not cls and hasattr(each, "find_spec"))
+            others = (
+                other for other in tuple(sys.meta_path) if other is not cls and hasattr(other, "find_spec")
+            )
             specs = (finder.find_spec(name, path, target) for finder in others)
             spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:

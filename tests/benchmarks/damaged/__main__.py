@@ -91,7 +91,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
     ):
         simulated.patch(patch)
         patch.setattr("cpuinfo.get_cpu_info", dict)
-        for name in [each for each in os.environ if each.startswith("GITHUB_")]:
+        for name in [variable for variable in os.environ if variable.startswith("GITHUB_")]:
             patch.delenv(name)
         patch.setenv("GITHUB_BASE_REF", "main")
         patch.setenv(LOCK_FILE, f"{directory}/lock")
@@ -112,7 +112,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
             words = target.commands[number // len(targets) % len(target.commands)]
             try_file(number, root, target, words, usual[target.project, words], draw, counts)
         bad = [(project, words) for (project, words), said in usual.items() if said.reds or said.status]
-        red = [each for each in bad if each[1][0] != "collect"]  # which is no command
+        red = [failed_try for failed_try in bad if failed_try[1][0] != "collect"]  # which is no command
         for number in range(count, count + commands):
             if number % 2:
                 try_invented(number, root, draw, counts)
@@ -157,7 +157,7 @@ def try_file(
 ) -> None:
     """Damage a file, and run a command that reads it."""
     content = (root / target.project / target.file).read_bytes()
-    (damage,) = draw.choices([each for _, each in DAMAGES], [weight for weight, _ in DAMAGES])
+    (damage,) = draw.choices([damage for _, damage in DAMAGES], [weight for weight, _ in DAMAGES])
     damaged = damage(draw, content)
     while target.is_printed and damaged in SPECIAL:
         damaged = damages.whole(draw, content)

@@ -48,14 +48,14 @@ def drop(draw: random.Random, content: bytes) -> bytes:
 
 def _records(content: bytes) -> list[bytes]:
     """Return the records of a log of TensorBoard; none of another file."""
-    found = []
+    records = []
     while len(content) > 12:
         length = 16 + struct.unpack("<Q", content[:8])[0]
         if length > len(content):
             return []
-        found.append(content[:length])
+        records.append(content[:length])
         content = content[length:]
-    return [] if content else found
+    return [] if content else records
 
 
 def digit(draw: random.Random, content: bytes) -> bytes:
@@ -134,17 +134,17 @@ def everywhere(draw: random.Random, content: bytes) -> bytes:
     _, chosen = draw.choice(places)
     by = draw.choice((0.3, 0.1, 3.0, None, *PLAUSIBLE))
     is_factor = isinstance(by, float) and draw.random() < 0.8
-    found = [each for each in JUDGED if f'"{each}'.encode() in content]
-    if found and draw.random() < 0.5:
-        chosen = draw.choice(found)
+    judged_keys = [key for key in JUDGED if f'"{key}'.encode() in content]
+    if judged_keys and draw.random() < 0.5:
+        chosen = draw.choice(judged_keys)
     for holder, key in places:
         if not key.startswith(chosen) or key not in holder:
             continue
         old = holder[key]
         if is_factor and isinstance(old, int | float) and not isinstance(old, bool):
             holder[key] = old * by
-        elif is_factor and isinstance(old, list) and all(isinstance(each, float) for each in old):
-            holder[key] = [each * by for each in old]
+        elif is_factor and isinstance(old, list) and all(isinstance(number, float) for number in old):
+            holder[key] = [number * by for number in old]
         elif by is None:
             del holder[key]
         else:
@@ -155,9 +155,9 @@ def everywhere(draw: random.Random, content: bytes) -> bytes:
 def _places(data: Any) -> list[tuple[Any, Any]]:
     places: list[tuple[Any, Any]] = []
 
-    def visit(found: Any) -> None:
-        for key, inner in found.items() if isinstance(found, dict) else enumerate(found):
-            places.append((found, key))
+    def visit(node: Any) -> None:
+        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
+            places.append((node, key))
             if isinstance(inner, dict | list):
                 visit(inner)
 

@@ -107,7 +107,7 @@ def in_process(directory: Path, command: Sequence[str]) -> Said:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         end = time.monotonic() + LIMIT_S
-        while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        while (waited := os.waitpid(pid, os.WNOHANG))[0] == 0:
             if time.monotonic() > end:
                 os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -116,7 +116,7 @@ def in_process(directory: Path, command: Sequence[str]) -> Said:
         output.seek(0)
         text = output.read().decode(errors="backslashreplace")
     words, is_by_row = words_of(command, text)
-    return Said(os.waitstatus_to_exitcode(found[1]), words, text, is_by_row)
+    return Said(os.waitstatus_to_exitcode(waited[1]), words, text, is_by_row)
 
 
 def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
@@ -125,8 +125,8 @@ def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
     rows = next((row for name, row in ROWS.items() if tuple(command[: len(name)]) == name), None)
     if is_written or rows is not None:
         matches = re.finditer(ROWS["pytest",] if is_written or rows is None else rows, text, re.MULTILINE)
-        found = [word for match in matches for word in match.groups() if word]
-        return tuple("worse" if word == "true" else word for word in found if word in (*ORDER, "true")), True
+        spoken = [word for match in matches for word in match.groups() if word]
+        return tuple("worse" if word == "true" else word for word in spoken if word in (*ORDER, "true")), True
     return tuple(re.findall(r"\b(?:" + "|".join(ORDER) + r")\b", text)), False
 
 
@@ -170,25 +170,25 @@ def _written(command: Sequence[str]) -> Iterator[str]:
     if name == "pytest":
         for file in Path().glob(".perfsuite/runs/*/results.json"):
             results = json.loads(file.read_text())["results"]
-            yield from (each["excused"] or each["outcome"] for each in results)
+            yield from (result["excused"] or result["outcome"] for result in results)
     elif name == "report":  # wherever a damaged command line lets it write
         for file in Path().glob("*/summary.md"):
             yield from re.findall("|".join(ORDER), file.read_text().splitlines()[0])
     elif tuple(command[:2]) == ("history", "add"):
         for file in Path().glob("*/cpu*/*/*.json"):
-            yield from (each["word"] for each in json.loads(file.read_text())["verdicts"].values())
+            yield from (verdict["word"] for verdict in json.loads(file.read_text())["verdicts"].values())
     elif name == "github" and (calls := Path("bin/calls")).is_file():
-        told = calls.read_text()
-        yield from re.findall(r'"conclusion": "(\w+)"', told)
-        yield from ("failed" for _ in re.findall("^issue (?:create|edit)", told, re.MULTILINE))
-        yield from ("closed" for _ in re.findall("^issue close", told, re.MULTILINE))
+        calls_made = calls.read_text()
+        yield from re.findall(r'"conclusion": "(\w+)"', calls_made)
+        yield from ("failed" for _ in re.findall("^issue (?:create|edit)", calls_made, re.MULTILINE))
+        yield from ("closed" for _ in re.findall("^issue close", calls_made, re.MULTILINE))
 
 
 def _collect(directory: Path) -> int:
     """Make a launch of the files in a directory, as the driver does: exit status 1 if it failed."""
-    told: dict[str, Any] = {"failure": None, "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 1.0}
+    fields: dict[str, Any] = {"failure": None, "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 1.0}
     try:
-        run = collect(RunDir(directory), samples.make_machine(), **told)
+        run = collect(RunDir(directory), samples.make_machine(), **fields)
     except PerfsuiteError as error:
         print(error)
         return 1

@@ -73,20 +73,20 @@ def _flat(settings: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _is_shown(kind: Kind, name: str, before: bytes, damage: bytes, output: str, usual: str) -> bool:
-    told = judge_changes(output)
+    lines = judge_changes(output)
     if kind == "settings":
-        then, now = (_flat(ini.parsed(name, each.decode())) for each in (before, damage))
+        then, now = (_flat(ini.parsed(name, content.decode())) for content in (before, damage))
         changed = {key for key in {*then, *now} if then.get(key) != now.get(key)}
-        return all(any(key.removeprefix("perf_") in line for line in told) for key in changed)
+        return all(any(key.removeprefix("perf_") in line for line in lines) for key in changed)
     if kind == "waivers":
-        both = [waivers.parsed(name, each.decode()) for each in (before, damage)]
-        return all(any(word in line for line in told) for word in _of_waivers(*both))
+        both = [waivers.parsed(name, content.decode()) for content in (before, damage)]
+        return all(any(word in line for line in lines) for word in _of_waivers(*both))
     if kind in ("baseline", "accepting"):
-        both_json = [documents.parse(each.decode()) for each in (before, damage)]
+        both_json = [documents.parse(content.decode()) for content in (before, damage)]
         Baseline.model_validate(both_json[1], context=documents.FROM_FILE)
         if kind == "accepting":  # of a worsening that is still there, the report has to say who accepts it
             return '"accepted": true' in output or "worse, accepted" in output
-        return _are_told(list(_paths(*both_json)), told)
+        return _are_told(list(_paths(*both_json)), lines)
     if kind == "traces":
         return _has_all_traces(before, damage, output, usual)
     if kind == "log":  # what was cut between two records: the table says how many values there are
@@ -97,13 +97,13 @@ def _is_shown(kind: Kind, name: str, before: bytes, damage: bytes, output: str, 
 def judge_changes(output: str) -> list[str]:
     """Return the sentences of a session on the files that judge it."""
     _, _, rest = output.partition("This branch changes the files that judge it")
-    told = []
+    lines = []
     for line in rest.splitlines()[1:]:
         if not line.startswith("  "):
             break
         if not re.search("cannot be read|changed in nothing", line):
-            told.append(line.strip())
-    return told
+            lines.append(line.strip())
+    return lines
 
 
 def _of_waivers(before: Sequence[Waiver], now: Sequence[Waiver]) -> Iterator[str]:
@@ -133,13 +133,13 @@ def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
         yield path.removesuffix(".")
 
 
-def _are_told(paths: Sequence[str], told: Sequence[str]) -> bool:
+def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
     """Whether there is a sentence on each value of a baseline that differs and is judged."""
-    if not told:
+    if not lines:
         return False
     for path in paths:
         words = next((words for pattern, words in OF_BASELINES if re.match(pattern, path)), None)
-        if words is not None and not any(re.search(words, line) for line in told):
+        if words is not None and not any(re.search(words, line) for line in lines):
             return False
     return True
 

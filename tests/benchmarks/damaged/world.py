@@ -74,14 +74,14 @@ def _gates(root: Path) -> list[Target]:
     said = in_process(first, (*GATE, "--perf-record-launches=5", "--perf-min-launches=5"))
     assert said.status == 0, said.output
     (recorded,) = first.glob(".perfsuite/baselines/*/*.json")
-    known = documents.read(recorded, Baseline)
+    accepted = documents.read(recorded, Baseline)
     name = f"{recorded.parent.name}/{recorded.name}"
     shutil.rmtree(first)
     judged = {
-        "slower": _each(known, _faster),
-        "stalls": _each(known, _steadier),
-        "larger": _each(known, _smaller),
-        "loss": _each(known, lambda launch: launch.replace(loss=tuple(2 * each for each in launch.loss))),
+        "slower": _each(accepted, _faster),
+        "stalls": _each(accepted, _steadier),
+        "larger": _each(accepted, _smaller),
+        "loss": _each(accepted, lambda launch: launch.replace(loss=tuple(2 * loss for loss in launch.loss))),
     }
     targets = []
     for project, baseline in judged.items():
@@ -134,9 +134,9 @@ def _as_branch(project: Path) -> None:
     git(project, "update-ref", "refs/remotes/origin/main", head)
 
 
-def _each(known: Baseline, change: Launch) -> Baseline:
+def _each(baseline: Baseline, change: Launch) -> Baseline:
     accepted = Acceptance(by="me", date="2026-01-02T03:04:05+00:00", commit=None)
-    return known.replace(launches=tuple(map(change, known.launches)), accepted=accepted)
+    return baseline.replace(launches=tuple(map(change, baseline.launches)), accepted=accepted)
 
 
 def _faster(launch: BaselineLaunch) -> BaselineLaunch:

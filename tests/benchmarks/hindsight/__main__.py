@@ -60,7 +60,9 @@ def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
     if verdict.outcome == "failed" and not is_other:
         return Result(name=pair.name, outcome="cannot run", first=why, seconds=seconds)
     counts = verdict.counts
-    said = [each.sentence for each in (counts.findings if counts else ()) if each.outcome != "passed"]
+    said = [
+        finding.sentence for finding in (counts.findings if counts else ()) if finding.outcome != "passed"
+    ]
     said = [why, *said] if verdict.outcome == "failed" else said
     first, *others = said or ("; ".join(verdict.reasons) or "as in arm A",)
     if not pair.is_regression:
@@ -86,8 +88,8 @@ def main() -> None:
         parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
     os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
     results = read()
-    known = {name for name, _ in results}
-    names = arguments.pairs or [name for name in by_name if arguments.again or name not in known]
+    measured_names = {name for name, _ in results}
+    names = arguments.pairs or [name for name in by_name if arguments.again or name not in measured_names]
     for name in names:
         pair = by_name[name]
         if pair.cannot:

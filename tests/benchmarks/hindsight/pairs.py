@@ -84,7 +84,7 @@ def _name(good: str, bad: str, script: str) -> str:
 
 
 PAIRS = (
-    *(Pair(**{"name": each["thread"].replace("#", "-"), **each}) for each in DATA["regression"]),
-    *(Pair(name=_name(each["good"], each["bad"], each["script"]), **each) for each in DATA["unchanged"]),
+    *(Pair(**{"name": entry["thread"].replace("#", "-"), **entry}) for entry in DATA["regression"]),
+    *(Pair(name=_name(entry["good"], entry["bad"], entry["script"]), **entry) for entry in DATA["unchanged"]),
 )
 """Every pair, regressions first."""

@@ -35,15 +35,15 @@ Results = Mapping[tuple[str, bool], Result]
 
 def read() -> dict[tuple[str, bool], Result]:
     """Return the results so far."""
-    found = [Result(**each) for each in json.loads(FILE.read_text())] if FILE.exists() else []
-    return {(each.name, each.busy): each for each in found}
+    entries = [Result(**fields) for fields in json.loads(FILE.read_text())] if FILE.exists() else []
+    return {(result.name, result.busy): result for result in entries}
 
 
 def write(results: Results) -> None:
     """Write the results, in the order of the pairs that can be run; others are left out."""
     keys = [(pair.name, busy) for pair in PAIRS if not pair.cannot for busy in (False, True)]
-    found = [asdict(results[key]) for key in keys if key in results]
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    entries = [asdict(results[key]) for key in keys if key in results]
+    FILE.write_text(json.dumps(entries, indent=1) + "\n")
 
 
 def tables(all_results: Results) -> str:
@@ -102,7 +102,7 @@ def _untried(pair: Pair) -> str:
 
 def _row(pair: Pair, result: Result, results: Results) -> str:
     took = (results.get((pair.name, busy)) for busy in (False, True))
-    seconds = ("" if each is None else str(each.seconds) for each in took)
+    seconds = ("" if measured is None else str(measured.seconds) for measured in took)
     missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
     first = f"`{result.first.removeprefix('regressed: ')}`{missed}"
     cells = (pair.link, pair.kind, _arms(pair), pair.what, result.outcome, first, *seconds)
@@ -111,12 +111,12 @@ def _row(pair: Pair, result: Result, results: Results) -> str:
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
     """Return the unchanged pairs of each script, with the findings in pairs that were not silent."""
-    found: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     for pair in unchanged:
         result = results[pair.name]
         said = "" if result.outcome == "silent" else f" ({result.outcome}: `{result.first}`)"
-        found.setdefault(f"`{pair.script}`", []).append(f"{_arms(pair)}{said}")
-    return found
+        sentences.setdefault(f"`{pair.script}`", []).append(f"{_arms(pair)}{said}")
+    return sentences
 
 
 def _arms(pair: Pair) -> str:

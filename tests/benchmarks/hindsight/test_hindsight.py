@@ -30,9 +30,9 @@ def private_imports(code: str) -> list[str]:
     names: list[str] = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            names += [each.name for each in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names += [f"{node.module}.{each.name}" for each in node.names]
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
     public = {f"perfsuite.{name}" for name in perfsuite.__all__}
     return [
         name
@@ -123,7 +123,7 @@ def test_table_compares_quiet_and_busy_machines() -> None:
     busy = replace(quiet, seconds=97, busy=True)
     missed = Result(name=other.name, outcome="missed", first="passed", seconds=22)
     results = [quiet, busy, missed, replace(missed, outcome="found", busy=True)]
-    made = tables({(each.name, each.busy): each for each in results})
+    made = tables({(result.name, result.busy): result for result in results})
     assert "2 pairs were run both on a quiet machine and on a busy one" in made
     assert "For 1 of these, the verdict and the first line are the same" in made
     assert f"| {one.what} | found | `cause` | 11 | 97 |" in made
@@ -140,9 +140,9 @@ def test_pages_say_how_many_were_found() -> None:
 
 def test_counts_found_regressions_by_place() -> None:
     one, other = [pair for pair in PAIRS if pair.kind == "event" and not pair.cannot][:2]
-    found = Result(name=one.name, outcome="found", first="regressed: kept", seconds=1)
+    caught = Result(name=one.name, outcome="found", first="regressed: kept", seconds=1)
     missed = Result(name=other.name, outcome="missed", first="passed", seconds=1)
-    made = tables({(each.name, each.busy): each for each in (found, missed)})
+    made = tables({(result.name, result.busy): result for result in (caught, missed)})
     assert "event 1 of 2;" in made
     assert f"| event | {one.good.split()[0].replace('==', ' ')}, " in made
 

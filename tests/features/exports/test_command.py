@@ -33,9 +33,9 @@ def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) ->
     target = tmp_path / "out" / "hud.json"
     shown = export("--format", "hud", results, "--out", target)
     assert shown.stdout == ""
-    passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
-    measured = [each for each in json.loads(target.read_text()) if "benchmark_values" in each["metric"]]
-    assert {each["model"]["name"] for each in measured} == {passed}
+    passed, throttled = (result.case_id for result in documents.read(results, SessionFile).results)
+    measured = [record for record in json.loads(target.read_text()) if "benchmark_values" in record["metric"]]
+    assert {record["model"]["name"] for record in measured} == {passed}
     assert shown.stderr == (
         f"{passed}: not counted, so the work of a step may have changed\n"
         f"no numbers for {throttled}: no launch on a healthy machine\n"

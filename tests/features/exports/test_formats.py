@@ -67,9 +67,9 @@ def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[st
     assert text.endswith("# EOF\n")
     new, old = (
         {
-            (each.name, each.labels["case"]): (each.value, dict(each.labels))
+            (sample.name, sample.labels["case"]): (sample.value, dict(sample.labels))
             for family in parser.text_string_to_metric_families(text)
-            for each in family.samples
+            for sample in family.samples
         }
         for parser in (prometheus_client.openmetrics.parser, prometheus_client.parser)
     )
@@ -118,19 +118,19 @@ def test_unknown_counts_differ_from_passed_ones() -> None:
     passed = CountCheck(outcome="passed")
     for counts, expected in ((None, "not counted"), (NOT_COUNTED, "not counted"), (passed, "passed")):
         result = judged(make_result(make_run()), outcome="passed", counts=counts)
-        assert {each["benchmark"]["extra_info"]["counts"] for each in records(result)} == {expected}
+        assert {row["benchmark"]["extra_info"]["counts"] for row in records(result)} == {expected}
         assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == expected
 
 
 def test_no_format_shows_failed_figures() -> None:
     results = make_session(len(KINDS)).results
     cases = {result.case_id for result in results}
-    shown = {each.case_id for each in results if each.outcome not in ("failed", "unhealthy")}
+    shown = {result.case_id for result in results if result.outcome not in ("failed", "unhealthy")}
     assert len(shown) == len(cases) - 2
     rows = records(*results)
     gauges = samples(*results)
-    assert {each["model"]["name"] for each in rows if each["metric"].get("benchmark_values")} == shown
-    assert {each["model"]["name"] for each in rows if each["metric"]["name"] == "outcome"} == cases
+    assert {row["model"]["name"] for row in rows if row["metric"].get("benchmark_values")} == shown
+    assert {row["model"]["name"] for row in rows if row["metric"]["name"] == "outcome"} == cases
     assert {case for name, case in gauges if name == "perfsuite_tokens_per_s"} == shown
     assert {case for name, case in gauges if name == "perfsuite_outcome"} == cases
 
@@ -143,7 +143,7 @@ def test_omits_unmeasured_figures() -> None:
     nothing = make_result(make_run(figures=make_figures(peak_memory_bytes=None, tokens_per_s=math.inf)))
     nothing = nothing.replace(verdict=Verdict(outcome="recorded", launches=1))
     assert figures(nothing) == {}
-    assert [each["metric"]["name"] for each in records(nothing)] == ["outcome"]
+    assert [row["metric"]["name"] for row in records(nothing)] == ["outcome"]
     assert list(samples(nothing)) == [("perfsuite_outcome", nothing.case_id)]
     empty = {name: write(session_of()) for name, write in FORMATS.items()}
     assert empty == {"hud": "[]\n", "openmetrics": "# EOF\n"}

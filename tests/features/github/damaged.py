@@ -37,10 +37,10 @@ def _drifted(root: Path) -> Target:
     """Make a night of good results, whose trend has an open drift."""
     project = root / "drifted"
     samples.write_session(project / "results", samples.make_result(samples.BEFORE))
-    found = drift()
-    trend = Trend(since=found.first_day, sessions=24, series=2, findings=(found,), unplaced={})
+    finding = drift()
+    trend = Trend(since=finding.first_day, sessions=24, series=2, findings=(finding,), unplaced={})
     documents.write(project / "trend.json", trend)
-    subject = f"drift of {found.case}, {found.metric}"
+    subject = f"drift of {finding.case}, {finding.metric}"
     body = f"text\n<!-- perfsuite: {json.dumps([subject])} -->"
     stand_in(project / "bin", [{"number": 7, "title": title("cpu-test-2c"), "body": body}])
     issue = ("github", "issue", "results/results.json", "--run-url", URL, "--trend", "trend.json")

@@ -20,7 +20,7 @@ from tests.synthetic import git
 
 
 @pytest.fixture
-def told(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
+def on_pull_request(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
     """In a job of pull request 12, on which nobody has commented."""
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     monkeypatch.delenv("HEAD_SHA", raising=False)
@@ -52,25 +52,27 @@ def check_of(gh: Gh) -> dict[str, Any]:
     return check
 
 
-def test_answers_a_pull_request_with_a_check(told: Gh) -> None:
+def test_answers_a_pull_request_with_a_check(on_pull_request: Gh) -> None:
     said = answer(GOOD, SLOW, name="h100", commit=HEAD)
     assert said.endswith(f"pull request 12: new comment, check h100 of {HEAD[:12]}: failure")
-    assert "pr comment 12 --body-file -\n## perfsuite: 1 regressed, 1 passed" in told.calls
-    check = check_of(told)
+    assert "pr comment 12 --body-file -\n## perfsuite: 1 regressed, 1 passed" in on_pull_request.calls
+    check = check_of(on_pull_request)
     assert (check["name"], check["head_sha"], check["conclusion"]) == ("h100", HEAD, "failure")
     assert check["output"]["title"] == "1 regressed, 1 passed"
 
 
-def test_updates_only_our_own_comment(told: Gh) -> None:
+def test_updates_only_our_own_comment(on_pull_request: Gh) -> None:
     at = "https://github.com/o/r/pull/12#issuecomment-"
     others = {"viewerDidAuthor": False, "body": "<!-- perfsuite: comment dry -->", "url": f"{at}1"}
     another = {"viewerDidAuthor": True, "body": "<!-- perfsuite: comment h100 -->", "url": f"{at}2"}
-    comments(told, others, another)
+    comments(on_pull_request, others, another)
     assert "new comment" in answer(GOOD)
     ours = {**another, "body": "x <!-- perfsuite: comment dry -->", "url": f"{at}3"}
-    comments(told, others, another, ours)
+    comments(on_pull_request, others, another, ours)
     assert "updated comment" in answer(GOOD)
-    assert re.findall("PATCH (.*) --field", told.calls) == ["repos/{owner}/{repo}/issues/comments/3"]
+    assert re.findall("PATCH (.*) --field", on_pull_request.calls) == [
+        "repos/{owner}/{repo}/issues/comments/3"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_check_is_green_if_all_was_judged(results: list[Measurement], meaning: s
 
 
 @pytest.mark.parametrize("status", ["interrupted", "running"])
-def test_unfinished_session_is_never_green(told: Gh, status: str) -> None:
+def test_unfinished_session_is_never_green(on_pull_request: Gh, status: str) -> None:
     assert answer(GOOD).endswith("success")
     cut_short = make_session_file(GOOD, status=status)
     assert conclusion([cut_short]) == conclusion([make_session_file(GOOD), cut_short]) == "neutral"
@@ -98,20 +100,23 @@ def test_unfinished_session_is_never_green(told: Gh, status: str) -> None:
     documents.write(Path("cut.json"), cut_short)
     run("github", "comment", "cut.json", "--run-url", URL)
     word = {"interrupted": "interrupted", "running": "running or killed"}[status]
-    assert check_of(told)["conclusion"] == "neutral"
-    assert check_of(told)["output"]["title"] == f"{word}, 1 passed"
-    assert f"## perfsuite: {word}, 1 passed" in told.calls
+    assert check_of(on_pull_request)["conclusion"] == "neutral"
+    assert check_of(on_pull_request)["output"]["title"] == f"{word}, 1 passed"
+    assert f"## perfsuite: {word}, 1 passed" in on_pull_request.calls
 
 
-def test_changed_judge_files_are_reported_first(told: Gh) -> None:
+def test_changed_judge_files_are_reported_first(on_pull_request: Gh) -> None:
     changes = JudgeChanges(
         base=OLDER, sentences=("waiver of * on tokens/s added", "conftest.py added: 1 line")
     )
     answer(GOOD, judge_changes=changes)
     branch = "This branch changes the files that judge it, compared with decaf000deca:"
     heading = f"## perfsuite: 1 passed\n\n**{branch}**\n"
-    assert f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n" in told.calls
-    assert check_of(told)["output"]["title"] == "1 passed; the judging files changed"
+    assert (
+        f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n"
+        in on_pull_request.calls
+    )
+    assert check_of(on_pull_request)["output"]["title"] == "1 passed; the judging files changed"
 
 
 def test_missing_results_are_not_green() -> None:
@@ -134,37 +139,37 @@ def test_baseline_without_case_is_not_green() -> None:
     assert conclusion([make_session_file(GOOD, unclaimed=("llama-8b: deselected",))]) == "neutral"
 
 
-def test_checks_the_measured_commit(told: Gh) -> None:
+def test_checks_the_measured_commit(on_pull_request: Gh) -> None:
     assert "check dry of decaf000deca: success" in answer(GOOD, commit=OLDER)
-    assert check_of(told)["head_sha"] == OLDER
+    assert check_of(on_pull_request)["head_sha"] == OLDER
     moved = "Measured: decaf000deca. The pull request is now at c0ffee00c0ff, which was not measured."
-    assert f"--body-file -\n**{moved}**\n" in told.calls
+    assert f"--body-file -\n**{moved}**\n" in on_pull_request.calls
     answer(GOOD, commit=MERGE, words=("--commit", "f" * 40))
-    assert check_of(told)["head_sha"] == "f" * 40
+    assert check_of(on_pull_request)["head_sha"] == "f" * 40
 
 
-def test_merge_into_base_measured_its_second_parent(told: Gh) -> None:
-    told.knows_commit("b" * 40, OLDER)
+def test_merge_into_base_measured_its_second_parent(on_pull_request: Gh) -> None:
+    on_pull_request.knows_commit("b" * 40, OLDER)
     answer(GOOD, commit=MERGE)
-    assert check_of(told)["head_sha"] == OLDER
+    assert check_of(on_pull_request)["head_sha"] == OLDER
 
 
-def test_merge_inside_the_pull_request_is_itself(told: Gh) -> None:
-    told.knows_commit(OLDER, HEAD)
+def test_merge_inside_the_pull_request_is_itself(on_pull_request: Gh) -> None:
+    on_pull_request.knows_commit(OLDER, HEAD)
     answer(GOOD, commit=COMMIT)
-    assert check_of(told)["head_sha"] == COMMIT
+    assert check_of(on_pull_request)["head_sha"] == COMMIT
 
 
 @pytest.mark.parametrize("parents", [(), ("b" * 40,), ("b" * 40, "a" * 40), (OLDER, "a" * 40)])
-def test_a_commit_of_another_branch_gets_no_check(told: Gh, parents: Sequence[str]) -> None:
-    told.knows_commit(*parents)
+def test_a_commit_of_another_branch_gets_no_check(on_pull_request: Gh, parents: Sequence[str]) -> None:
+    on_pull_request.knows_commit(*parents)
     said = answer(GOOD, commit=MERGE, status=2)
     assert f"the results are of commit {MERGE[:12]}, which is neither in pull request 12 nor a merge" in said
     assert "Give the commit that was measured with --commit" in said
-    assert "check-runs" not in told.calls
+    assert "check-runs" not in on_pull_request.calls
 
 
-def test_asks_for_an_unknown_measured_commit(told: Gh) -> None:
+def test_asks_for_an_unknown_measured_commit(on_pull_request: Gh) -> None:
     assert "the results are of commit None, but a check needs the one commit" in answer(
         GOOD, commit=None, status=2
     )
@@ -200,8 +205,8 @@ def test_cut_comment_closes_its_folds() -> None:
     assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
-def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
-    (told.program.parent / "answer").write_text("Not logged in")
+def test_what_cannot_be_answered_is_told(on_pull_request: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    (on_pull_request.program.parent / "answer").write_text("Not logged in")
     assert "gh pr view did not print JSON" in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
     assert "--name 'a --> b': expected up to 60 letters" in answer(GOOD, name="a --> b", status=2)
@@ -211,8 +216,8 @@ def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPat
     assert no_pull_request in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     answer(GOOD, name="a --> b", status=2)
-    assert told.calls.count("\n") == 1, "only the first one asked"
-    comments(told)
+    assert on_pull_request.calls.count("\n") == 1, "only the first one asked"
+    comments(on_pull_request)
     words = ("github", "comment", "results.json", "--run-url", URL, "--pull-request", "3")
     assert f"pull request 3: new comment, check perfsuite of {COMMIT[:12]}: success" in run(*words).output
 
@@ -271,8 +276,8 @@ def test_pull_request_needs_changes_gh_and_a_reason(clone: Path, gh: Gh) -> None
     absolute = ("--measured", "out", "--baselines", str(clone.parent))
     assert "give a path relative to the repository" in propose(*absolute, status=2)
     for name, others in (("hardware", "--reason=x"), ("reason", "--hardware=h100")):
-        told = error_of("github", "propose", f"--{name}= ", others)
-        assert f"--{name} is empty: give the hardware that was measured, and the reason" in told
+        message = error_of("github", "propose", f"--{name}= ", others)
+        assert f"--{name} is empty: give the hardware that was measured, and the reason" in message
     documents.write_text(NEW, "{}")
     gh.program.unlink()
     if shutil.which("gh") is None:
@@ -287,12 +292,12 @@ def test_a_block_of_code_ends_where_it_should() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["headRefOid", "comments", "commits"])
-def test_reports_a_gh_answer_without_a_field(told: Gh, lacks: str) -> None:
+def test_reports_a_gh_answer_without_a_field(on_pull_request: Gh, lacks: str) -> None:
     whole = {"headRefOid": HEAD, "comments": [], "commits": [{"oid": HEAD}]}
-    told.answers({name: value for name, value in whole.items() if name != lacks})
+    on_pull_request.answers({name: value for name, value in whole.items() if name != lacks})
     said = answer(GOOD, commit=HEAD, status=2)
     assert f"gh pr view printed an unexpected answer: {lacks}: Field required" in said
-    told.answers([])
+    on_pull_request.answers([])
     assert "gh pr view printed an unexpected answer" in answer(GOOD, commit=HEAD, status=2)
 
 

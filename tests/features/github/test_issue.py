@@ -84,8 +84,8 @@ def test_issue_starts_with_the_likely_cause() -> None:
         (counts, f"regressed: {finding.sentence}"),
         (none, "counts: not counted: a CUDA graph was replayed"),
     ):
-        told = lines_of(GOOD.replace(verdict=regressed.replace(counts=check)))
-        assert told[:2] == [f"- `{CASE}`: **regressed** after 1 launch", f"  - {line}"]
+        issue_lines = lines_of(GOOD.replace(verdict=regressed.replace(counts=check)))
+        assert issue_lines[:2] == [f"- `{CASE}`: **regressed** after 1 launch", f"  - {line}"]
     calls = Profiled(calls=tuple(f"aten::op{number} 0 -> 1 calls a step" for number in range(5)))
     lines = lines_of(SLOW.replace(verdict=SLOW.verdict.replace(profiled=calls)))
     causes = [line.split()[1] for line in lines if "aten::" in line]

@@ -29,8 +29,8 @@ def targets(root: Path) -> list[Target]:
         began = f"2026-01-{night + 1:02}T03:04:05+00:00"
         run = samples.make_run(figures=figures, started_at=began)
         result = samples.make_result(run, before=None)
-        told = {"started_at": began, "commit": f"{night:02}" * 20}
-        store.add(drifting / "history", samples.write_session(drifting, result, **told))
+        fields = {"started_at": began, "commit": f"{night:02}" * 20}
+        store.add(drifting / "history", samples.write_session(drifting, result, **fields))
     (drifting / "results.json").unlink()
     newest = sorted(drifting.glob("history/cpu*/*/*.json"))[-1]
     (drifting_case,) = drifting.glob("history/cases/*.json")

@@ -87,16 +87,16 @@ def false_alarms(detect: Detector, count: int) -> float:
 
 def delays(detect: Detector, count: int, noise: float, step: float) -> list[float]:
     """Nights until a step is reported where it is; infinity if never."""
-    found = []
+    delays_found = []
     for seed in range(count):
         series = nights(lambda night: 1 + step * (night >= BEFORE), BEFORE + AFTER, noise, 1000 + seed)
-        found.append(first(detect, series, lambda place: abs(place - BEFORE) <= NEAR))
-    return found
+        delays_found.append(first(detect, series, lambda place: abs(place - BEFORE) <= NEAR))
+    return delays_found
 
 
 def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
     """Nights until anything of a slow drift is reported."""
-    found = []
+    delays_found = []
     for seed in range(count):
         series = nights(
             lambda night: (1 + DRIFT_PER_WEEK) ** (max(night - BEFORE, 0) / 7),
@@ -104,8 +104,8 @@ def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
             noise,
             2000 + seed,
         )
-        found.append(first(detect, series, lambda place: place > BEFORE - NEAR))
-    return found
+        delays_found.append(first(detect, series, lambda place: place > BEFORE - NEAR))
+    return delays_found
 
 
 def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool]) -> float:
@@ -116,11 +116,15 @@ def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool
     return math.inf
 
 
-def told(found: Sequence[float]) -> str:
+def told(delays_found: Sequence[float]) -> str:
     """Median, 95th percentile, share never found."""
-    high = quantiles(found, n=20)[-1] if max(found) < math.inf else sorted(found)[int(0.95 * len(found))]
-    never = sum(delay == math.inf for delay in found) / len(found)
-    return " / ".join("never" if math.isinf(x) else f"{x:.0f}" for x in (median(found), high)) + (
+    high = (
+        quantiles(delays_found, n=20)[-1]
+        if max(delays_found) < math.inf
+        else sorted(delays_found)[int(0.95 * len(delays_found))]
+    )
+    never = sum(delay == math.inf for delay in delays_found) / len(delays_found)
+    return " / ".join("never" if math.isinf(x) else f"{x:.0f}" for x in (median(delays_found), high)) + (
         f" ({never:.0%} never)" if never else ""
     )
 

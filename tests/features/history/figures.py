@@ -77,8 +77,10 @@ def measure(root: Path) -> None:
         exported = export(history, repo, out)
     print(f"  {len(exported.commits)} commits, {len(exported.unplaced)} left out")
     with timed("trend", seconds):
-        found = trend(history, repo=repo)
-    print(f"  {found.series} series in {found.sessions} sessions, {len(found.findings)} changes in 90 days")
+        result = trend(history, repo=repo)
+    print(
+        f"  {result.series} series in {result.sessions} sessions, {len(result.findings)} changes in 90 days"
+    )
     with timed("asv publish", seconds):
         publish(out, commits=exported.commits)
     print(f"export / asv publish, CPU: {seconds['export'] / seconds['asv publish']:.2f} (bound 0.25)")

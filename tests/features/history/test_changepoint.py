@@ -80,11 +80,11 @@ def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
     """Each night keeps a share of the luck of the one before; 1% noise, no change."""
     luck = random.Random(seed)
     now = luck.gauss(0, 0.01)
-    found = []
+    values = []
     for _ in range(nights):
-        found.append(math.exp(now))
+        values.append(math.exp(now))
         now = share * now + luck.gauss(0, 0.01 * math.sqrt(1 - share**2))
-    return found
+    return values
 
 
 def test_neighbour_correlation_ignores_steps() -> None:
@@ -112,7 +112,7 @@ def test_changes_and_correlations_stay_the_same() -> None:
         ),
     ):
         seen = change_points(values, min_change=0.005, correlation=alike)
-        assert [told(change) for change in seen] == [pytest.approx(each, abs=1e-6) for each in pinned]
+        assert [told(change) for change in seen] == [pytest.approx(numbers, abs=1e-6) for numbers in pinned]
     weeks = [correlation(good_and_bad_weeks(0.3, 200, seed)) for seed in range(4)]
     assert weeks == pytest.approx([0.121985, 0.06439, 0.240578, 0.232423], abs=1e-5)
     assert correlation(good_and_bad_weeks(0.99, 200, 0)) == 0.9, "at most"

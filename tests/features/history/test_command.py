@@ -76,10 +76,10 @@ def test_failures_shows_later_retractions() -> None:
         started_at = f"2026-01-0{day}T00:00:00+00:00"
         invoke("add", write_session(Path(f"night-{day}"), result, started_at=started_at))
     _, first, second, total = invoke("failures").output.splitlines()
-    told = f"cpu-test-2c {make_case().id} 2026-01-0"
+    start = f"cpu-test-2c {make_case().id} 2026-01-0"
     later = "2026-01-02 0123abcd"
-    assert commands.flat(first) == f"{told}1 0123abcd regressed (shadow) {later}"
-    assert commands.flat(second) == f"{told}3 0123abcd regressed no"
+    assert commands.flat(first) == f"{start}1 0123abcd regressed (shadow) {later}"
+    assert commands.flat(second) == f"{start}3 0123abcd regressed no"
     assert total.startswith("failures in 4 sessions: 1, and 1 in shadow mode. Later passed with")
     back, kept = commands.rows(invoke("failures", "--json").stdout)
     assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
@@ -107,13 +107,13 @@ def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
     none = in_store("02", commit=None)
     second = in_store("03")
     assert invoke("pull").output == "perfsuite-history is checked out in history (a new branch)\n"
-    assert [each.name for each in Path("history").iterdir()] == [".git"]
+    assert [file.name for file in Path("history").iterdir()] == [".git"]
     invoke("push", first)
     invoke("push", first)
     assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
-    told = invoke("push", second, "--notify", "NOT_SET").output
-    assert "--notify: nothing was posted: the variable NOT_SET is not set. Set it" in told
+    printed = invoke("push", second, "--notify", "NOT_SET").output
+    assert "--notify: nothing was posted: the variable NOT_SET is not set. Set it" in printed
     assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     git(clone, "worktree", "remove", "history")
     git(clone, "branch", "-D", "perfsuite-history")
@@ -129,14 +129,14 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
         file.write_text("")
     git(clone, "config", "core.excludesFile", str(clone / "ignored"))
     (clone / "ignored").write_text("mine\n")
-    told = "feature has feature checked out, not perfsuite-history. Give an empty directory"
-    assert told in error_of("pull", "--history", "feature")
+    message = "feature has feature checked out, not perfsuite-history. Give an empty directory"
+    assert message in error_of("pull", "--history", "feature")
     assert "fatal: 'other' already exists" in error_of("pull", "--history", "other")
     invoke("push", in_store("01"))
     Path("history/more").write_text("")
     commit(Path("history"), "never pushed")
-    told = "perfsuite-history has commits that were never pushed. Push them (git push origin"
-    assert told in error_of("pull")
+    message = "perfsuite-history has commits that were never pushed. Push them (git push origin"
+    assert message in error_of("pull")
     git(clone, "push", "--quiet", "origin", "perfsuite-history")
     invoke("pull")
     (clone / "ignored").unlink()

@@ -175,5 +175,5 @@ def test_unfinished_night_posts_no_changes(tmp_path: Path, service: Service) -> 
     file = write_session(tmp_path / "x", make_result(now(tokens_per_s=98_765)), status="interrupted")
     assert add(tmp_path, file) == "--notify: posted, 0 changed\n"
     ((_, _, body),) = service.posted
-    told = "`The session was interrupted. Later cases were not measured.`"
-    assert json.loads(body) == {"text": f"perfsuite: {told}"}
+    line = "`The session was interrupted. Later cases were not measured.`"
+    assert json.loads(body) == {"text": f"perfsuite: {line}"}

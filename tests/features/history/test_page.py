@@ -68,12 +68,12 @@ def test_a_change_has_its_day_commit_and_cause(text: str) -> None:
 
 
 def test_the_legend_says_which_charts_have_dots(text: str) -> None:
-    [legend] = [each for each in Page(text).said("p") if "Thick lines" in each]
+    [legend] = [paragraph for paragraph in Page(text).said("p") if "Thick lines" in paragraph]
     assert f"In a chart of up to {DOTS} sessions, each dot is a session." in legend
 
 
 def test_changes_are_marked_by_their_state(text: str) -> None:
-    states = {name: [each.partition('"')[0] for each in changes] for name, changes in lines(text)}
+    states = {name: [change.partition('"')[0] for change in changes] for name, changes in lines(text)}
     assert states == {SLOWER: ["worse"], BACK: ["better", "past"], SAME: []}
     for kind in ("worse", "better", "past"):
         assert text.count(f'<line class="change {kind}"') == 1

@@ -14,7 +14,7 @@ def drawn(values: list[float], *marks: Mark, labels: tuple[str, str] = ("low", "
 
 
 def of_class(svg: Element, kind: str) -> list[Element]:
-    return [each for each in svg.iter() if kind in (each.get("class") or "").split()]
+    return [element for element in svg.iter() if kind in (element.get("class") or "").split()]
 
 
 def heights(line: Element) -> list[float]:
@@ -56,7 +56,7 @@ def test_small_noise_does_not_look_large() -> None:
 def test_series_without_a_range_are_drawn(values: list[float]) -> None:
     svg = drawn(values, labels=("1", "1"))
     assert len(of_class(svg, "value")) == len(values)
-    assert [each.text for each in svg.iter("text")] == ["1"]
+    assert [element.text for element in svg.iter("text")] == ["1"]
 
 
 def test_a_long_series_keeps_its_extremes() -> None:
@@ -73,7 +73,7 @@ def test_only_short_series_have_dots() -> None:
 
 
 def test_labels_of_close_values_do_not_overlap() -> None:
-    low, high = (float(each.get("y") or 0) for each in drawn([100.0, 100.1]).iter("text"))
+    low, high = (float(element.get("y") or 0) for element in drawn([100.0, 100.1]).iter("text"))
     assert low - high >= 12
 
 
@@ -82,5 +82,5 @@ def test_all_is_within_the_frame_and_described() -> None:
     [line] = of_class(svg, "values")
     assert 0 <= min(heights(line)) <= max(heights(line)) <= HEIGHT
     assert max(across(line)) < WIDTH
-    by_id = {each.get("id"): each.text for each in svg.iter()}
+    by_id = {element.get("id"): element.text for element in svg.iter()}
     assert [by_id[name] for name in (svg.get("aria-labelledby") or "").split()] == ["<speed>", "three & more"]

@@ -79,7 +79,7 @@ def test_settings_and_environments_are_kept_once(history: Path) -> None:
     [session] = sessions_of(history)
     assert session.settings == ({"wrapper": "DDP"},)
     assert session.environments == ({"torch": "2.13.0"}, {"torch": "2.14.0"})
-    assert [(each.settings, each.environment) for each in session.results] == [(0, 0), (0, 0), (0, 1)]
+    assert [(result.settings, result.environment) for result in session.results] == [(0, 0), (0, 0), (0, 1)]
 
 
 def test_mixed_machine_is_kept_as_two_classes(history: Path) -> None:
@@ -124,7 +124,7 @@ def test_keeps_results_once_by_their_session_part(history: Path) -> None:
     assert len(add(history, early, again, parts=(killed,), status="running").written) == 1
     added = add(history, early, again, late, parts=went_on)
     assert (added.was_added_before, added.kept, len(added.written)) == (True, 3, 1)
-    sessions = [(each.started_at.isoformat(), len(each.results)) for each in sessions_of(history)]
+    sessions = [(session.started_at.isoformat(), len(session.results)) for session in sessions_of(history)]
     assert sessions == [(first, 1), (first, 1), (second, 1)]
     assert add(history, early, again, late, parts=went_on).written == []
 

@@ -60,7 +60,7 @@ def commits(root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(root: Path) -> Trend:
+def whole_trend(root: Path) -> Trend:
     return trend(root / "history", repo=root / "repo")
 
 
@@ -69,13 +69,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commits: list[str]) -> None:
-    slower, larger = found.findings
+def test_each_change_is_told_once_with_its_place(root: Path, whole_trend: Trend, commits: list[str]) -> None:
+    slower, larger = whole_trend.findings
     assert (slower.case, slower.metric, slower.hardware_class) == (SLOWER, "tokens/s", H100)
     assert (larger.case, larger.metric, larger.hardware_class) == (LARGER, "peak memory", H100)
     assert slower.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.003)
     assert larger.change.relative == pytest.approx(0.02, abs=0.0001)
-    assert (found.sessions, found.series, found.unplaced) == (NIGHTS, 6, {})
+    assert (whole_trend.sessions, whole_trend.series, whole_trend.unplaced) == (NIGHTS, 6, {})
     assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
     assert (larger.first_day, larger.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
     assert larger.commits_between == 1
@@ -84,17 +84,17 @@ def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commi
     assert (slower.environment, larger.environment) == (("torch: 2.13.0 -> 2.14.0",), ())
     by_time = trend(root / "history").findings
     assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
-    assert found.since == date(2023, 12, 1), "90 days before the newest session"
-    told = trend(root / "history", since=date(2024, 2, 20))
-    assert [f.case for f in told.findings] == [LARGER], "what was before is evidence alone"
+    assert whole_trend.since == date(2023, 12, 1), "90 days before the newest session"
+    later = trend(root / "history", since=date(2024, 2, 20))
+    assert [f.case for f in later.findings] == [LARGER], "what was before is evidence alone"
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
 def test_mended_regression_does_not_fail(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
-    found = trend(HISTORY)
-    assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
-    assert found.failing == []
+    judged = trend(HISTORY)
+    assert [(f.worse, f.open) for f in judged.findings] == [(True, False), (False, False)]
+    assert judged.failing == []
 
 
 def test_regression_mended_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
@@ -116,10 +116,10 @@ def test_case_may_count_samples_and_be_redefined(commits: list[str]) -> None:
     write_history(HISTORY, commits[:20], [IMAGES])
     changed = IMAGES.replace(timeout_s=5)
     write_history(HISTORY, commits[20:], [changed], lambda case, night: Level(step_s=1.2), first=20)
-    [found] = trend(HISTORY).findings
-    assert (found.case, found.metric) == (IMAGES.id, "samples/s")
-    [told] = found.environment
-    assert told.startswith("case definition: ")
+    [finding] = trend(HISTORY).findings
+    assert (finding.case, finding.metric) == (IMAGES.id, "samples/s")
+    [change] = finding.environment
+    assert change.startswith("case definition: ")
 
 
 def test_unknown_case_or_class_is_an_error(root: Path) -> None:
@@ -165,13 +165,13 @@ def test_newer_baseline_accepts_a_regression(root: Path) -> None:
         (0, "2024-02-25", {"peak_memory_bytes": 1e15, "tokens_per_s": None}, True),
     ):
         keep_baseline(CASES[case], day, **figures)
-        found = trend(root / "history", repo=root / "repo", baselines=BASELINES)
-        told, other = found.findings if case == 0 else found.findings[::-1]
-        assert told.case == CASES[case].id
-        assert (told.open, told.accepted) == (is_open, not is_open)
-        assert told.state == ("worse" if is_open else "worse, accepted")
+        judged = trend(root / "history", repo=root / "repo", baselines=BASELINES)
+        finding, other = judged.findings if case == 0 else judged.findings[::-1]
+        assert finding.case == CASES[case].id
+        assert (finding.open, finding.accepted) == (is_open, not is_open)
+        assert finding.state == ("worse" if is_open else "worse, accepted")
         assert other.open, "another case"
-        assert (told in found.failing) == is_open
+        assert (finding in judged.failing) == is_open
         documents.write_text(BASELINES / H100 / f"{CASES[case].id}.json", "{")
     unread = trend(root / "history", baselines=BASELINES)
     assert len(unread.failing) == 2, "what cannot be read accepts nothing"
@@ -184,9 +184,9 @@ def test_baseline_of_a_partial_recovery_accepts_it(commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], recovering, noise=0.001)
     assert any(f.open for f in trend(HISTORY).findings)
     keep_baseline(CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.102)
-    found = trend(HISTORY, baselines=BASELINES)
-    assert found.failing == []
-    [*_, better] = [f for f in found.findings if not f.worse]
+    judged = trend(HISTORY, baselines=BASELINES)
+    assert judged.failing == []
+    [*_, better] = [f for f in judged.findings if not f.worse]
     assert (better.accepted, better.open, better.state) == (False, False, "better")
 
 
@@ -196,8 +196,8 @@ def test_unmeasured_period_fails_nothing(commits: list[str], days: int, is_open:
     write_history(HISTORY, commits[:30], CASES[:1], slower(0.05, 16))
     assert trend(HISTORY, period=period).failing
     write_history(HISTORY, commits[30:], CASES[1:2], first=30)
-    found = trend(HISTORY, since=date(2024, 1, 1), period=period)
-    assert [f.open for f in found.findings] == [bool(found.failing)] == [is_open]
+    judged = trend(HISTORY, since=date(2024, 1, 1), period=period)
+    assert [f.open for f in judged.findings] == [bool(judged.failing)] == [is_open]
 
 
 def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
@@ -240,17 +240,17 @@ def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.M
     assert used[4:] == [0.25, 0.25], "the machine's, also where only a newer case is looked at"
 
 
-def test_what_is_still_worse_fails(root: Path, found: Trend, commits: list[str]) -> None:
+def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:
     kept = f"--history={root / 'history'}"
     repo = f"--repo={root / 'repo'}"
     result, printed = (invoke(kept, repo, *words, status=1) for words in ((), ("--json",)))
-    for told in (
+    for text in (
         *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),
         *("between 2024-02-19 and 2024-02-20, ", ", commits: 1"),
         "6 series in 60 sessions, changes since 2023-12-01: 2 still worse, 0 others",
     ):
-        assert told in result.output
-    assert Trend.model_validate(json.loads(printed.output)) == found
+        assert text in result.output
+    assert Trend.model_validate(json.loads(printed.output)) == whole_trend
     assert "0 still worse, 0 others" in invoke(kept, "--since=2024-02-21").output
     write_history(HISTORY, [*commits[:8], "f" * 40], CASES[:1])
     unplaced = invoke(f"--history={HISTORY}", repo).output

@@ -26,8 +26,8 @@ def add(tmp_path: Path, day: int, *results: Measurement, commit: str = COMMIT) -
 
 
 def nights(tmp_path: Path, **wanted: Any) -> list[Night]:
-    (found,) = verdicts.by_case(tmp_path / "history", **wanted)
-    return found
+    (nights_of_case,) = verdicts.by_case(tmp_path / "history", **wanted)
+    return nights_of_case
 
 
 def test_keeps_verdicts_of_unmeasured_cases(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def targets(root: Path) -> list[Target]:
     noise = {"sigma": 0.01, "degrees_of_freedom": 30}
     slow = {"tolerance": 0.03, "baseline": [[0.1] * 20] * 5, "launches": [[0.2] * 20] * 5, "noise": noise}
     good = {**slow, "launches": slow["baseline"]}
-    (project / "traces.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (good, slow)))
+    (project / "traces.jsonl").write_text("".join(f"{json.dumps(trace)}\n" for trace in (good, slow)))
     for name, level in (("old", 0.5), ("new", 0.7)):
         for number in (1, 2, 3):
             _write_log(project / f"{name}-{number}", level, number)

@@ -115,10 +115,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_no_time_is_named(tmp_path: Path) -> None:
-    told = r"'iteration-time' is \S+ in step 2, expected a time above 0 and below 1e\+15"
+    message = r"'iteration-time' is \S+ in step 2, expected a time above 0 and below 1e\+15"
     for value in (0.0, -1.0, float("inf"), 1e16):
         directory = write_events(tmp_path / str(value), {MEGATRON_TAG: [0.5, value]})
-        with pytest.raises(FileError, match=told):
+        with pytest.raises(FileError, match=message):
             read_log(directory, MEGATRON_TAG)
 
 

@@ -184,8 +184,8 @@ def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> N
             assert len(said) == number
             yield json.dumps(trace()).encode()
 
-    every = lines()
-    stream = SimpleNamespace(readline=lambda most: next(every, b""))
+    all_lines = lines()
+    stream = SimpleNamespace(readline=lambda most: next(all_lines, b""))
     monkeypatch.setattr(typer, "echo", said.append)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     traces.judge(files=["-"], as_json=True)
@@ -241,11 +241,11 @@ def test_short_series_use_a_median_long_a_window() -> None:
 
 
 def test_finds_a_real_drop_without_alarms() -> None:
-    known = {"sigma": 0.01, "degrees_of_freedom": 30}
+    noise = {"sigma": 0.01, "degrees_of_freedom": 30}
     baseline = [real_steps(seed) for seed in range(10)]
     for drop, outcome in ((0.0, "passed"), (0.08, "regressed")):
         launches = [real_steps(seed, level=0.2 * (1 + drop)) for seed in range(100, 115)]
-        assert judged(trace(baseline=baseline, launches=launches, noise=known))[0]["outcome"] == outcome
+        assert judged(trace(baseline=baseline, launches=launches, noise=noise))[0]["outcome"] == outcome
 
 
 seconds = st.floats(min_value=0, max_value=1e15, exclude_min=True, exclude_max=True)
@@ -261,8 +261,8 @@ def test_answers_in_strict_json_for_any_seconds(
     baseline: list[list[float]], launches: list[list[float]], noise: Any, tolerance: float
 ) -> None:
     line = {"tolerance": tolerance, "baseline": baseline, "launches": launches, "noise": noise}
-    told = traces.as_json(traces.answer(1, json.dumps(line).encode()))
-    answer = json.loads(told, parse_constant=pytest.fail)
+    text = traces.as_json(traces.answer(1, json.dumps(line).encode()))
+    answer = json.loads(text, parse_constant=pytest.fail)
     if noise is None and len(baseline) < 3:
         assert answer["field"] == "noise"
     else:

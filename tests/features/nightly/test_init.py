@@ -37,14 +37,16 @@ def job(*words: str) -> Any:
 
 def ids(file: str) -> list[str]:
     """The ids of the cases of the only test in a file."""
-    (mark,) = next(each.pytestmark for each in runpy.run_path(file).values() if hasattr(each, "pytestmark"))
+    (mark,) = next(
+        value.pytestmark for value in runpy.run_path(file).values() if hasattr(value, "pytestmark")
+    )
     return [case.id for case in mark.args[1]]
 
 
 def test_first_case_file_covers_every_framework() -> None:
-    told = init("--hardware", "h100").stdout
-    assert told.splitlines()[0] == "written: bench_cases/test_llama.py"
-    assert "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10\n" in told
+    printed = init("--hardware", "h100").stdout
+    assert printed.splitlines()[0] == "written: bench_cases/test_llama.py"
+    assert "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10\n" in printed
     names = ("ddp", "fsdp2", "accelerate-fsdp2", "trainer-full_shard_auto_wrap", "lightning-fsdp2")
     sizes = ("llama-tiny-s64-b4-fp32-1x2", "llama-3.2-1b-s2048-b1-bf16-mixed-1x8")
     assert ids("bench_cases/test_llama.py") == [f"{name}-{size}" for size in sizes for name in names]
@@ -59,8 +61,8 @@ def test_measures_a_script_where_commands_look() -> None:
     assert large == small.replace("-fp32-1x1", "-bf16-mixed-1x8")
     assert Path("pytest.ini").read_text() == "[pytest]\nperf_cases = perf\n"
     Path("perf").rename("elsewhere")
-    told = commands.error_of("night", "--plan", "--hardware", "h100")
-    assert f"--cases {Path('perf').absolute()}: no such directory" in told
+    message = commands.error_of("night", "--plan", "--hardware", "h100")
+    assert f"--cases {Path('perf').absolute()}: no such directory" in message
 
 
 def test_what_is_there_stays() -> None:
@@ -68,13 +70,13 @@ def test_what_is_there_stays() -> None:
     documents.write_text(mine, "mine")
     Path(".gitignore").write_text("out/\n*.log")
     Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
-    told = init().stdout
-    assert "kept: bench_cases/test_llama.py, which already exists" in told
+    printed = init().stdout
+    assert "kept: bench_cases/test_llama.py, which already exists" in printed
     assert mine.read_text() == "mine"
     assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
-    assert "added to .gitignore: .perfsuite/ /history/\n" in told
-    told = init("--cases", "perf").stdout
-    assert "add to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in told
+    assert "added to .gitignore: .perfsuite/ /history/\n" in printed
+    printed = init("--cases", "perf").stdout
+    assert "add to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in printed
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
@@ -141,8 +143,8 @@ DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "c
 def test_workflow_installs_perfsuite_from_its_source(
     monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
 ) -> None:
-    known = SimpleNamespace(read_text=lambda name: installed)
-    monkeypatch.setattr(OURS, "distribution", {"perfsuite": known}.get)
+    installed_package = SimpleNamespace(read_text=lambda name: installed)
+    monkeypatch.setattr(OURS, "distribution", {"perfsuite": installed_package}.get)
     monkeypatch.setattr(OURS, "version", {"perfsuite": perfsuite.__version__, "torch": "2.13.0+cpu"}.get)
     monkeypatch.setattr(OURS, "OF_LLAMA", ("torch", "lightning"))
     project = Path("pyproject.toml")
@@ -182,18 +184,18 @@ def test_a_project_gets_at_most_36_lines(words: tuple[str, ...]) -> None:
     for name in ("pyproject.toml", "train.py"):
         Path(name).write_text("")
     init("--script", "train.py", "--hardware", "h100", *words)
-    written = [each for each in Path().rglob("*") if each.is_file()]
+    written = [path for path in Path().rglob("*") if path.is_file()]
     assert len(written) == (6 if "--github" in words else 5)
-    assert sum(len(each.read_text().splitlines()) for each in written) <= 36
+    assert sum(len(path.read_text().splitlines()) for path in written) <= 36
 
 
 def test_later_workflow_nights_must_be_judged() -> None:
-    told = init("--github", "--hardware", "h100").stdout
+    printed = init("--github", "--hardware", "h100").stdout
     assert Path("pytest.ini").read_text() == (
         "[pytest]\nperf_missing_baseline = fail\nperf_strict = inconclusive\n"
     )
     first = "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10 --perf-missing-baseline=record\n"
-    assert first in told
+    assert first in printed
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "pytest.ini", "tox.ini"])
@@ -202,19 +204,19 @@ def test_keeps_settings_and_says_what_to_add(name: str) -> None:
     if name == "pyproject.toml":
         text = "[tool.pytest.ini_options]\nperf_strict = 'improved'\n"
     Path(name).write_text(text)
-    told = init("--github").stdout
+    printed = init("--github").stdout
     assert (
         "add to pytest's settings, which perfsuite's commands also read: perf_missing_baseline = fail\n"
-        in told
+        in printed
     )
     assert Path(name).read_text() == text
-    assert "perf_strict = " not in told
+    assert "perf_strict = " not in printed
 
 
 def test_prints_the_code_owner_lines_once() -> None:
-    told = init("--github", "--cases", "perf").stdout
-    assert "write to .github/CODEOWNERS, with your reviewers instead of @OWNER:" in told
-    lines = [line.strip() for line in told.splitlines() if line.endswith(" @OWNER")]
+    printed = init("--github", "--cases", "perf").stdout
+    assert "write to .github/CODEOWNERS, with your reviewers instead of @OWNER:" in printed
+    lines = [line.strip() for line in printed.splitlines() if line.endswith(" @OWNER")]
     assert [line.split()[0] for line in lines] == [
         "/baselines/",
         "/perf-waivers.toml",
@@ -224,8 +226,8 @@ def test_prints_the_code_owner_lines_once() -> None:
         "/perf/",
     ]
     Path("CODEOWNERS").write_text("\n".join(line.replace("@OWNER", "@ada") for line in lines[1:]))
-    told = init("--github", "--cases", "perf").stdout
-    assert "add to CODEOWNERS, with your reviewers instead of @OWNER:\n  /baselines/ @OWNER\n\n" in told
+    printed = init("--github", "--cases", "perf").stdout
+    assert "add to CODEOWNERS, with your reviewers instead of @OWNER:\n  /baselines/ @OWNER\n\n" in printed
     assert "@OWNER" not in init().stdout
 
 

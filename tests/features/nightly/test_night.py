@@ -68,8 +68,8 @@ def test_a_night_ends_as_pytest_does(tonight: Jobs, ended: int, status: int) -> 
 )
 def test_bad_machine_or_blind_gate_ends_a_night(tonight: Jobs, command: str, ended: int, status: int) -> None:
     tonight.statuses = {command: ended}
-    told = run("--selftest", "fake", status=status).stderr
-    assert f"nothing was measured: perfsuite {command} ended with {ended}" in told
+    errors = run("--selftest", "fake", status=status).stderr
+    assert f"nothing was measured: perfsuite {command} ended with {ended}" in errors
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
     assert PAGE.read_text().startswith(
         f"Nothing was measured: perfsuite {command} ended with {ended}: see the "

@@ -21,8 +21,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
-    told = run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
-    head, first, second, third, total = [line.split() for line in told.splitlines() if line.strip()]
+    printed = run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
+    head, first, second, third, total = [line.split() for line in printed.splitlines() if line.strip()]
     assert head[:3] == ["case", "last", "measured"]
     assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
     assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
@@ -32,8 +32,8 @@ def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
         run("night", "--plan", "--hardware", "h100", "--budget", "1h", "--json").stdout
     )
     assert first_row.pop("case") in {CASES[0].id, CASES[1].id}
-    known = {"outcome": "recorded", "day": "2026-01-02"}
-    assert first_row == {**known, "expected_s": 1800, "gpu_hours": 4, "reached_after_s": 1800}
+    past = {"outcome": "recorded", "day": "2026-01-02"}
+    assert first_row == {**past, "expected_s": 1800, "gpu_hours": 4, "reached_after_s": 1800}
     assert (last_row["outcome"], last_row["reached_after_s"]) == (None, None)
     assert "3 cases: 90.0 min, 12.0 GPU hours" in run("night", "--plan", "--hardware", "h100").stdout
     longer = make_result(make_run(case=CASES[2], duration_s=5400), before=None)
@@ -45,11 +45,11 @@ def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
 
 
 def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
-    told = run("night", "--plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
-    rows_of_cases = [line for line in told.splitlines() if line.strip().startswith(CASES[0].id[:10])]
+    printed = run("night", "--plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
+    rows_of_cases = [line for line in printed.splitlines() if line.strip().startswith(CASES[0].id[:10])]
     assert [line.count("not known") for line in rows_of_cases] == [3, 3, 3]
-    assert told.endswith("3 cases: no cost is known\n")
-    assert "0.0" not in told
+    assert printed.endswith("3 cases: no cost is known\n")
+    assert "0.0" not in printed
 
 
 def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +58,11 @@ def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytes
     passed = [make_result(make_run(case=case, duration_s=1800), verdict=verdict) for case in CASES[:2]]
     write_session(tmp_path / ".perfsuite" / "runs" / "2", *passed)
     hold(monkeypatch, *CASES[:2], GPU.replace(topology=Topology(processes_per_node=4)))
-    told = run("night", "--plan", "--hardware", "h100").stdout
-    assert told.endswith("3 cases: 60.0 min, 8.0 GPU hours and 1 case of unknown cost\n")
+    printed = run("night", "--plan", "--hardware", "h100").stdout
+    assert printed.endswith("3 cases: 60.0 min, 8.0 GPU hours and 1 case of unknown cost\n")
     first, *others = rows(run("night", "--plan", "--hardware", "h100", "--json").stdout)
     assert first["expected_s"] is None
-    assert [each["reached_after_s"] for each in (first, *others)] == [None, None, None]
+    assert [row["reached_after_s"] for row in (first, *others)] == [None, None, None]
     within = run("night", "--plan", "--hardware", "h100", "--budget", "40min").stdout
     assert within.endswith("2 cases of 3 within 40min: 30.0 min, 4.0 GPU hours and 1 case of unknown cost\n")
     assert within.count("not reached") == 1

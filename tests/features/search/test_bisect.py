@@ -82,61 +82,61 @@ command = partial(by_counts, "--tolerance=3%")
 
 
 def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
-    every = launches.commits
+    commits = launches.commits
     launches.is_disturbed = True
-    assert "the machine was unhealthy" in command("--good", every[GOOD], status=3).stderr
+    assert "the machine was unhealthy" in command("--good", commits[GOOD], status=3).stderr
     launches.is_disturbed = False
     launches.arms.clear()
-    result = command("--good", every[GOOD])
+    result = command("--good", commits[GOOD])
     first, message, change = result.stdout.splitlines()
-    assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
+    assert first.startswith(f"the first bad commit: {commits[FIRST_BAD]} Ada ")
     assert message.strip() == "11.0000 ms"
     used = len(launches.arms)
     assert change.startswith("  tokens/s: bad, -9.1% (99% interval -")
-    assert change.endswith(f" launches, compared with {every[GOOD][:12]} (3 steps, {used} launches)")
+    assert change.endswith(f" launches, compared with {commits[GOOD][:12]} (3 steps, {used} launches)")
     assert "4 suspects left" in result.stderr
-    again = command("--good", every[GOOD], "--json")
+    again = command("--good", commits[GOOD], "--json")
     assert len(launches.arms) == used, "every step is known"
     assert "3 steps are already known from" in again.stderr
-    told = json.loads(again.stdout)
-    assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad"]
-    assert [step["name"] for step in told["steps"]] == [every[at] for at in (BAD, 2, FIRST_BAD)]
+    state = json.loads(again.stdout)
+    assert [step["outcome"] for step in state["steps"]] == ["bad", "good", "bad"]
+    assert [step["name"] for step in state["steps"]] == [commits[at] for at in (BAD, 2, FIRST_BAD)]
 
 
 @pytest.mark.parametrize("way", ["--counts", "--dry"])
 def test_by_counts_each_commit_takes_one_run(launches: Launches, way: str) -> None:
-    every = launches.commits
-    first, _, told = by_counts(way, "--good", every[GOOD]).stdout.splitlines()
-    assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} ")
+    commits = launches.commits
+    first, _, change_line = by_counts(way, "--good", commits[GOOD]).stdout.splitlines()
+    assert first.startswith(f"the first bad commit: {commits[FIRST_BAD]} ")
     change = "bad (kernels in forward: 10 -> 11 a step)"
-    assert told == f"  {change}, compared with {every[GOOD][:12]} (3 steps, 4 launches)"
-    assert sorted(map(str, launches.arms)) == sorted(every[at] for at in (GOOD, 2, FIRST_BAD, BAD))
-    again = by_counts(way, "--good", every[GOOD])
+    assert change_line == f"  {change}, compared with {commits[GOOD][:12]} (3 steps, 4 launches)"
+    assert sorted(map(str, launches.arms)) == sorted(commits[at] for at in (GOOD, 2, FIRST_BAD, BAD))
+    again = by_counts(way, "--good", commits[GOOD])
     assert len(launches.arms) == 4, "every step is known"
-    assert again.stdout.splitlines()[2] == told
+    assert again.stdout.splitlines()[2] == change_line
 
 
 def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
     good = ("--good", launches.commits[FIRST_BAD])
-    told = commands.flat(by_counts("--counts", *good, status=2).stderr)
-    assert "does not do more work in a step than" in told
-    assert "to search for a slower step, leave out --dry and --counts" in told
-    told = by_counts("--dry", "--counts", *good, status=2).stderr
-    assert "--dry excludes --counts" in told
-    told = commands.flat(command("--counts", *good, status=2).stderr)
-    assert "counts are compared exactly: leave it out" in told
+    message = commands.flat(by_counts("--counts", *good, status=2).stderr)
+    assert "does not do more work in a step than" in message
+    assert "to search for a slower step, leave out --dry and --counts" in message
+    message = by_counts("--dry", "--counts", *good, status=2).stderr
+    assert "--dry excludes --counts" in message
+    message = commands.flat(command("--counts", *good, status=2).stderr)
+    assert "counts are compared exactly: leave it out" in message
 
 
 def test_commits_that_fail_stay_suspects(launches: Launches) -> None:
     broken = step_takes("broken")[:12]
     slow = step_takes("20")[:12]
-    told = command("--good", launches.commits[BAD], status=3).stdout
-    assert f"one of these made the case worse: {broken}, {slow}" in told
-    assert f"skipped: {broken}: arm B failed: crash: boom" in told
+    printed = command("--good", launches.commits[BAD], status=3).stdout
+    assert f"one of these made the case worse: {broken}, {slow}" in printed
+    assert f"skipped: {broken}: arm B failed: crash: boom" in printed
 
 
 def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASE.replace(hardware=("h100",))
     commands.hold(monkeypatch, case)
-    told = commands.error_of("bisect", case.id, "--good", "HEAD~1")
-    assert told.startswith(f"perfsuite bisect: {case.id}: ")
+    message = commands.error_of("bisect", case.id, "--good", "HEAD~1")
+    assert message.startswith(f"perfsuite bisect: {case.id}: ")

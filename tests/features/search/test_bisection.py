@@ -67,18 +67,18 @@ class Stand:
             raise PackageError(f"{name} cannot be built")
         return Arm(text=name)
 
-    def compare(self, a: Arm, b: Arm, known: BisectFile) -> Measurement:
+    def compare(self, a: Arm, b: Arm, state: BisectFile) -> Measurement:
         assert a.text == "0"
-        self.compared.append(known)
+        self.compared.append(state)
         self.names.append(b.text)
         cost = SLOWER if int(b.text) >= self.first_bad else 0.001
-        verdict = self.instead.get(f"_{b.text}", decided("passed", check(cost, known.tolerance or 0.03)))
+        verdict = self.instead.get(f"_{b.text}", decided("passed", check(cost, state.tolerance or 0.03)))
         failure = Failure(kind="crash", message="boom") if "arm A failed" in verdict.reasons else None
         return make_result(make_run(), verdict=verdict).replace(before=(make_run(failure=failure),))
 
-    def search(self, known: BisectFile | None = None) -> BisectFile:
+    def search(self, state: BisectFile | None = None) -> BisectFile:
         start = BisectFile(case_id="case", good="0", candidates=self.history.candidates)
-        self.saved += search(known or start, self.history, self.compare)
+        self.saved += search(state or start, self.history, self.compare)
         return self.saved[-1]
 
 
@@ -89,11 +89,11 @@ def test_only_the_first_bad_one_stays_a_suspect(data: st.DataObject) -> None:
     first_bad = data.draw(st.integers(1, count))
     broken = data.draw(st.sets(st.integers(1, max(1, count - 1)))) - {count}
     stand = Stand(count, first_bad, broken)
-    found = stand.search()
-    assert str(first_bad) in found.suspects
-    assert {int(name) for name in found.suspects[:-1]} <= broken
+    state = stand.search()
+    assert str(first_bad) in state.suspects
+    assert {int(name) for name in state.suspects[:-1]} <= broken
     assert len(stand.names) == len(set(stand.names))
-    assert [len(each.steps) for each in stand.saved] == [*range(1, len(found.steps) + 1)]
+    assert [len(saved.steps) for saved in stand.saved] == [*range(1, len(state.steps) + 1)]
     assert broken or len(stand.names) <= 1 + (count - 1).bit_length()
 
 
@@ -101,7 +101,7 @@ def test_only_the_first_bad_one_stays_a_suspect(data: st.DataObject) -> None:
 def test_each_step_allows_half_of_the_slowdown(cost: float, allowed: float) -> None:
     stand = Stand(4, 2, _4=decided("regressed", check(cost, 0.03)))
     stand.search()
-    first, *others = [known.tolerance for known in stand.compared]
+    first, *others = [state.tolerance for state in stand.compared]
     assert first is None
     assert others == [pytest.approx(allowed)] * len(others)
 
@@ -120,9 +120,9 @@ VAGUE = check(0.09, 0.15, outcome="inconclusive")
     ids=["it fails", "it is not decided", "it was not counted", "it lacks the metric"],
 )
 def test_skips_undecided_candidates_with_reasons(verdict: Verdict, why: str) -> None:
-    found = Stand(8, 5, {4}, _3=verdict).search()
-    assert found.suspects == ("3", "4", "5")
-    whys = {step.name: step.why for step in found.steps if step.outcome == "skipped"}
+    state = Stand(8, 5, {4}, _3=verdict).search()
+    assert state.suspects == ("3", "4", "5")
+    whys = {step.name: step.why for step in state.steps if step.outcome == "skipped"}
     assert whys == {"3": why, "4": "4 cannot be built"}
     assert Stand(3, 3, _1=verdict).search().suspects == ("3",), "2 is good, so that 1 does not matter"
 
@@ -131,10 +131,10 @@ def test_searches_for_the_bad_arms_worse_metric() -> None:
     larger = decided("regressed", check(0.0, 0.03), check(0.5, 0.05, "peak_memory_bytes"))
     slower = decided("regressed", check(0.2, 0.03), check(0.0, 0.05, "peak_memory_bytes"))
     stand = Stand(2, 2, _2=larger, _1=slower)
-    found = stand.search()
-    assert (found.metric, found.suspects) == ("peak_memory_bytes", ("2",))
-    assert found.tolerance == pytest.approx(1.5**0.5 - 1)
-    assert [known.metric for known in stand.compared] == [None, "peak_memory_bytes"]
+    state = stand.search()
+    assert (state.metric, state.suspects) == ("peak_memory_bytes", ("2",))
+    assert state.tolerance == pytest.approx(1.5**0.5 - 1)
+    assert [compared.metric for compared in stand.compared] == [None, "peak_memory_bytes"]
 
 
 def test_short_span_allows_for_half_of_its_cost() -> None:
@@ -142,9 +142,9 @@ def test_short_span_allows_for_half_of_its_cost() -> None:
     name = "seconds of start-up: data"
     longer = check(0.0, 0.25, name, outcome="regressed", change=10.0, baseline=0.05)
     stand = Stand(2, 2, _2=decided("regressed", longer), _1=decided("passed", check(0.0, 0.25, name)))
-    found = stand.search()
-    assert found.metric == name
-    assert found.tolerance == pytest.approx((1.55 / 1.05) ** 0.5 - 1)
+    state = stand.search()
+    assert state.metric == name
+    assert state.tolerance == pytest.approx((1.55 / 1.05) ** 0.5 - 1)
 
 
 def counted(kernels: int, flops: int = 1000) -> Verdict:
@@ -154,9 +154,9 @@ def counted(kernels: int, flops: int = 1000) -> Verdict:
 
 
 def test_count_is_bad_beyond_half_its_growth() -> None:
-    found = Stand(4, 1, _4=counted(20), _2=counted(15, flops=9000), _3=counted(16)).search()
-    assert (found.metric, found.tolerance, found.suspects) == ("kernels", 5, ("3",))
-    assert [(step.name, step.outcome, step.why) for step in found.steps] == [
+    state = Stand(4, 1, _4=counted(20), _2=counted(15, flops=9000), _3=counted(16)).search()
+    assert (state.metric, state.tolerance, state.suspects) == ("kernels", 5, ("3",))
+    assert [(step.name, step.outcome, step.why) for step in state.steps] == [
         ("4", "bad", "kernels in forward: 10 -> 20 a step"),
         ("2", "good", "no more work"),
         ("3", "bad", "kernels in forward: 10 -> 16 a step"),
@@ -169,8 +169,8 @@ def test_event_search_looks_at_that_event() -> None:
     in_evaluation = evaluates.replace(spans={"evaluate": counts(kernels={"forward": 20})})
     in_steps = evaluates.replace(kernels={"forward": 20})
     good, bad, other = map(launch, (evaluates, in_evaluation, in_steps))
-    found = Stand(2, 2, _2=judge_counts(good, bad), _1=judge_counts(good, other)).search()
-    assert (found.metric, found.suspects) == ("evaluate: kernels", ("2",))
+    state = Stand(2, 2, _2=judge_counts(good, bad), _1=judge_counts(good, other)).search()
+    assert (state.metric, state.suspects) == ("evaluate: kernels", ("2",))
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_innocent_candidate_does_not_end_the_search(outcome: Outcome, why: str) 
     stand = Stand(8, 3, _4=decided(outcome, why=why))
     with pytest.raises(CaseError, match=f"^4 (could not|cannot) be compared.*{why}"):
         stand.search()
-    (known,) = stand.saved
+    (state,) = stand.saved
     stand.instead.clear()
-    assert stand.search(known).suspects == ("3",)
+    assert stand.search(state).suspects == ("3",)
     assert stand.names.count("8") == 1
 
 
@@ -304,13 +304,13 @@ def test_search_file_retries_what_was_skipped(tmp_path: Path) -> None:
         file_of(arm, "h200"),
     ]
     assert len({file, *others}) == 7
-    found = stand.search(new)
-    assert found.suspects == ("2", "3")
-    documents.write(file, found)
+    state = stand.search(new)
+    assert state.suspects == ("2", "3")
+    documents.write(file, state)
     broken.clear()
-    known = begun(tmp_path, case, stand.history, None, "h100")[1]
-    assert [step.name for step in known.steps] == ["4", "1", "3"]
-    assert stand.search(known).suspects == ("3",)
+    resumed = begun(tmp_path, case, stand.history, None, "h100")[1]
+    assert [step.name for step in resumed.steps] == ["4", "1", "3"]
+    assert stand.search(resumed).suspects == ("3",)
 
 
 def held(tmp_path: Path, **changes: Any) -> BisectFile:

@@ -105,10 +105,10 @@ def command(*words: object, ids: Sequence[str] = (CASE.id,), status: int = 0) ->
 
 def test_page_shows_changes_by_release(runs: Runs) -> None:
     runs.kernels = {"1.2": 90, "2.0": 95}
-    told = command("--from", "1.0").stdout
-    assert told.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
-    assert f"\n\n- {CASE.id}: dry run on CPUs\n\n## 1.1.1 → 1.2\n" in told
-    first, second, same = told.split("\n## ")[1:]
+    page = command("--from", "1.0").stdout
+    assert page.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
+    assert f"\n\n- {CASE.id}: dry run on CPUs\n\n## 1.1.1 → 1.2\n" in page
+    first, second, same = page.split("\n## ")[1:]
     assert f"\n| {CASE.id} | " in first
     assert " | 100 → 90 | " in first
     assert "  - improved: kernels in forward: 100 → 90 a step" in first
@@ -134,14 +134,14 @@ def test_page_shows_the_pretended_gpu(runs: Runs, monkeypatch: pytest.MonkeyPatc
     gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
     commands.hold(monkeypatch, gpu)
     runs.machine = pretended_gpu("NVIDIA H100 80GB HBM3", gpu.topology)
-    told = command("--from", "1.2", ids=(gpu.id,)).stdout
-    assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3\n" in told
+    page = command("--from", "1.2", ids=(gpu.id,)).stdout
+    assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3\n" in page
 
 
 def test_runs_each_release_once(runs: Runs) -> None:
-    told = command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout
+    page = command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout
     assert runs.released == ["1.0", "1.0", "1.1", "1.1", "1.1.1", "1.1.1", "1.2", "1.2", "2.0", "2.0"]
-    assert command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout == told
+    assert command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout == page
     assert len(runs.made) == 10
     for file in Path(".perfsuite/releases").glob("*/run.json"):
         file.write_text(file.read_text()[:-100])
@@ -184,11 +184,11 @@ def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
 def test_launches_both_releases_if_not_dry(runs: Runs) -> None:
     runs.refused = {("dry", "1.2")}
     runs.norms = {"2.0": 2.0}
-    told = command("--from", "1.1.1").stdout
+    page = command("--from", "1.1.1").stdout
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
-    assert f"- {CASE.id}: launch on CPUs" in told
-    assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in told
+    assert f"- {CASE.id}: launch on CPUs" in page
+    assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in page
 
 
 def test_launches_every_case_on_request(runs: Runs) -> None:
@@ -209,8 +209,8 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
     gpu = make_case(hardware="h100")
     commands.hold(monkeypatch, gpu)
     runs.refused = {("dry", "2.0")}
-    told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
-    assert f"\n## 1.2 → 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
+    page = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
+    assert f"\n## 1.2 → 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in page
 
 
 def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,11 +241,11 @@ def test_compares_with_the_last_release_that_ran(runs: Runs) -> None:
     runs.kernels = {"1.1.1": 90}
     runs.uses = {"2.0": "1.2"}
     runs.uninstallable = {"1.2"}
-    told = command("--from", "1.0", status=3).stdout
-    assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: with some_thing==1.1: crash: boom; launch: with" in told
-    assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in told
-    assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
-    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: with some_thing==2.0: it used some_thing 1.2" in told
+    page = command("--from", "1.0", status=3).stdout
+    assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: with some_thing==1.1: crash: boom; launch: with" in page
+    assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in page
+    assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in page
+    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: with some_thing==2.0: it used some_thing 1.2" in page
 
 
 def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
@@ -266,9 +266,9 @@ def test_cases_without_the_package_are_an_error(runs: Runs) -> None:
 def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_of, "versions", installer.versions)
     monkeypatch.setattr(command_of, "resolve", resolve)
-    found = only_index(tmp_path / "found", monkeypatch)
-    write_wheel(found, "torch", "99", "")
-    (found / "some_thing-1.5.tar.gz").write_bytes(b"")  # it would have to be built
+    own_index = only_index(tmp_path / "found", monkeypatch)
+    write_wheel(own_index, "torch", "99", "")
+    (own_index / "some_thing-1.5.tar.gz").write_bytes(b"")  # it would have to be built
     index = tmp_path / "index/some-thing"
     index.mkdir(parents=True)
     links = []

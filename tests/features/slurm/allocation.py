@@ -56,14 +56,14 @@ class Allocation:
 
     def agent(self, node: str) -> psutil.Process:
         """The agent of the launch on a node."""
-        found = agent_among(self.cluster.processes(node))
-        assert found is not None
-        return found
+        process = agent_among(self.cluster.processes(node))
+        assert process is not None
+        return process
 
     def step(self) -> str:
         """The id of the launch's step."""
         steps = self.cluster.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
-        return next(each for each in steps.split() if each.rpartition(".")[2].isdigit())
+        return next(step_id for step_id in steps.split() if step_id.rpartition(".")[2].isdigit())
 
     def is_clean(self) -> bool:
         """Whether no process of a job is left on any node."""

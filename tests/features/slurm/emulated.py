@@ -156,7 +156,7 @@ class Cluster:
 
     def kill_slurmd(self, node: str) -> None:
         """Kill Slurm's daemon on a node: after SlurmdTimeout the node is down. Its jobs go on."""
-        for daemon in _processes(lambda each: each.name() == "slurmd" and self._is_on(node, each)):
+        for daemon in _processes(lambda process: process.name() == "slurmd" and self._is_on(node, process)):
             with contextlib.suppress(psutil.Error):
                 daemon.kill()
                 daemon.wait(START_S)
@@ -311,17 +311,19 @@ def slurm_cluster() -> Iterator[Cluster]:
 def processes_of(slot: int) -> list[psutil.Process]:
     """Every living process that was started for a cluster or by its jobs; this process is left out."""
     ours = str(Cluster(slot).directory / "slurm.conf")
-    return _processes(lambda each: each.pid != os.getpid() and each.environ().get("SLURM_CONF") == ours)
+    return _processes(
+        lambda process: process.pid != os.getpid() and process.environ().get("SLURM_CONF") == ours
+    )
 
 
 def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     """The processes of this machine of which that is true; any of them may end while it is asked."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if wanted(process):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def interfaces_of(slot: int) -> list[str]:

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -> Described:
     interconnect = machine.pop("interconnect", "8xib400")
-    told: dict[str, Any] = {"interconnect": interconnect, "granted_gpus": granted, "probe": None}
-    return Described(name=name, machine=make_machine(**machine), **told)
+    fields: dict[str, Any] = {"interconnect": interconnect, "granted_gpus": granted, "probe": None}
+    return Described(name=name, machine=make_machine(**machine), **fields)
 
 
 def test_names_a_node_that_sees_other_gpus() -> None:
@@ -93,11 +93,13 @@ def test_tells_an_aborted_step_from_a_dead_agent(
     failure = said_by_slurm(run_dir, 2)
     said = (None, None) if failure is None else (failure.kind, failure.message.partition(". See")[0])
     assert said == (kind, message)
-    told = LaunchFile(node=1, host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
-    documents.write(run_dir.launch(1), told.replace(is_over=False))
+    launch_file = LaunchFile(
+        node=1, host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),)
+    )
+    documents.write(run_dir.launch(1), launch_file.replace(is_over=False))
     failure = said_by_slurm(run_dir, 2)
     assert (failure is not None) is (kind == "cancelled"), "ranks fail by an abort"
-    documents.write(run_dir.launch(1), told)
+    documents.write(run_dir.launch(1), launch_file)
     assert said_by_slurm(run_dir, 2) is None, "the agent knows better"
 
 

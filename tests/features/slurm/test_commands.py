@@ -39,7 +39,7 @@ WAITING = ("CONFIGURING", "PENDING", "REQUEUED")
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         (PENDING_22_05, {"state": "PENDING", "reason": "PartitionDown", "why_over": None}),
         (FAILED_22_05, {"state": "FAILED", "nodes": ("n1",)}),
@@ -56,15 +56,15 @@ WAITING = ("CONFIGURING", "PENDING", "REQUEUED")
         ("", {"state": "UNKNOWN", "is_over": False}),
     ],
 )
-def test_what_is_printed_of_a_job_is_read(line: str, told: dict[str, Any]) -> None:
+def test_what_is_printed_of_a_job_is_read(line: str, expected: dict[str, Any]) -> None:
     job = parse_job("1", fields(line), ("n1",))
-    assert {name: getattr(job, name) for name in told} == told
+    assert {name: getattr(job, name) for name in expected} == expected
 
 
 def test_fields_may_hold_spaces_and_omit_nulls() -> None:
     assert "NodeList" not in fields(PENDING_22_05)
-    told = fields(NEWER)
-    assert (told["JobName"], told["AllocTRES"]) == (
+    values = fields(NEWER)
+    assert (values["JobName"], values["AllocTRES"]) == (
         "two words",
         "cpu=12,mem=30192M,node=2,gres/gpu=16",
     )

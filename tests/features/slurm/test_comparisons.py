@@ -55,9 +55,9 @@ def test_twin_matches_its_review_and_table(case: Case, allocation: Allocation, t
     run = launch_once(case, machine, tmp_path / "run", Launching(launcher=SlurmLauncher()))
     assert run.failure is None, run.failure
     assert [node.name for node in run.nodes] == ["n1", "n2"]
-    known = REVIEWED.counts.find("cpu", case)
-    assert known is not None
-    judged = check([run], known.baseline)
+    stored = REVIEWED.counts.find("cpu", case)
+    assert stored is not None
+    judged = check([run], stored.baseline)
     assert judged is not None
     assert (judged.outcome, judged.compared) == ("passed", True), judged
     rows = [

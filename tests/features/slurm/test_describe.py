@@ -68,7 +68,7 @@ def test_interface_is_that_of_the_host_name(
         return address
 
     addresses = {"lo": ["127.0.0.1"], "eth0": ["02:42", "10.0.0.7"], "ib0": ["10.1.0.7"]}
-    interfaces = {name: [SimpleNamespace(address=one) for one in each] for name, each in addresses.items()}
+    interfaces = {name: [SimpleNamespace(address=one) for one in hosts] for name, hosts in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     monkeypatch.setattr(socket, "gethostbyname", gethostbyname)
     assert named() == interface

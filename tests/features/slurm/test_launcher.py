@@ -63,8 +63,8 @@ def test_steps_have_interpreter_options_and_arm(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container: the interpreter writes down that it ran, and what `srun` and the arm told it."""
-    told = tmp_path / "told"
-    writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {told}'
+    log = tmp_path / "told"
+    writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {log}'
     goes_on = 'exec {} "$@"'
     ours, theirs = (
         executable(tmp_path / name, writes, goes_on.format(sys.executable)) for name in ("ours", "theirs")
@@ -75,12 +75,12 @@ def test_steps_have_interpreter_options_and_arm(
     launcher = SlurmLauncher(srun_options=["--cpus-per-task=2", "--comment=a b"], python=str(ours))
     shared = tmp_path / "shared"
     shared.mkdir()
-    found = launcher.machine(shared)
-    assert (found.device, found.nodes, found.devices) == ("cpu", 2, 1), "a node has one core here"
-    assert found.allocation is not None
-    assert found.allocation.job_id == allocation.job_id
-    assert found.allocation.variables == {"NCCL_SOCKET_IFNAME": "eth0"}
-    assert [(node.name, node.interface) for node in found.allocation.nodes] == [
+    machine = launcher.machine(shared)
+    assert (machine.device, machine.nodes, machine.devices) == ("cpu", 2, 1), "a node has one core here"
+    assert machine.allocation is not None
+    assert machine.allocation.job_id == allocation.job_id
+    assert machine.allocation.variables == {"NCCL_SOCKET_IFNAME": "eth0"}
+    assert [(node.name, node.interface) for node in machine.allocation.nodes] == [
         ("n1", "eth0"),
         ("n2", "eth0"),
     ]
@@ -90,7 +90,7 @@ def test_steps_have_interpreter_options_and_arm(
         run = launch_once(FAKE, MACHINE, tmp_path / name, Launching(launcher=launcher, arm=arm))
         assert run.failure is None
         assert [node.name for node in run.nodes] == ["n1", "n2"]
-    assert [line.strip() for line in told.read_text().splitlines()] == [
+    assert [line.strip() for line in log.read_text().splitlines()] == [
         *2 * ["ours 2 perfsuite.features.slurm.describe"],
         *2 * ["ours 2 perfsuite.node.agent"],
         *2 * ["theirs 2 perfsuite.node.agent high"],
@@ -170,7 +170,7 @@ def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: 
     assert all(node.health is not None for node in run.nodes)
     assert run.health is not None
     assert run.health.node in ("n1", "n2")
-    assert [(each.ranks, each.counts.collectives[0].ranks) for each in run.counts] == [((0, 1, 2, 3), 4)]
+    assert [(entry.ranks, entry.counts.collectives[0].ranks) for entry in run.counts] == [((0, 1, 2, 3), 4)]
     assert wire.models_per_step() == pytest.approx(1.5, rel=0.1)
 
 
@@ -188,7 +188,7 @@ def kill_rank(allocation: Allocation, directory: Path) -> None:
 
 
 def sruns_of(driver: psutil.Process) -> list[psutil.Process]:
-    return [each for each in driver.children(recursive=True) if each.name() == "srun"]
+    return [process for process in driver.children(recursive=True) if process.name() == "srun"]
 
 
 def kill_srun(allocation: Allocation, directory: Path) -> None:
@@ -250,10 +250,10 @@ def test_ends_a_hang_with_every_nodes_stacks(allocation: Allocation, tmp_path: P
     failure = launch_once(DDP_TINY, MACHINE, tmp_path, how).failure
     assert failure is not None
     assert failure.kind == "timeout"
-    told = str(failure.traceback)
-    assert told.startswith("rank 1 stopped at:"), "the one that is absent comes first"
-    assert "in _break_down" in told
-    assert "rank 0 stopped at:" in told
+    stacks = str(failure.traceback)
+    assert stacks.startswith("rank 1 stopped at:"), "the one that is absent comes first"
+    assert "in _break_down" in stacks
+    assert "rank 0 stopped at:" in stacks
 
 
 @pytest.mark.usefixtures("allocation")
@@ -264,10 +264,10 @@ def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None
         wait_until(lambda: in_training(tmp_path / "run"), "both ranks to run")
         ours = psutil.Process(process.pid)
         sruns = sruns_of(ours) if with_srun else []
-        for each in (ours, *sruns):
-            each.send_signal(signal.SIGSTOP)  # all at once: none sees the other's end
-        for each in (*sruns, ours):
-            each.kill()
+        for stopped in (ours, *sruns):
+            stopped.send_signal(signal.SIGSTOP)  # all at once: none sees the other's end
+        for killed in (*sruns, ours):
+            killed.kill()
 
 
 @pytest.mark.usefixtures("allocation")
@@ -297,8 +297,8 @@ def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "sitecustomize.py").write_text(SLOW_NODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))
-    told = seen.problems[0]
-    assert re.match(r"n2: matmul \S+ TFLOP/s, n1 has \S+ \(at least 40% is healthy\)", told)
+    sentence = seen.problems[0]
+    assert re.match(r"n2: matmul \S+ TFLOP/s, n1 has \S+ \(at least 40% is healthy\)", sentence)
     assert all(problem.startswith("n2: ") for problem in seen.problems)
     names = {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
     rates = [(node.name, set(node.rates) - names) for node in seen.nodes]

@@ -75,14 +75,14 @@ def test_next_allocation_measures_what_is_left(
         out, _ = session.communicate(timeout=SESSION_S)
     assert session.returncode == 0, out
     (results,) = store.glob("runs/*/results.json")
-    told = json.loads(results.read_text())
-    first, second, third = (each["verdict"]["outcome"] for each in told["results"])
+    written = json.loads(results.read_text())
+    first, second, third = (result["verdict"]["outcome"] for result in written["results"])
     assert (first, third) == ("recorded", "recorded")
     assert second in ("recorded", "unhealthy"), "both nodes share this machine, with other tests"
-    assert [len(each["runs"][0]["nodes"]) for each in told["results"]] == [0, 2, 2]
-    assert [each["reason"] for each in told["skipped"]] == [
+    assert [len(result["runs"][0]["nodes"]) for result in written["results"]] == [0, 2, 2]
+    assert [skip["reason"] for skip in written["skipped"]] == [
         "it needs 3 nodes (processes per node: 1), but there are only 2"
     ]
     assert len(list(store.glob("runs/*/*/launch-1/case.json"))) == 4, "the first is not launched again"
-    assert [node["name"] for node in told["preflights"][0]["nodes"]] == ["n1", "n2"]
+    assert [node["name"] for node in written["preflights"][0]["nodes"]] == ["n1", "n2"]
     assert (results.parent / "preflight-1").is_dir()

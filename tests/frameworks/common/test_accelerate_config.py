@@ -38,9 +38,9 @@ def test_turns_a_file_into_environment(
     assert not [key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_"))]
     assert os.environ["TORCH_FSDP"] == "mine"
     fsdp1 = launcher_environment(FSDP1)
-    told = {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_VERSION": "1"}
-    told |= {"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP", "FSDP_USE_ORIG_PARAMS": "false"}
-    assert fsdp1.items() >= told.items()
+    variables = {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "bf16", "FSDP_VERSION": "1"}
+    variables |= {"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP", "FSDP_USE_ORIG_PARAMS": "false"}
+    assert fsdp1.items() >= variables.items()
     assert {key.split("_")[0] for key in fsdp1} == {"ACCELERATE", "FSDP"}
     fsdp2 = launcher_environment(FSDP2)
     assert (fsdp2["FSDP_VERSION"], fsdp2["FSDP_RESHARD_AFTER_FORWARD"]) == ("2", "true")

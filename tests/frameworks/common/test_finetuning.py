@@ -40,8 +40,8 @@ def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], ada
     whole = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
     names = whole if "llama" in model else "c_attn c_fc c_proj"
     lora = f"rank 4, alpha 8, on {' '.join(targets) or names}"
-    told = {**ADAPTERS_ONLY, "adapters": str(adapters), "lora": lora}
-    assert finetuning.observed(built) == told == finetuning.expected(case, built, layers(built))
+    settings = {**ADAPTERS_ONLY, "adapters": str(adapters), "lora": lora}
+    assert finetuning.observed(built) == settings == finetuning.expected(case, built, layers(built))
 
 
 def test_of_a_model_trained_in_full_it_is_said() -> None:
@@ -155,13 +155,13 @@ def not_pefts(kind: str) -> torch.nn.Module:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_foreign_adapters_have_the_rank_asked_for(kind: str) -> None:
     model = not_pefts(kind)
-    told = finetuning.observed(model)
+    settings = finetuning.observed(model)
     seen = "4" if kind in ("loralib", "torchtune") else "not seen"
-    assert told == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
-    finetuning.check_asked(ADAPTED, model, [model], told)
+    assert settings == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
+    finetuning.check_asked(ADAPTED, model, [model], settings)
     for rank in (4, 8):
         case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
-        asked = finetuning.expected(case, model, [model], told["lora"])
+        asked = finetuning.expected(case, model, [model], settings["lora"])
         lora = None if seen == "not seen" else f"not peft's, rank {rank}"
         assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, "None may have any value"
 

@@ -71,9 +71,9 @@ def test_separates_float8_flops_only_on_a_gpu(recipe: Any, per_weight: int) -> N
     for device in (CPU, torch.device("cuda")):
         model: Any = build_model(TINY, CPU)
         float8.convert(recipe, model, device)
-        told = known(float8.with_float8(flops, model))
+        split = known(float8.with_float8(flops, model))
         of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
-        assert told.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
+        assert split.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
     assert float8.with_float8(None, model) is None
 
     class Float8GroupedExperts: ...

@@ -6,6 +6,8 @@ def test_own_elements_are_tracked_ones() -> None:
     thing: list[int] = []
     kept.append(thing)
     kept.append(1.5)
-    assert [each is thing for each in tracked_elements() if each is thing or each == 1.5] == [True]
+    assert [element is thing for element in tracked_elements() if element is thing or element == 1.5] == [
+        True
+    ]
     del kept
-    assert not any(each is thing for each in tracked_elements())
+    assert not any(element is thing for element in tracked_elements())

@@ -70,9 +70,9 @@ def test_position_gaps_match_torchs_parts() -> None:
         positions = in_order.chunk(4, dim=-1)[rank // 2]
         real = find_packed_sequence_indices(positions)
         with fake_group(rank, 8):
-            told = degrees._told_by_positions(lambda positions: None)(positions)
-        assert (real is None) == (told is None) == (rank >= 6)
-        assert real is None or torch.equal(real, told)
+            ours = degrees._told_by_positions(lambda positions: None)(positions)
+        assert (real is None) == (ours is None) == (rank >= 6)
+        assert real is None or torch.equal(real, ours)
 
 
 def test_gives_whole_sequences_by_default() -> None:
@@ -99,8 +99,8 @@ def test_libraries_that_are_too_old(
     versions = {"accelerate": "1.15.0", "transformers": "5.23.0", package: "1.10.1"}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     case = make_case(model="llama-tiny", framework=accelerate(**degrees), topology=FOUR)
-    told = framework_of(case).unsupported(case, make_machine())
-    assert told is None if reason is None else str(told).startswith(reason)
+    refusal = framework_of(case).unsupported(case, make_machine())
+    assert refusal is None if reason is None else str(refusal).startswith(reason)
 
 
 def test_never_replaces_a_class_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +169,8 @@ def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
     assert observed(run).settings["mesh"] == "dp_replicate 2 x dp_shard_cp 4 x tp 8"
     axes = {(8, 1): "tp", (4, 8): "dp_shard", (2, 32): "dp_replicate"}
     sent = {
-        (axes[each.ranks, each.apart], each.kind, each.phase): (each.count, each.bytes)
-        for each in run.counts[0].counts.collectives
+        (axes[call.ranks, call.apart], call.kind, call.phase): (call.count, call.bytes)
+        for call in run.counts[0].counts.collectives
     }
     assert sent == theory(CASE.framework._degrees)  # type: ignore[attr-defined]
     whole = count(CASE.model, TOKENS).parameters
@@ -201,15 +201,15 @@ def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
     attention = LAYERS * 4 * HIDDEN * own * own * (1 + (parts - 1) / 2)
     matmuls = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * MLP) + VOCABULARY * HIDDEN
     assert len(run.counts) == 2, "of the first and the last rank"
-    for each in run.counts:
+    for of_rank in run.counts:
         sent = {
             (call.kind, call.dtype, call.phase): (call.count, call.bytes)
-            for call in each.counts.collectives
+            for call in of_rank.counts.collectives
             if call.ranks == parts
         }
         assert sent == {**gathered, ("all_to_all", "float32", "backward"): passes}
-        assert each.counts.flops["forward"] == attention + 2 * own * matmuls
-        assert each.counts.host_reads == {"forward": 1}
-    first, last = (memory(each.counts) for each in run.counts)
+        assert of_rank.counts.flops["forward"] == attention + 2 * own * matmuls
+        assert of_rank.counts.host_reads == {"forward": 1}
+    first, last = (memory(rank.counts) for rank in run.counts)
     assert abs(first.saved_for_backward - last.saved_for_backward - own * own) < own * own // 500, "the mask"
     assert known(known(run.dry_facts).roofline).tokens == 2 * LONG, "of two sequences, each on four ranks"

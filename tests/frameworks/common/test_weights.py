@@ -88,7 +88,7 @@ def test_initializes_one_unit_at_a_time() -> None:
     def units() -> Iterator[nn.Module]:
         for index, block in enumerate(blocks(model)):
             yield block
-            made = [not next(each.parameters()).is_meta for each in blocks(model)]
+            made = [not next(unit.parameters()).is_meta for unit in blocks(model)]
             assert made == [other <= index for other in range(len(made))]
             asked.append(index)
 

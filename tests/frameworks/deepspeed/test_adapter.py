@@ -281,8 +281,8 @@ def test_zero_trains_as_ddp_and_sends_as_claimed(
     assert run.loss == pytest.approx(plain.loss, rel=1e-6)
     assert run.figures.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-5)
     total = Counter[str]()
-    for each in run.counts[0].counts.collectives:
-        total[each.kind] += each.bytes
+    for call in run.counts[0].counts.collectives:
+        total[call.kind] += call.bytes
     flags = 8  # bytes at most: whether gradients are finite, their norm
     assert {kind for kind, size in total.items() if size > flags} == sent.keys()
     for kind, times in sent.items():

@@ -27,7 +27,7 @@ def by_options(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
 @pytest.mark.smoke("nanotron")
 def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
     run, _ = by_options
-    told = {
+    settings = {
         "parallelism": "dp 2 x tp 1 x pp 1",
         "wrapper": "DistributedDataParallel",
         "optimizer_parameters": "the model's",
@@ -35,7 +35,7 @@ def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
         "attention": "sdpa",
         "patched": "circular import, torch for flash_attn, cpu and gloo for cuda and nccl",
     }
-    assert observed(run).settings.items() >= told.items()
+    assert observed(run).settings.items() >= settings.items()
     assert observed(run).environment["nanotron"] == "0.4"
     assert float(run.figures.loss_last or 9) < float(run.figures.loss_first or 0) - 1
 
@@ -59,8 +59,8 @@ def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_pat
 def test_tensor_parallel(tmp_path: Path) -> None:
     options = Nanotron(tp=2, tp_mode="REDUCE_SCATTER", tp_linear_async_communication=True)
     result = measured(SMALL.replace(framework=options), tmp_path)
-    told = {"tp_mode": "REDUCE_SCATTER", "tp_linear_async_communication": "True"}
-    assert observed(result).settings.items() >= {"parallelism": "dp 1 x tp 2 x pp 1", **told}.items()
+    settings = {"tp_mode": "REDUCE_SCATTER", "tp_linear_async_communication": "True"}
+    assert observed(result).settings.items() >= {"parallelism": "dp 1 x tp 2 x pp 1", **settings}.items()
     assert observed(result).environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert result.figures.tokens_per_s is not None
     assert result.figures.step_s_p50 == pytest.approx(4 * 32 / result.figures.tokens_per_s)
@@ -126,9 +126,9 @@ def test_overlapped_tp_sets_its_environment(mine: Path, asked: bool) -> None:
 
 def test_what_must_be_observed() -> None:
     sharded = Nanotron(dp=2, tp=2, zero_stage=1, accumulate_grad_in_fp32=True)
-    told = {"wrapper": "none", "sharding": "optimizer (ZeRO 1)", "gradient_dtype": "float32"}
-    told |= {"parallelism": "dp 2 x tp 2 x pp 1", "tp_mode": "ALL_REDUCE", "pp_engine": "1f1b"}
-    assert sharded.expected(SMALL.replace(precision="bf16")) == {**told, "optimizer_parameters": None}
+    settings = {"wrapper": "none", "sharding": "optimizer (ZeRO 1)", "gradient_dtype": "float32"}
+    settings |= {"parallelism": "dp 2 x tp 2 x pp 1", "tp_mode": "ALL_REDUCE", "pp_engine": "1f1b"}
+    assert sharded.expected(SMALL.replace(precision="bf16")) == {**settings, "optimizer_parameters": None}
     plain = Nanotron(dp=2).expected(SMALL)
     assert (plain["wrapper"], plain["sharding"]) == ("DistributedDataParallel", "none")
     assert "optimizer_parameters" not in plain

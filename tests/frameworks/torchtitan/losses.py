@@ -49,7 +49,7 @@ def losses(case: Case) -> list[float]:
         built = with_weights_of(build_model(case, torch.device("cpu")), trainer.config.model_spec)
         ours = dict(built.named_parameters())
     with torch.no_grad():
-        for name, parameter in (each for part in trainer.model_parts for each in part.named_parameters()):
+        for name, parameter in (pair for part in trainer.model_parts for pair in part.named_parameters()):
             full = ours[name] if ours else drawn(name, parameter.shape)
             mesh = parameter.device_mesh
             parameter.copy_(distribute_tensor(full, mesh, [Replicate()] * mesh.ndim))
@@ -64,9 +64,9 @@ def tell(rank: int, case: Case, port: int) -> None:
     ranks = str(case.topology.world_size)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    told = losses(case)
+    values = losses(case)
     if rank == 0:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(values), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -77,11 +77,11 @@ def train(case: Case) -> None:
         port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=tell, args=(rank, case, port)) for rank in range(case.topology.world_size)]
-    for each in ranks:
-        each.start()
-    while running := [each for each in ranks if each.exitcode is None]:
-        wait([each.sentinel for each in running])
-        if any(each.exitcode for each in ranks):
+    for process in ranks:
+        process.start()
+    while running := [process for process in ranks if process.exitcode is None]:
+        wait([process.sentinel for process in running])
+        if any(process.exitcode for process in ranks):
             os.killpg(0, signal.SIGTERM)
 
 

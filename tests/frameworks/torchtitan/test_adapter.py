@@ -68,10 +68,10 @@ OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), S
 )
 def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=8))
-    told = {"wrapper": "FSDPModule", "mesh": mesh, "sharding": sharding}
-    assert framework.expected(case) == {**told, "cuda_graphs": "no"}
+    settings = {"wrapper": "FSDPModule", "mesh": mesh, "sharding": sharding}
+    assert framework.expected(case) == {**settings, "cuda_graphs": "no"}
     graphs = framework.replace(disable_cuda_graphs=False)
-    assert graphs.expected(case) == {**told, "cuda_graphs": "yes"}
+    assert graphs.expected(case) == {**settings, "cuda_graphs": "yes"}
 
 
 def test_cuda_graphs_need_a_gpu_and_no_dry_run() -> None:

@@ -140,7 +140,7 @@ HSDP_X_TP = registered("llama3", "llama3_debugmodel", REPLICATED, degree("tensor
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "settings"),
     [
         (LLAMA, {"mesh": "fsdp 2"}),
         (HSDP_X_TP, {"mesh": "dp_replicate 2 x fsdp 2 x tp 2"}),
@@ -151,10 +151,10 @@ HSDP_X_TP = registered("llama3", "llama3_debugmodel", REPLICATED, degree("tensor
     ids=["fsdp", "hsdp x tp", "ep x tp", "pp", "experts without ep"],
 )
 @pytest.mark.usefixtures("titan")
-def test_what_must_be_observed(case: Case, told: dict[str, str]) -> None:
+def test_what_must_be_observed(case: Case, settings: dict[str, str]) -> None:
     assert unsupported(case, make_machine(devices=8)) is None
     of_all = {"wrapper": "FSDPModule", "attention": "sdpa", "cuda_graphs": "no"}
-    assert case.framework.expected(case) == {**NONE, **told, **of_all}  # type: ignore[attr-defined]
+    assert case.framework.expected(case) == {**NONE, **settings, **of_all}  # type: ignore[attr-defined]
 
 
 OF_ALL_DEGREES = (
@@ -222,8 +222,8 @@ def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
 def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtitan.components.quantization.float8.Float8Linear", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    told = r"rejects .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"
-    with pytest.raises(MismatchError, match=told):
+    message = r"rejects .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"
+    with pytest.raises(MismatchError, match=message):
         EMULATED.framework.expected(EMULATED)  # type: ignore[attr-defined]
 
 

@@ -32,9 +32,9 @@ def on_gpus(module: str, config: str, *overrides: str) -> Case:
 def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
     """Bytes by kind, ranks, distance of the ranks, dtype and phase; without what a few numbers take."""
     return {
-        (each.kind, each.ranks, each.apart, each.dtype, each.phase): int(each.bytes)
-        for each in counts.collectives
-        if each.bytes > 4096
+        (call.kind, call.ranks, call.apart, call.dtype, call.phase): int(call.bytes)
+        for call in counts.collectives
+        if call.bytes > 4096
     }
 
 

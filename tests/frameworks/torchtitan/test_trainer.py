@@ -42,13 +42,13 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
         ) as process,
     ):
         asked = process.stdin
-        told = process.stdout
+        stdout = process.stdout
         assert asked is not None
-        assert told is not None
+        assert stdout is not None
 
         def of_case(case: Case) -> list[float]:
             print(CaseFile(case=case, device="cpu").model_dump_json(), file=asked, flush=True)
-            lines = (line for line in told if line.startswith("[") and "titan]" not in line)
+            lines = (line for line in stdout if line.startswith("[") and "titan]" not in line)
             line = next(lines, None)
             assert line is not None, errors.read_text()
             return list(json.loads(line))

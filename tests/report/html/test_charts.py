@@ -15,7 +15,9 @@ BAND = Band(baseline_s=0.1, allowed_s=0.103)
 
 def parts(svg: str, kind: str) -> list[dict[str, str]]:
     """The attributes of the elements of a class, in order; fails if the chart is not well-formed."""
-    return [dict(each.attrib) for each in ElementTree.fromstring(svg).iter() if each.get("class") == kind]
+    return [
+        dict(element.attrib) for element in ElementTree.fromstring(svg).iter() if element.get("class") == kind
+    ]
 
 
 def told(svg: str) -> str:
@@ -129,7 +131,7 @@ def interval(**changes: object) -> str:
 
 def labels(svg: str) -> list[str]:
     texts = ElementTree.fromstring(svg).iter("text")
-    return [each.text or "" for each in texts if (each.get("class") or "").startswith("tick")]
+    return [element.text or "" for element in texts if (element.get("class") or "").startswith("tick")]
 
 
 def test_a_change_is_drawn_between_zero_and_limit() -> None:
@@ -138,7 +140,7 @@ def test_a_change_is_drawn_between_zero_and_limit() -> None:
     [zero], [allowed], [bar], [dot] = (
         parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
     )
-    places = [float(each) for each in (bar["x"], dot["cx"], allowed["x1"], zero["x1"])]
+    places = [float(place) for place in (bar["x"], dot["cx"], allowed["x1"], zero["x1"])]
     assert sorted(places) == places
 
 

@@ -119,8 +119,8 @@ def page() -> str:
 def test_page_has_targets_and_captions(page: str) -> None:
     parsed = Page(page)
     targets = {str(attrs["href"]) for tag, attrs in parsed.elements if tag == "a"}
-    told = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
-    assert {target[1:] for target in targets if target} | told <= set(parsed.ids)
+    labels = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
+    assert {target[1:] for target in targets if target} | labels <= set(parsed.ids)
     style = (Path(perfsuite.__file__).parent / "report" / "html" / "templates" / "report.css").read_text()
     for verdict in WORST_FIRST:
         assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
@@ -136,12 +136,16 @@ def test_worst_verdicts_come_first_unfolded(page: str) -> None:
     rows = [attrs["data-verdict"] for _, attrs in parsed.elements if "data-verdict" in attrs]
     assert rows == ["failed", *["regressed"] * 2, "unhealthy", "improved", "recorded", *["passed"] * 8]
     assert page.index('id="overview"') < page.index('class="case"')
-    told = "1 failed, 2 regressed, 1 unhealthy, 1 improved, 1 recorded, 8 passed, 3 skipped"
-    assert parsed.said("h1") == [told]
+    heading = "1 failed, 2 regressed, 1 unhealthy, 1 improved, 1 recorded, 8 passed, 3 skipped"
+    assert parsed.said("h1") == [heading]
     folds = r'<section class="case".*?<details( open)?>\s*<summary>.*?"badge (\w+)"'
-    found = set(re.findall(folds, page, re.DOTALL))
+    folded = set(re.findall(folds, page, re.DOTALL))
     unfolded = {("failed", " open"), ("regressed", " open"), ("unhealthy", " open"), ("improved", " open")}
-    assert {(outcome, is_open) for is_open, outcome in found} == {*unfolded, ("recorded", ""), ("passed", "")}
+    assert {(outcome, is_open) for is_open, outcome in folded} == {
+        *unfolded,
+        ("recorded", ""),
+        ("passed", ""),
+    }
 
 
 def test_overview_marks_qualified_verdicts() -> None:
@@ -197,8 +201,8 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert ("crash: NCCL error" in crashed, "Changed since the baseline" in crashed) == (True, False)
     assert ("no baseline on cpu-test-2c" in never, "Counts of a step" in never) == (True, False)
     nothing = render([make_session(0)])
-    told = ("Nothing was measured." in nothing, "3 skipped" in nothing, 'id="overview"' in nothing)
-    assert told == (True, True, False)
+    is_said = ("Nothing was measured." in nothing, "3 skipped" in nothing, 'id="overview"' in nothing)
+    assert is_said == (True, True, False)
     some = parsed(make_result(now()), make_result(now(mfu=None)))
     none = parsed(make_result(now(mfu=None)))
     assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), "no column of what none has"
@@ -209,10 +213,10 @@ def test_says_if_nothing_changed_or_is_corrected() -> None:
     for reasons, heading in ((("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")):
         assert heading in parsed(judged(plain, reasons=reasons)).said("h4")
     checks = tuple(check.replace(probe_exponent=0.8) for check in plain.verdict.checks)
-    told = of(plain)
+    text = of(plain)
     corrected = "The verdict is also corrected for the machine"
-    assert "Nothing in the environment that the workers observed." in told
-    assert (corrected in told, corrected in of(judged(plain, checks=checks))) == (False, True)
+    assert "Nothing in the environment that the workers observed." in text
+    assert (corrected in text, corrected in of(judged(plain, checks=checks))) == (False, True)
 
 
 def test_several_sessions_on_one_page() -> None:
@@ -227,13 +231,13 @@ def test_several_sessions_on_one_page() -> None:
 
 
 def test_counts_are_tables_with_named_ranks() -> None:
-    told = make_counted()
+    check = make_counted()
     step = "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
-    page = parsed(judged(told, explained=counted.EXPLAINED))
+    page = parsed(judged(check, explained=counted.EXPLAINED))
     assert "Compared with the baseline: regressed." in page.said("p")
     assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
-    for each in (page, parsed(judged(told, counts=None))):
-        assert step in each.said("summary")
+    for shown in (page, parsed(judged(check, counts=None))):
+        assert step in shown.said("summary")
     unlike = [make_counts(host_reads={"forward": rank}) for rank in range(10)]
     text = of(make_counted(counts=make_entries(*unlike)))
     assert re.findall(r'<details class="ranks"( open)?><summary>(Rank \d+):', text) == [
@@ -258,7 +262,9 @@ def test_dry_run_says_so_without_a_launch_table() -> None:
     assert "This was a dry run as if on h100-80gb-sxm. Nothing was computed." in page.said("p")
     assert page.said("pre")[-1] == f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"
     assert '<span class="badge dry-run">dry run</span>' in text
-    assert [each for each in page.said("th") if each in ("computed", "tokens/s", "launches")] == ["computed"]
+    assert [heading for heading in page.said("th") if heading in ("computed", "tokens/s", "launches")] == [
+        "computed"
+    ]
     assert re.search(r"counted in dry runs that\s+computed nothing", text)
     assert "nan" not in " ".join(text for _, text in page.texts).split()
     assert "vs\N{NO-BREAK SPACE}baseline" not in text
@@ -283,8 +289,8 @@ def test_preflight_is_a_table_with_notes() -> None:
     session = make_session_file(preflights=(FOUND.replace(nodes=(good.replace(health=health), bad)),))
     page = render([session])
     short = markdown.render([session])
-    for told in (title(FOUND), "0.0812 TFLOP/s", "1,755 MHz", "n1: PCIe width &lt;x8&gt;", "route to [n1]"):
-        assert told in page
+    for text in (title(FOUND), "0.0812 TFLOP/s", "1,755 MHz", "n1: PCIe width &lt;x8&gt;", "route to [n1]"):
+        assert text in page
     assert title(FOUND) in short
     assert f"| n2 |{f' {NONE} |' * 5} crash: no route to &#91;n1&#93;; copy is slow |" in short
     assert "Nodes before the first launch" not in render([make_session(1)])

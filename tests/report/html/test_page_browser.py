@@ -48,7 +48,9 @@ CONTRAST = """(() => {
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "index.html"
     session = make_session()
-    explained = [make_explained(each) if each.outcome == "regressed" else each for each in session.results]
+    explained = [
+        make_explained(result) if result.outcome == "regressed" else result for result in session.results
+    ]
     path.write_text(render([session.replace(results=tuple(explained))]), encoding="utf-8")
     return path
 
@@ -65,9 +67,9 @@ def page(browser: Browser, file: Path) -> Iterator[Browser]:
 def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
     """Of the rows that are to be seen, from the top."""
     rows = "[...document.querySelectorAll('#overview tbody tr')].filter((row) => row.checkVisibility())"
-    found = page.evaluate(f"{rows}.map((row) => row.{what})")
-    assert isinstance(found, list)
-    return found
+    values = page.evaluate(f"{rows}.map((row) => row.{what})")
+    assert isinstance(values, list)
+    return values
 
 
 def click(page: Browser, text: str, where: str = "") -> None:
@@ -88,8 +90,8 @@ def test_table_starts_worst_first_and_sorts(page: Browser) -> None:
         assert page.evaluate("document.querySelector('[aria-sort]').ariaSort") == direction
         figures = [text.replace(",", "") for text in shown(page, "cells[3].textContent")]
         assert figures[-1] == "\N{EN DASH}"  # what is not known stays last
-        known = [int(figure) for figure in figures[:-1]]
-        assert known == sorted(known, reverse=direction == "descending")
+        values = [int(figure) for figure in figures[:-1]]
+        assert values == sorted(values, reverse=direction == "descending")
     click(page, "verdict", "//thead")
     assert page.evaluate("document.querySelectorAll('[aria-sort]').length") == 1
     assert shown(page)[:3] == ["failed", "regressed", "regressed"]

@@ -12,8 +12,8 @@ def columns(table: Table) -> list[dict[str, str]]:
 
 def test_checks_show_metric_and_baseline() -> None:
     speed, _, memory = columns(checks(make_gpu_result(2, "regressed"), "a"))
-    told = ("metric", "verdict", "measured", "baseline", "allowed")
-    assert [speed[name] for name in told] == ["tokens/s", "regressed", "4,336", "4,669", "2.9%"]
+    names = ("metric", "verdict", "measured", "baseline", "allowed")
+    assert [speed[name] for name in names] == ["tokens/s", "regressed", "4,336", "4,669", "2.9%"]
     assert speed["change"].startswith("-7.")
     assert " to -" in speed["99% interval"]
     assert speed["chart"].startswith("<svg")
@@ -63,8 +63,8 @@ def test_health_of_gpus_and_cores() -> None:
 
 
 def test_settings_are_those_last_observed() -> None:
-    told = Observed(settings={"world_size": "2"}, environment={"torch": "2.13.0"})
-    runs = [make_run(observed=told), make_run(device_probe={"matmul_tflops": 712.34})]
+    observed = Observed(settings={"world_size": "2"}, environment={"torch": "2.13.0"})
+    runs = [make_run(observed=observed), make_run(device_probe={"matmul_tflops": 712.34})]
     assert settings(runs).rows == [
         ("world_size", "2", "setting"),
         ("torch", "2.13.0", "environment"),

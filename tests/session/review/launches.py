@@ -48,7 +48,7 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
     earlier = documents.read(results, SessionFile).results if results.exists() else ()
     verdict = judge(runs, against, ClassNoise(), Policy())
     result = make_result(*runs, verdict=verdict, directory=f"/elsewhere/{case.id}")
-    write_session(directory, *(each for each in earlier if each.case_id != case.id), result)
+    write_session(directory, *(stored for stored in earlier if stored.case_id != case.id), result)
     return runs
 
 

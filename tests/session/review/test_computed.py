@@ -73,7 +73,7 @@ def test_fields_of_the_case_are_listed() -> None:
 
 def test_lists_one_edited_launch_of_equal_median() -> None:
     before = baseline.from_runs([RUN] * 3)
-    launches = [documents.plain(each) for each in before.launches]
+    launches = [documents.plain(kept) for kept in before.launches]
     launches[1]["figures"]["gradient_norm"] = 2
     now = Baseline.model_validate(
         {**documents.plain(before), "launches": launches}, context=documents.FROM_FILE
@@ -91,7 +91,7 @@ def test_count_baseline_lists_what_was_computed() -> None:
         observed=OBSERVED.replace(settings={"optimizer": "SGD", "wrapper": "FSDP"}),
         dtypes={**RUN.dtypes, "parameters": {"float32": 500}},
     )
-    before, now = (count_baseline.from_runs([each]) for each in (run, other))
+    before, now = (count_baseline.from_runs([counted_run]) for counted_run in (run, other))
     assert [*of_counts(before, now)] == [
         "loss over 0 to 10% of the steps: 5 -> 10 (+100.0%); also differs over 9 other parts",
         "tokens given to the model in a step: 4096 -> 2048 (-50.0%)",

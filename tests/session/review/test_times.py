@@ -40,7 +40,7 @@ def test_never_accepts_runs_without_evidence(repository: Path, changes: dict[str
 
 
 SET_ASIDE = "set aside by their session, or not judged"
-AS_BEFORE, SLOW = (make_figures(probe_s_p50=each) for each in (0.002, 0.02))
+AS_BEFORE, SLOW = (make_figures(probe_s_p50=seconds) for seconds in (0.002, 0.02))
 USUAL = make_run(case=CASE, machine=MACHINE, figures=AS_BEFORE)
 
 

@@ -16,11 +16,11 @@ def after(levels: MemoryLevels, steps: int) -> MemoryLevels:
     return levels
 
 
-@pytest.mark.parametrize(("steps", "every"), [(50, 1), (100, 1), (101, 2), (1000, 10)])
-def test_a_launch_has_few_readings(steps: int, every: int) -> None:
+@pytest.mark.parametrize(("steps", "interval"), [(50, 1), (100, 1), (101, 2), (1000, 10)])
+def test_a_launch_has_few_readings(steps: int, interval: int) -> None:
     levels = after(MemoryLevels(torch.device("cpu"), steps), steps)
     (resident,) = levels.bytes_at.values()
-    assert [*resident] == [*range(every, steps + 1, every)]
+    assert [*resident] == [*range(interval, steps + 1, interval)]
     assert len(resident) <= MOST_READINGS
 
 

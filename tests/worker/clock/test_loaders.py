@@ -58,8 +58,8 @@ def wait() -> DataWait:
 
 def step(wait: DataWait, *work: Callable[[], object]) -> None:
     wait.begin_step()
-    for each in work:
-        each()
+    for act in work:
+        act()
     wait.end_step()
 
 

@@ -118,15 +118,15 @@ def eager(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("attend", "told"),
+    ("attend", "pattern"),
     [
         (copying, "(CloneBackward0|aten::clone) 0 -> 1 calls a step"),
         (reading, ".*0 -> 1 calls a step: the host reads a value"),
         (eager, "aten::bmm 0 -> .*"),
     ],
 )
-def test_the_cause_is_named_first(attend: Any, told: str, usual: Profile, tmp_path: Path) -> None:
-    assert re.fullmatch(told, first_cause(usual, profiled(tmp_path / "slower", Attention(attend))))
+def test_the_cause_is_named_first(attend: Any, pattern: str, usual: Profile, tmp_path: Path) -> None:
+    assert re.fullmatch(pattern, first_cause(usual, profiled(tmp_path / "slower", Attention(attend))))
 
 
 def test_smaller_buckets_are_named_first(tmp_path: Path) -> None:

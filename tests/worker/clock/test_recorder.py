@@ -24,8 +24,8 @@ def after_steps(
 ) -> Recorder:
     """After steps in each of which some time has passed."""
     recorder.start()
-    for each in seconds:
-        (work or recorder.timer.sleep)(each)
+    for pause_s in seconds:
+        (work or recorder.timer.sleep)(pause_s)
         recorder.boundary()
     recorder.finish()
     return recorder
@@ -54,21 +54,19 @@ def test_threads_count_and_sleep_does_not() -> None:
     def work(seconds: float) -> None:
         in_a_thread(lambda: sum(range(2_000_000)))
 
-    busy, asleep = (
-        after_steps(Recorder(HostTimer()), 0.1, work=each).cpu_s[0] for each in (work, time.sleep)
-    )
+    busy, asleep = (after_steps(Recorder(HostTimer()), 0.1, work=act).cpu_s[0] for act in (work, time.sleep))
     assert busy > 4 * asleep
 
 
 def test_counting_excludes_work_between_steps() -> None:
     timer = SimulatedTimer()
-    told = list[tuple[str, float]]()
+    calls = list[tuple[str, float]]()
     recorder = Recorder(timer, probe=lambda: timer.sleep(7), before_end=lambda step, recorder: timer.sleep(2))
     counting = recorder.counting = Mock()
-    counting.end_step.side_effect = lambda: told.append(("end", timer.host()))
-    counting.begin_step.side_effect = lambda: told.append(("begin", timer.host()))
+    counting.end_step.side_effect = lambda: calls.append(("end", timer.host()))
+    counting.begin_step.side_effect = lambda: calls.append(("begin", timer.host()))
     after_steps(recorder, 3)
-    assert told == [("end", 3), ("begin", 12)]
+    assert calls == [("end", 3), ("begin", 12)]
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -78,13 +76,13 @@ def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     recorder.counting = Mock(steps=ONE_STEP) if counts else None
     recorder.start()
     assert memory.method_calls == [call.release()]
-    told = []
+    calls = []
     for step in range(1, 7):
         memory.reset_mock()
         recorder.boundary()
-        told += [(step, name) for name, _, _ in memory.method_calls]
+        calls += [(step, name) for name, _, _ in memory.method_calls]
     counted = [(2, "begin_counting"), (4, "end_counting")]
-    assert told == [(1, "reset_peak"), *(counted if counts else ())]
+    assert calls == [(1, "reset_peak"), *(counted if counts else ())]
     recorder.finish()
 
 
@@ -145,13 +143,13 @@ class FakeCollector(CollectorClock):
 
 def test_counting_objects_is_in_no_step_or_peak() -> None:
     timer = SimulatedTimer()
-    told = Mock()
-    recorder = Recorder(timer, memory=told.memory)
+    calls = Mock()
+    recorder = Recorder(timer, memory=calls.memory)
     growth = recorder.growth = Mock(wraps=Growth(2, 4))
-    told.attach_mock(growth.count, "count")
+    calls.attach_mock(growth.count, "count")
     growth.count.side_effect = lambda: timer.sleep(5)
     after_steps(recorder, *[1] * 5)
-    assert [name for name, *_ in told.method_calls] == [
+    assert [name for name, *_ in calls.method_calls] == [
         *("memory.release", "memory.reset_peak"),
         *["memory.fold", "count", "memory.go_on"] * 3,
     ]
@@ -187,10 +185,10 @@ def test_the_first_optimizer_is_the_clock() -> None:
 
 def test_progress_is_told_seldom_and_at_the_end() -> None:
     recorder = Recorder(SimulatedTimer())
-    told = list[int]()
-    recorder.on_progress = told.append
+    progress = list[int]()
+    recorder.on_progress = progress.append
     after_steps(recorder, *[0.2] * 20)
-    assert told == [3, 6, 9, 12, 15, 18, 20]
+    assert progress == [3, 6, 9, 12, 15, 18, 20]
 
 
 def test_gpu_steps_are_events_awaited_once(gpu: FakeGPU) -> None:
@@ -203,10 +201,10 @@ def test_gpu_steps_are_events_awaited_once(gpu: FakeGPU) -> None:
 
 def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU) -> None:
     recorder = Recorder(CudaTimer(GPU), progress_every_s=-1)
-    told = list[int]()
-    recorder.on_progress = told.append
+    progress = list[int]()
+    recorder.on_progress = progress.append
     after_steps(recorder, *[10] * 6, work=partial(gpu.work, ahead_ms=25))
-    assert told == [0, 0, 0, 1, 2, 3, 6]
+    assert progress == [0, 0, 0, 1, 2, 3, 6]
     assert gpu.waits == [0, 60]
 
 

@@ -309,7 +309,7 @@ def test_ignores_calls_after_the_first_step(counting: Clock) -> None:
     calls = known(counting.end()).calls
     assert sys.getprofile() is None
     work()
-    assert all((__name__, "work") not in each for each in known(calls).values())
+    assert all((__name__, "work") not in functions for functions in known(calls).values())
 
 
 def test_calls_are_unknown_beside_a_profiler(counting: Clock) -> None:
@@ -328,9 +328,9 @@ def test_an_error_of_the_count_is_noted(counting: Clock) -> None:
     work()
     counting._parts.append(BUILD)
     work()
-    found = known(counting.end())
-    assert found.calls is None
-    assert found.note == f"{NOT_COUNTED}IndexError: list index out of range"
+    start_up = known(counting.end())
+    assert start_up.calls is None
+    assert start_up.note == f"{NOT_COUNTED}IndexError: list index out of range"
 
 
 def test_other_threads_first_step_ends_the_count(counting: Clock) -> None:
@@ -351,8 +351,8 @@ def test_process_without_a_step_stops_at_its_end(monkeypatch: pytest.MonkeyPatch
     at_exit = list[Callable[[], object]]()
     monkeypatch.setattr(atexit, "register", at_exit.append)
     Clock().count_calls(in_forks=False)
-    for each in at_exit:
-        each()
+    for function in at_exit:
+        function()
     assert sys.getprofile() is None
 
 

@@ -81,9 +81,9 @@ def collectives(counts: Counts) -> dict[tuple[str, str, str], tuple[int, int]]:
 def test_toggles_which_freed_blocks_are_kept(sharded: Counts) -> None:
     kept = counted(SHARDED, "reshard-toggled")
     freed = counted(SHARDED.replace(framework=FSDP2(reshard_after_forward=False)), "reshard-toggled")
-    told = [collectives(each) for each in (sharded, kept, freed)]
-    assert [each["all_gather", "bfloat16", "forward"][0] for each in told] == [3, 3, 3]
-    assert [each.get(("all_gather", "bfloat16", "backward"), (0, 0))[0] for each in told] == [2, 0, 2]
+    sent = [collectives(step_counts) for step_counts in (sharded, kept, freed)]
+    assert [calls["all_gather", "bfloat16", "forward"][0] for calls in sent] == [3, 3, 3]
+    assert [calls.get(("all_gather", "bfloat16", "backward"), (0, 0))[0] for calls in sent] == [2, 0, 2]
     assert memory(kept).at_peak["unsharded"] > memory(sharded).at_peak["unsharded"]
 
 
@@ -129,7 +129,11 @@ def test_fused_optimizer_becomes_a_foreach_list(replicated: Counts) -> None:
 def test_no_optimizer_waits_for_its_step_counters(replicated: Counts) -> None:
     fused = counted(REPLICATED, fused=True)
     lists = counted(REPLICATED, "optimizer-foreach", fused=True)
-    assert [each.host_reads.get("optimizer", 0) for each in (fused, replicated, lists)] == [0, 0, 0]
+    assert [step_counts.host_reads.get("optimizer", 0) for step_counts in (fused, replicated, lists)] == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_attention_becomes_matrix_products(replicated: Counts) -> None:

@@ -34,8 +34,8 @@ def after(
         return begun[-1]
 
     yield begin
-    for each in begun:
-        each.end()
+    for hook in begun:
+        hook.end()
     sys.modules.pop(NAME, None)
     assert not any(isinstance(finder, AfterImport) for finder in sys.meta_path)
 
@@ -90,18 +90,18 @@ def test_asking_for_a_module_does_not_import_it(after: Begin) -> None:
 
 
 def test_acts_before_a_module_that_exists_is_executed(after: Begin, errors: list[Exception]) -> None:
-    told: list[bool] = []
+    existed: list[bool] = []
     watching = AfterImport(
         {},
         errors.append,
-        before={NAME: lambda name: told.append(hasattr(sys.modules[name], "value"))},
+        before={NAME: lambda name: existed.append(hasattr(sys.modules[name], "value"))},
     )
     watching.begin()
     assert importlib.util.find_spec(NAME) is not None
-    assert told == [], "it was looked for, not imported"
+    assert existed == [], "it was looked for, not imported"
     importlib.import_module(NAME)
     watching.end()
-    assert told == [False]
+    assert existed == [False]
 
 
 def test_before_an_import_actions_can_be_added(after: Begin, errors: list[Exception]) -> None:

@@ -11,7 +11,7 @@ from perfsuite.worker.observation.dtypes import dtypes_of
 def stepped(model: nn.Module, **state: torch.dtype) -> torch.optim.Optimizer:
     """An optimizer that has made one step, with its state in these dtypes."""
     optimizer = torch.optim.AdamW(model.parameters())
-    sum(each.sum() for each in model.parameters()).backward()  # type: ignore[union-attr]
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()
     for of_parameter in optimizer.state.values():
         for name, dtype in state.items():
@@ -36,10 +36,10 @@ def test_omits_state_scalars_and_frozen_weights() -> None:
     optimizer = torch.optim.AdamW(model[0].parameters())
     model[0].weight.sum().backward()
     optimizer.step()
-    found = dtypes_of(model, optimizer)
-    assert found["parameters"] == {"float32": 48}
-    assert found["stepped weights"] == found["gradients"] == {"float32": 32}
-    assert found["optimizer state"] == {"float32": 64}
+    dtypes = dtypes_of(model, optimizer)
+    assert dtypes["parameters"] == {"float32": 48}
+    assert dtypes["stepped weights"] == dtypes["gradients"] == {"float32": 32}
+    assert dtypes["optimizer state"] == {"float32": 64}
     assert dtypes_of(model, torch.optim.SGD(model[0].parameters()))["stepped weights"] == {"float32": 32}
 
 
@@ -52,6 +52,6 @@ def test_recognizes_8_bit_state_posing_as_float32() -> None:
     state = optimizer.state[model.weight]
     state["exp_avg"] = OptimState8bit.zeros((64, 64), signed=True, block_size=256)
     assert state["exp_avg"].dtype == torch.float32
-    found = dtypes_of(model, optimizer)["optimizer state"]
-    assert found["uint8"] == 64 * 64
-    assert 64 * 64 < found["float32"] < 2 * 64 * 64
+    dtypes = dtypes_of(model, optimizer)["optimizer state"]
+    assert dtypes["uint8"] == 64 * 64
+    assert 64 * 64 < dtypes["float32"] < 2 * 64 * 64

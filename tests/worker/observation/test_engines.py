@@ -35,25 +35,25 @@ def optimizer() -> torch.optim.Optimizer:
 
 def told_by(optimizer: Any) -> list[str]:
     """What the clock is told from now on."""
-    told: list[str] = []
+    calls: list[str] = []
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        around = (lambda _: told.append("before"), lambda _: told.append("after"))
+        around = (lambda _: calls.append("before"), lambda _: calls.append("after"))
         if not engines.steps(optimizer, *around):
-            told.append("alone")
+            calls.append("alone")
 
     optimizer.register_step_pre_hook(hook)
     optimizer.register_step_post_hook(hook)
-    return told
+    return calls
 
 
 def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) -> None:
-    told = told_by(optimizer)
+    calls = told_by(optimizer)
     engine = driving.Driver(optimizer)
-    assert told == [], "the state is made, nothing is trained"
+    assert calls == [], "the state is made, nothing is trained"
     for steps in range(3):
         engine.step()
-        assert told == ["before", "after"] * steps
+        assert calls == ["before", "after"] * steps
 
 
 def test_clock_hears_engines_of_a_single_file(
@@ -63,18 +63,18 @@ def test_clock_hears_engines_of_a_single_file(
     motor.install_as_one_file(packages)
     engines.watch()
     engine = importlib.import_module("motor").Driver(optimizer)
-    told = told_by(optimizer)
+    calls = told_by(optimizer)
     for steps in range(3):
         engine.step()
-        assert told == ["before", "after"] * steps
+        assert calls == ["before", "after"] * steps
 
 
 def test_a_wrapper_with_the_engines_method_is_no_engine(driving: Any, optimizer: Any) -> None:
     engine = driving.Driver(driving.Gear(optimizer))
-    told = told_by(optimizer)
+    calls = told_by(optimizer)
     for steps in range(3):
         engine.step()
-        assert told == ["before", "after"] * steps
+        assert calls == ["before", "after"] * steps
 
 
 def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None:
@@ -85,9 +85,9 @@ def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None
 
 def test_a_step_next_to_an_engine_is_its_own(driving: Any, optimizer: Any) -> None:
     driving.Driver(optimizer)
-    told = told_by(optimizer)
+    calls = told_by(optimizer)
     optimizer.step()
-    assert told == ["alone", "alone"]
+    assert calls == ["alone", "alone"]
 
 
 def test_an_engine_is_what_trains(driving: Any, optimizer: Any) -> None:
@@ -208,4 +208,4 @@ def test_a_librarys_part_of_a_parameter_is_this_ranks(driving: Any) -> None:
 
 def test_watches_with_one_finder(driving: Any) -> None:
     engines.watch()
-    assert sum(isinstance(each, AfterImport) for each in sys.meta_path) == 1
+    assert sum(isinstance(finder, AfterImport) for finder in sys.meta_path) == 1

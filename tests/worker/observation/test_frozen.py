@@ -24,7 +24,7 @@ def _begun() -> Iterator[None]:
 
 
 def is_found(thing: Thing) -> bool:
-    return any(each is thing for each in gc.get_objects())
+    return any(candidate is thing for candidate in gc.get_objects())
 
 
 def test_frozen_objects_are_found_meanwhile() -> None:

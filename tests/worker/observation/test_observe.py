@@ -56,9 +56,9 @@ def in_a_script(**changes: Any) -> tuple[Observer, Observed]:
 def refused(observer: Observer, result: Observed, **changes: Any) -> str:
     """What is said of this if the case asks for something else."""
     observer.case = observer.case.replace(**changes)
-    with pytest.raises(MismatchError) as told:
+    with pytest.raises(MismatchError) as error:
         observer.check(result)
-    return str(told.value)
+    return str(error.value)
 
 
 def as_ddp(result: Observed) -> Observed:
@@ -219,9 +219,9 @@ def test_observes_several_modules_of_an_optimizer() -> None:
     embeddings = nn.Embedding(8, 4)
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer = sgd(*model.parameters(), *embeddings.parameters())
-    found = owner(optimizer)
-    assert isinstance(found, Owners)
-    assert list(found) == [model, embeddings]
+    owners = owner(optimizer)
+    assert isinstance(owners, Owners)
+    assert list(owners) == [model, embeddings]
     case = make_case(framework=Script(path="train.py"), model=Model.named("net"), sequence_length=3)
     observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1))
     for _ in range(2):

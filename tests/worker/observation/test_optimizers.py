@@ -138,7 +138,7 @@ def test_finds_live_objects_by_class_still_frozen() -> None:
     frozen = Adam(), Over(ONE)
     gc.freeze()  # and never back: all later collections would look at what is imported
     new = Adam(), Over(ONE)
-    found = living(Adam)
-    assert {*frozen, *new, A, B} <= set(found)
-    assert all(isinstance(each, Adam) for each in found)
+    optimizers = living(Adam)
+    assert {*frozen, *new, A, B} <= set(optimizers)
+    assert all(isinstance(optimizer, Adam) for optimizer in optimizers)
     assert gc.get_freeze_count() > 0

@@ -118,7 +118,7 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
     class Node:
         def __init__(self, name: str, *before: object) -> None:
             self.name = lambda: name
-            self.next_functions = tuple((each, 0) for each in before)
+            self.next_functions = tuple((function, 0) for function in before)
 
     output: Any = SimpleNamespace(grad_fn=Node("AddBackward0", Node("ViewBackward0", Node(node))))
     assert attention_kernel(output) == kernel
@@ -138,7 +138,7 @@ def test_compiled_models_are_not_hooked() -> None:
 def test_released_weights_still_count_by_dtype() -> None:
     """As ZeRO 3 does; what reads a weight there is, for DeepSpeed, who computes with it."""
     model = Model(sdpa)
-    for linear in (each for each in model.modules() if isinstance(each, nn.Linear)):
+    for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
         linear.register_forward_hook(lambda module, args, output: delattr(module, "weight"))
     seen = SecondStep(model, inside=True)
     model(input_ids=TOKENS)

@@ -134,11 +134,11 @@ def test_unknown_graphs_are_not_counted_as_none() -> None:
 
 
 def test_names_imported_distributions_and_versions() -> None:
-    found = software.imported()
-    assert found["torch"] == importlib.metadata.version("torch")
-    assert found["pytest"] == pytest.__version__
-    assert "perfsuite" not in found
-    assert "nanotron" not in found, "installed, and not imported"
+    versions = software.imported()
+    assert versions["torch"] == importlib.metadata.version("torch")
+    assert versions["pytest"] == pytest.__version__
+    assert "perfsuite" not in versions
+    assert "nanotron" not in versions, "installed, and not imported"
 
 
 def test_omits_a_distribution_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,16 +59,16 @@ def test_what_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, quick: bool, devices: int, on: Any
 ) -> None:
     """Without GPUs torch is not asked for any."""
-    found = DoctorFile(devices=devices)
+    answer = DoctorFile(devices=devices)
     memory = Memory(peak=1, method="said")
-    asked = {"reached_gpus": found, "peak_memory": (memory, 1), "clock_facts": CLOCK}
+    asked = {"reached_gpus": answer, "peak_memory": (memory, 1), "clock_facts": CLOCK}
     probes = {name: Mock(return_value=value) for name, value in asked.items()}
     for name, probe in probes.items():
         monkeypatch.setattr(doctor_probe, name, probe)
     doctor_probe.main(str(tmp_path / "probe.json"), kind=kind, quick=quick)
-    trained = found.replace(memory=memory, expected_peak=1, clock=CLOCK)
+    trained = answer.replace(memory=memory, expected_peak=1, clock=CLOCK)
     trains = on is not None and not quick
-    assert documents.read(tmp_path / "probe.json", DoctorFile) == (trained if trains else found)
+    assert documents.read(tmp_path / "probe.json", DoctorFile) == (trained if trains else answer)
     for name in ("peak_memory", "clock_facts"):
         assert probes[name].call_args_list == ([call(on)] if trains else [])
     assert probes["reached_gpus"].called == (kind == "cuda")

@@ -113,6 +113,6 @@ def test_all_ranks_of_two_nodes_reduce_together(
     monkeypatch.setattr(dist, "barrier", lambda: None)
     monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: group)
     probed = node_probe._neighbour_probe(CPU, 3)
-    groups = [sorted(each.args[0]) for each in new_group.call_args_list]
+    groups = [sorted(call.args[0]) for call in new_group.call_args_list]
     assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
     assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}

@@ -115,11 +115,11 @@ def test_no_error_of_ours_reaches_the_training(
     wrong = {}
     for number, code in enumerate(codes):
         try:
-            told = failing(code, tmp_path / str(number), alone)
+            problem = failing(code, tmp_path / str(number), alone)
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-        if told is not None:
-            wrong[f"{Path(code.co_filename).stem}.{code.co_qualname}:{code.co_firstlineno}"] = told
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            wrong[f"{Path(code.co_filename).stem}.{code.co_qualname}:{code.co_firstlineno}"] = problem
     assert not wrong
     assert len(codes) > 300
 
@@ -134,11 +134,13 @@ def failing(code: CodeType, directory: Path, alone: list[float]) -> str | None:
     losses, report = attached(directory, fail)
     if losses != alone:
         return "another training"
-    is_timed = any(isinstance(getattr(each, "__self__", None), CollectorClock) for each in gc.callbacks)
+    is_timed = any(
+        isinstance(getattr(callback, "__self__", None), CollectorClock) for callback in gc.callbacks
+    )
     if is_timed or _get_current_dispatch_mode() is not None:
         gc.callbacks.clear()
         return "something of ours is left"
     if report is None:
         return "no report"
-    told = [*report.notes, *([] if report.failure is None else [report.failure.message])]
-    return None if any("a fault of ours" in each for each in told) else f"told only {told}"
+    messages = [*report.notes, *([] if report.failure is None else [report.failure.message])]
+    return None if any("a fault of ours" in message for message in messages) else f"told only {messages}"

@@ -64,8 +64,8 @@ def defined(package: Path, module: str, path: str) -> bool:
     file = package.joinpath(*parents, f"{name}.py")
     kinds: list[ast.AST] = [ast.parse(file.read_text())] if file.exists() else []
     for part in path.split("."):
-        inside = [child for each in kinds for child in ast.walk(each)]
-        kinds = [each for each in inside if getattr(each, "name", None) == part]
+        inside = [child for definition in kinds for child in ast.walk(definition)]
+        kinds = [definition for definition in inside if getattr(definition, "name", None) == part]
     return bool(kinds)
 
 
@@ -79,7 +79,7 @@ OF_FRAMEWORKS = [
 
 @pytest.mark.parametrize(
     ("module", "path"),
-    [(each.module, each.path) for each in [*RECOGNISED, *OF_FRAMEWORKS]],
+    [(entry.module, entry.path) for entry in [*RECOGNISED, *OF_FRAMEWORKS]],
     ids=str,
 )
 def test_libraries_still_have_the_names(module: str, path: str) -> None:

@@ -41,8 +41,8 @@ def spans(machine: Machine) -> Spans:
 
 def span(spans: Spans, *work: Callable[[], object], name: str = SAVE, is_event: bool = True) -> Span | None:
     begun: Span | None = spans.begin(name, is_event=is_event)
-    for each in work:
-        each()
+    for act in work:
+        act()
     if begun is not None:
         spans.end(begun)
     return begun

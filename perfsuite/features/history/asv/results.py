@@ -64,7 +64,7 @@ def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
     """Return benchmark -> its row in the file of one night. A row has a value for each of `COLUMNS`."""
     rows = {}
     for metric, groups in launches.items():
-        error = _error(metric, [each for by_values in groups.values() for each in by_values.values()])
+        error = _error(metric, [launch for by_values in groups.values() for launch in by_values.values()])
         for group, by_values in groups.items():
             rows[f"{group}.{metric}"] = _row(by_values, error, started_at_ms)
     return rows

@@ -23,7 +23,9 @@ config = Config(
 torch.manual_seed(0)
 model = GPT(config)
 mark_only_lora_as_trainable(model)
-optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+optimizer = torch.optim.AdamW(
+    [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3
+)
 for tokens in itertools.cycle(batches(16)):
     cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     optimizer.step()

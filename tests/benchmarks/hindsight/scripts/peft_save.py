@@ -11,7 +11,9 @@ from small import batches, llama
 directory = Path(os.environ["PERFSUITE_LAUNCH_DIR"])
 config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "embed_tokens"])
 model = peft.get_peft_model(llama(vocab_size=32_000), config)
-optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+optimizer = torch.optim.AdamW(
+    [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3
+)
 for step, tokens in enumerate(itertools.cycle(batches(16)), 1):
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()

@@ -20,7 +20,9 @@ KINDS = {
 }
 dtype = getattr(torch, sys.argv[2]) if sys.argv[2:] else torch.float32
 model = peft.get_peft_model(llama().to(dtype), KINDS[sys.argv[1]]())
-optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+optimizer = torch.optim.AdamW(
+    [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3
+)
 for tokens in itertools.cycle(batches(16)):
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()

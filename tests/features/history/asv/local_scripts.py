@@ -37,6 +37,6 @@ def use_local_scripts(pages: Path) -> None:
     for file in FILES.values():
         shutil.copy(PACKAGES / file, pages)
     text = _LOADED.sub(
-        lambda found: f'{found[1]}="{Path(FILES[found[2]]).name}">', index.read_text(encoding="utf-8")
+        lambda match: f'{match[1]}="{Path(FILES[match[2]]).name}">', index.read_text(encoding="utf-8")
     )
     index.write_text(text, encoding="utf-8")

@@ -62,8 +62,8 @@ class Kept(NamedTuple):
 
     def result(self, commit: str) -> Results:
         of_h100 = iter_results(str(self.out / "results" / H100))
-        [found] = [each for each in of_h100 if each.commit_hash == commit]
-        return found
+        [match] = [results for results in of_h100 if results.commit_hash == commit]
+        return match
 
     def statistics(self, metric: str) -> dict[str, Any]:
         result = self.result(self.commits[0])
@@ -83,10 +83,10 @@ def kept(tmp_path: Path) -> Kept:
 def test_asv_reads_every_commit_and_class(kept: Kept) -> None:
     exported = kept.export(commit_url="https://example.org/commit/")
     assert exported == Exported(commits=frozenset(kept.commits), unplaced={})
-    assert {(each.params["machine"], each.commit_hash) for each in kept.results()} == {
+    assert {(results.params["machine"], results.commit_hash) for results in kept.results()} == {
         (machine, commit) for machine in (H100, "h200-141gb-sxm") for commit in kept.commits
     }
-    assert all(each.params.keys() == {"machine"} for each in kept.results())
+    assert all(results.params.keys() == {"machine"} for results in kept.results())
     first, second, *_ = map(kept.result, kept.commits)
     assert second.date - first.date == 86_400_000
     assert all(json.loads(file.read_text()) for file in kept.out.rglob("*.json"))
@@ -95,8 +95,8 @@ def test_asv_reads_every_commit_and_class(kept: Kept) -> None:
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
     machine = json.loads((kept.out / "results" / H100 / "machine.json").read_text())
-    told = {"gpu": "NVIDIA H100 80GB HBM3", "num_gpu": "8", "ram": "80 GiB"}
-    assert machine == {"version": 1, "machine": H100, **told}
+    facts = {"gpu": "NVIDIA H100 80GB HBM3", "num_gpu": "8", "ram": "80 GiB"}
+    assert machine == {"version": 1, "machine": H100, **facts}
     cpu = asv_export._machine(make_machine())
     assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
 
@@ -126,10 +126,10 @@ def test_values_are_medians_and_gaps_are_missing(kept: Kept) -> None:
     result = kept.result(kept.commits[0])
     benchmarks = kept.benchmarks()
     night = store.places(kept.history, hardware_class=H100)[0].read(store.read_cases(kept.history))
-    medians = [median(filter(None, each.step_s_p50)) for each in night.results]
+    medians = [median(filter(None, stored.step_s_p50)) for stored in night.results]
     for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
         values = result.get_result_value(f"{GPT2}.{metric}", benchmarks[f"{GPT2}.{metric}"]["params"])
-        a, b, c, _ = (each / scale for each in medians)
+        a, b, c, _ = (value / scale for value in medians)
         assert values == [a, b, None, None, None, pytest.approx(c)]
     memory = result.get_result_value(f"{GPT2}.peak_memory", benchmarks[f"{GPT2}.peak_memory"]["params"])
     assert memory[:2] == [2e10 / 2**20, 2e10 / 2**20 + 1]
@@ -170,7 +170,7 @@ def test_export_replaces_the_previous_one(kept: Kept) -> None:
     kept.write([make_case(hardware="h100", micro_batch=32)], commits=others[2:], first=50)
     for file in kept.history.glob(f"*/{first}/*.json"):
         file.unlink()
-    assert kept.export().commits == {each.commit_hash for each in kept.results()} == set(others)
+    assert kept.export().commits == {results.commit_hash for results in kept.results()} == set(others)
     benchmarks = kept.benchmarks()
     assert benchmarks[f"{GPT2}.peak_memory"]["params"][2] == ["2", "4", "16", "32"]
     assert "llama-tiny.1x2.fp32.peak_memory" in benchmarks
@@ -181,7 +181,7 @@ def test_omits_and_names_commits_off_the_branch(kept: Kept) -> None:
     kept.write(CASES[:1], commits=["f" * 40], first=20)
     exported = kept.export(branch="main")
     assert exported.unplaced == {"f" * 40: f"not in {kept.repo}"}
-    assert exported.commits == {each.commit_hash for each in kept.results()} == set(kept.commits)
+    assert exported.commits == {results.commit_hash for results in kept.results()} == set(kept.commits)
 
 
 def test_ambiguous_models_and_directories_fail(kept: Kept) -> None:

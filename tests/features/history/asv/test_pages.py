@@ -19,13 +19,13 @@ def page(published: Published, name: str) -> Any:
 
 def test_regressions_page_lists_only_regressions(published: Published) -> None:
     commits = page(published, "index.json")["revision_to_hash"]
-    found = {
+    listed = {
         (entry[0].partition("(")[0], entry[3]): (commits[str(jump[1])], jump[3] / jump[2])
         for entry in page(published, "regressions.json")["regressions"]
         for jump in entry[6]
     }
     order = [commits[key] for key in sorted(commits, key=int)]
-    assert found == {
+    assert listed == {
         ("gpt2-tiny.1x2.fp32.seconds_per_token", SLOWER): (order[15], pytest.approx(1.1, rel=0.01)),
         ("gpt2-tiny.1x2.fp32.peak_memory", LARGER): (order[20], pytest.approx(1.03, rel=0.001)),
     }
@@ -67,9 +67,9 @@ def test_offline_page_says_what_is_missing(published: Published) -> None:
     assert 'window.location = "error.html"' in index
     loaded = set(re.findall(r'(?:src|href)="https://([^/]+)', index)) - {"github.com"}
     assert loaded
-    told = (pages / "error.html").read_text()
-    assert {host for host in loaded if f"<li>{host}</li>" in told} == loaded
-    assert "perfsuite history trend" in told
+    text = (pages / "error.html").read_text()
+    assert {host for host in loaded if f"<li>{host}</li>" in text} == loaded
+    assert "perfsuite history trend" in text
 
 
 def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
