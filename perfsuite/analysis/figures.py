@@ -28,6 +28,7 @@ SETTLED_WINDOW_S = 20
 If they are shorter, its clock and temperature have not settled, and launches on other machines or days
 differ."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, but only the peak of fp32 is known"
+NO_BF16_PEAK = "no MFU: this GPU has no tensor cores for bf16, and the peak of its emulation is unknown"
 NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, but the number of bits or the peak is unknown"
 
 
@@ -117,6 +118,8 @@ def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str 
     settings = run.observed.settings if run.observed is not None else {}
     if is_in_tf32(run):
         return None, NO_TF32_PEAK
+    if run.machine.emulates(run.case.precision):
+        return None, NO_BF16_PEAK
     if settings.get("low_precision_modules", "none") == "none":
         return peak_flops, None
     of_float8 = run.machine.peak_flops("float8")

@@ -19,9 +19,12 @@ class Accelerator(NamedTuple):
     """One product. Peaks are dense (no sparsity), in TFLOP/s per device; None if no datasheet gives them."""
 
     family: str
-    memory_gb: int
+    memory_gb: int  # nominal, as in the product's name or datasheet
+    usable_gib: float | None
+    """Total memory that CUDA reports, in GiB. It is less than the nominal memory, and usually slightly less
+    than the total that NVML reports. None if no source gives it."""
     form_factor: str
-    peak_16bit: float | None  # bf16 with fp32 accumulation; fp16 on Volta and Turing, which lack bf16
+    peak_16bit: float | None  # bf16 and fp16, with fp32 accumulation; on Volta and Turing only fp16
     peak_fp32: float | None  # outside the tensor cores, because torch leaves TF32 off by default
     link_gb_s: float | None
     """One-way bandwidth between a device and the others of its machine, in GB/s. It is NVLink if the form
@@ -29,6 +32,12 @@ class Accelerator(NamedTuple):
     if no datasheet gives it."""
     capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
     source: str  # the source of the peaks and the link; datasheets give the sum of both directions
+    usable_source: str | None  # where `usable_gib` was seen
+
+    @property
+    def memory_bytes(self) -> int:
+        """The usable memory of one device in bytes, or the nominal memory if the usable memory is unknown."""
+        return round((self.memory_gb if self.usable_gib is None else self.usable_gib) * 2**30)
 
     @property
     def hardware_class(self) -> str:
@@ -131,14 +140,25 @@ class Machine(Data):
 
         For `float8`, including block scales, this is twice the 16-bit peak. All `PRODUCTS` that have float8
         (compute capability 8.9 or more) give that in their datasheets, except that the L40S rounds it up by
-        1%.
+        1%. The peak of bf16 is unknown on a GPU that emulates it.
         """
+        if self.emulates(precision):
+            return None
         is_float8 = precision == "float8"
         # pragma: no mutate (0, 0): every known card is newer
         if is_float8 and (self.compute_capability or (0, 0)) < (8, 9):
             return None
         peak = getattr(self.product, "peak_fp32" if precision == "fp32" else "peak_16bit", None)
         return None if peak is None else 1e12 * peak * (2 if is_float8 else 1)
+
+    def emulates(self, precision: str) -> bool:
+        """Return whether this GPU computes a case's precision without tensor cores: bf16 before Ampere.
+
+        Its matmuls in bf16 are then slower than in fp32 (on a V100 at 10.7 instead of 14.5 TFLOP/s, according
+        to https://github.com/zzc0721/torch-performance-test-data/issues/140), and no datasheet gives a peak.
+        """
+        capability = self.compute_capability
+        return precision.startswith("bf16") and capability is not None and capability < (8, 0)
 
     @property
     def link_bytes_per_s(self) -> float | None:

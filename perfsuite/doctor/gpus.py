@@ -151,7 +151,8 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
     )
     if lag > UNEQUAL_LAG:
         return failed(name, rates_text, unequal)
-    peak = machine.peak_flops("bf16") if name == "matmul_tflops" else None
+    # The probe multiplies in bf16, or in fp16 on GPUs that emulate bf16.
+    peak = machine.peak_flops("fp16-mixed") if name == "matmul_tflops" else None
     if peak is not None:
         share = lowest * 1e12 / peak
         rates_text += f", {share:.0%} of the data sheet's peak"

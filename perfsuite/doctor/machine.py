@@ -22,10 +22,11 @@ def machine_rows(machine: Machine) -> list[Row]:
     devices = "GPUs" if machine.device == "cuda" else "cores"
     parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
     rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
-    peak = machine.peak_flops("bf16")
+    peak = machine.peak_flops("fp16-mixed")
     check = "peak FLOP/s"
     if machine.product is not None and peak is not None:
-        rows.append(passed(check, f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})"))
+        dtype = "in fp16, unknown in bf16" if machine.emulates("bf16") else "at 16 bit"
+        rows.append(passed(check, f"{peak / 1e12:g} TFLOP/s dense {dtype} ({machine.product.source})"))
     elif machine.device == "cuda":
         rows.append(unknown(check, "unknown, so there is no MFU", machine.note))
     elif machine.note is not None:

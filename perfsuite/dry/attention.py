@@ -4,7 +4,8 @@ The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2
 
 - On Hopper and Blackwell, cuDNN's kernel is preferred, as with a version of cuDNN after 9.15.
 - From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask.
-- Otherwise, torch uses the memory-efficient kernel, or plain operations if key-value heads are shared.
+- Otherwise, torch uses the memory-efficient kernel, or plain operations if key-value heads are shared or if
+  the dtype is bfloat16 on a GPU before Ampere.
 """
 
 from typing import Any
@@ -79,7 +80,9 @@ def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, share
         return "cudnn"
     if in_16_bits and capability >= (8, 0) and size <= FLASH_LARGEST_HEAD and allowed.flash_sdp_enabled():
         return "flash"
-    return "plain" if shares_heads or not allowed.mem_efficient_sdp_enabled() else "efficient"
+    is_emulated = query.dtype == torch.bfloat16 and capability < (8, 0)
+    can_be_efficient = allowed.mem_efficient_sdp_enabled() and not shares_heads and not is_emulated
+    return "efficient" if can_be_efficient else "plain"
 
 
 def _composed(

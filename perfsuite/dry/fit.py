@@ -16,8 +16,8 @@ from perfsuite.results.rank_report import RankReport
 MIB = 1 << 20
 TIGHT_FROM = 0.8
 """Share of the card's memory above which a case is `tight`. The remainder covers memory that is not
-predicted: the driver and ECC use 1 to 6% of the nominal memory, kernels need scratch memory, and each stream
-has its own free blocks."""
+predicted: kernels need scratch memory, each stream has its own free blocks, and drivers differ in the memory
+that they reserve."""
 
 CONTEXT = MemoryPart(
     name="CUDA context",
@@ -56,6 +56,7 @@ def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, buil
         built=built,
         outside=(CONTEXT, *_nccl(counts)),
         card=machine.memory_bytes,
+        card_is_nominal=machine.product is not None and machine.product.usable_gib is None,
         verdict="fits",
     )
     verdict = judge(least=fit.least, most=fit.most, card=fit.card)

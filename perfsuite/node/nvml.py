@@ -161,8 +161,6 @@ class Gpus:
         return DeviceHealth(
             index=index,
             pci_bus_id=pci_bus_id(self._nvml, self._handles[index]),
-            uuid=self._ask(index, "UUID"),
-            serial=self._ask(index, "Serial"),
             power_limit_w=self._ask_thousandths(index, "EnforcedPowerLimit"),
             power_limit_default_w=self._ask_thousandths(index, "PowerManagementDefaultLimit"),
             sm_clock_limit_mhz=self._ask(index, "MaxClockInfo", sm),

@@ -130,8 +130,10 @@ def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
 def _memory(fit: Fit) -> list[str]:
     outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
     whole = f"the model before it is sharded: {_size(fit.built)}"
+    nominal = " (nominal: the usable memory of this GPU is unknown, and less)" if fit.card_is_nominal else ""
+    needs = f"rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}"
     return [
-        f"{fit.verdict}: rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}",
+        f"{fit.verdict}: {needs}{nominal}",
         *([whole] if fit.built > fit.allocated else []),
         f"reserved by the caching allocator {_size(fit.reserved)} ({_size(fit.reserved_expandable)} with "
         f"expandable segments), allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",

@@ -41,6 +41,7 @@ class Fit(Data):
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
     card: int  # total memory of the device
+    card_is_nominal: bool = False  # CUDA's total is unknown for this product, and `card` is more than that
     verdict: FitWord
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,9 +21,7 @@ class DeviceHealth(Data):
 
     index: int = Field(ge=0)  # number of the GPU among those visible to the job
     node: str | None = None  # name of its node; None on a single machine
-    pci_bus_id: str | None = None  # as `nvidia-smi` prints it; this, `uuid` and `serial` identify a card
-    uuid: str | None = None
-    serial: str | None = None
+    pci_bus_id: str | None = None  # as `nvidia-smi` prints it
     power_limit_w: float | None = None  # the limit that the driver enforces
     power_limit_default_w: float | None = None
     sm_clock_limit_mhz: float | None = None  # maximum SM clock
@@ -48,6 +46,14 @@ class DeviceHealth(Data):
     foreign_memory_bytes: int | None = None
     # Maximum memory in use beyond `held_before_bytes`: the allocator, NCCL, the CUDA context and libraries.
     job_memory_bytes: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_numbers_of_the_card(cls, values: Any) -> Any:
+        """Drop the card's UUID and serial number, which older versions recorded."""
+        if not isinstance(values, dict):
+            return values
+        return {field: value for field, value in values.items() if field not in ("uuid", "serial")}
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfsuite.analysis.figures import (
     FLAT,
+    NO_BF16_PEAK,
     NO_FLOAT8_PEAK,
     NO_TF32_PEAK,
     ROLL,
@@ -229,6 +230,16 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(precision: Any, machine: Machine, matmu
     is_lower = (precision, machine.device, matmul) == ("fp32", "cuda", "tf32")
     assert peak_for_mfu(run, 1e12) == ((None, NO_TF32_PEAK) if is_lower else (1e12, None))
     assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "is_known"), [("bf16", False), ("bf16-mixed", False), ("fp16-mixed", True)]
+)
+def test_no_mfu_of_emulated_bf16(precision: Any, is_known: bool) -> None:
+    run = make_run(case=make_case(precision=precision), machine=make_gpu_machine("Tesla V100-SXM2-16GB"))
+    peak = run.machine.peak_flops(precision)
+    assert (peak is not None) is is_known
+    assert peak_for_mfu(run, peak) == ((peak, None) if is_known else (None, NO_BF16_PEAK))
 
 
 def test_partial_float8_peak_lies_in_between() -> None:

@@ -19,7 +19,7 @@ GIB = 2**30
 def test_every_product_has_a_source_and_numbers(name: str, product: Accelerator) -> None:
     assert product.family in ARCHITECTURES
     assert len(product.source) > 10
-    assert product.form_factor in ("sxm", "pcie", "nvl", "superchip")
+    assert product.form_factor in ("sxm", "sxm3", "pcie", "nvl", "superchip")
     assert "-" not in product.family, "what a case's hardware begins with ends there"
     if product.peak_16bit is None or product.peak_fp32 is None:
         assert (product.peak_16bit, product.peak_fp32) == (None, None)
@@ -27,6 +27,66 @@ def test_every_product_has_a_source_and_numbers(name: str, product: Accelerator)
         assert 0 < product.peak_fp32 < product.peak_16bit < 10_000
     if product.link_gb_s is not None:
         assert (product.link_gb_s >= 150) == (product.form_factor != "pcie"), "NVLink, or else PCIe"
+
+
+@pytest.mark.parametrize(("name", "product"), PRODUCTS.items(), ids=list(PRODUCTS))
+def test_usable_memory_is_slightly_below_nominal(name: str, product: Accelerator) -> None:
+    if product.usable_gib is None:
+        assert product.usable_source is None
+        assert product.memory_bytes == product.memory_gb * GIB
+        return
+    assert 0.88 * product.memory_gb <= product.usable_gib < product.memory_gb
+    assert product.memory_bytes == pytest.approx(product.usable_gib * GIB, abs=1)
+    source = product.usable_source or ""
+    assert "https://" in source or "'" in source, "an address, or the text of a public log"
+
+
+def test_products_of_one_class_are_alike() -> None:
+    for product in PRODUCTS.values():
+        alike = [other for other in PRODUCTS.values() if other.hardware_class == product.hardware_class]
+        assert {(other.peak_16bit, other.peak_fp32, other.link_gb_s) for other in alike} == {
+            (product.peak_16bit, product.peak_fp32, product.link_gb_s)
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware_class", "peak", "architecture"),
+    [
+        ("NVIDIA GB300", "gb300-279gb-superchip", 2500e12, "sm103"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000-96gb-pcie", 503.8e12, "sm120"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000server-96gb-pcie", None, "sm120"),
+        (
+            *("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtxpro6000maxq-96gb-pcie"),
+            *(None, "sm120"),
+        ),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144gb-superchip", 989.5e12, "sm90"),
+        ("NVIDIA H20-3e", "h20-141gb-sxm", 148e12, "sm90"),
+        ("NVIDIA A16", "a16-16gb-pcie", 17.9e12, "sm86"),
+        ("NVIDIA GB10", "gb10-128gb-superchip", None, "sm121"),
+        ("Tesla V100-SXM3-32GB", "v100-32gb-sxm3", None, "sm70"),
+    ],
+)
+def test_less_common_gpus_have_a_class(
+    name: str, hardware_class: str, peak: float | None, architecture: str
+) -> None:
+    machine = make_gpu_machine(name)
+    assert (machine.hardware_class, machine.architecture) == (hardware_class, architecture)
+    assert machine.peak_flops("bf16") == peak
+    assert (machine.note is None) == (peak is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "fp16"),
+    [("Tesla V100-SXM2-32GB", 125e12), ("Tesla V100S-PCIE-32GB", 130e12), ("Tesla T4", 65e12)],
+)
+def test_emulated_bf16_has_no_peak(name: str, fp16: float) -> None:
+    machine = make_gpu_machine(name)
+    assert [machine.peak_flops(precision) for precision in ("bf16", "bf16-mixed")] == [None, None]
+    assert machine.peak_flops("fp16-mixed") == fp16
+    assert machine.emulates("bf16-mixed")
+    assert not any(machine.emulates(precision) for precision in ("fp16-mixed", "fp32"))
+    assert not make_gpu_machine("NVIDIA A10").emulates("bf16")
+    assert not make_gpu_machine("NVIDIA Z9000").emulates("bf16"), "its capability is unknown"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +151,6 @@ def test_unknown_hardware_lists_what_exists(name: str, error: str | None) -> Non
         ("NVIDIA H100 80GB HBM3", "h100-80gb-sxm", 989.5e12, 67e12, 450e9),
         ("NVIDIA H200", "h200-141gb-sxm", 989.5e12, 67e12, 450e9),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm", 312e12, 19.5e12, 300e9),
-        ("Tesla V100-SXM2-32GB", "v100-32gb-sxm", 125e12, 15.7e12, 150e9),
         ("NVIDIA GH200 480GB", "gh200-96gb-superchip", 989.5e12, 67e12, None),
     ],
 )

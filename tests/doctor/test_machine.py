@@ -43,6 +43,14 @@ def test_peak_of_an_unlisted_gpu_is_unknown() -> None:
     assert "its datasheet to perfsuite/case/accelerators.json" in str(peak.advice)
 
 
+def test_peak_of_a_gpu_without_bf16_is_in_fp16() -> None:
+    _, peak, _ = machine_rows(make_gpu_machine("Tesla T4"))
+    assert (peak.status, peak.found) == (
+        "pass",
+        "65 TFLOP/s dense in fp16, unknown in bf16 (NVIDIA T4 datasheet, 2019)",
+    )
+
+
 def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
     def cores(quota: str, machine: Machine) -> Row:
         documents.write_text(tmp_path / "sys/fs/cgroup/cpu.max", quota)

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfsuite.dry.attention import _composed, chosen
 
 V100 = (7, 0)
+T4 = (7, 5)
 A100 = (8, 0)
 L40S = (8, 9)
 H100 = (9, 0)
@@ -36,6 +37,9 @@ class OnGpu:
         (H100, torch.bfloat16, 100, False, False, "flash"),
         (A100, torch.bfloat16, 512, False, False, "efficient"),
         (V100, torch.float16, 64, False, False, "efficient"),
+        (V100, torch.bfloat16, 64, False, False, "plain"),
+        (T4, torch.bfloat16, 64, True, False, "plain"),
+        (T4, torch.float32, 64, False, False, "efficient"),
         (H100, torch.float32, 64, False, False, "efficient"),
         (H100, torch.float32, 64, False, True, "plain"),
         (A100, torch.bfloat16, 128, True, False, "efficient"),

@@ -5,6 +5,7 @@ import torch
 import yaml
 
 from perfsuite.case.case import Topology
+from perfsuite.case.hardware import PRODUCTS
 from perfsuite.dry import cuda
 from perfsuite.dry.cuda import ONE_KERNEL, _answers, _answers_for_accelerators
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
@@ -17,9 +18,20 @@ def test_torch_answers_as_on_the_machine() -> None:
     assert (answers["device_count"](), answers["get_device_name"](0)) == (8, "NVIDIA H100 80GB HBM3")
 
 
+@pytest.mark.parametrize(
+    ("name", "in_hardware"),
+    [("Tesla V100-SXM2-16GB", False), ("Tesla T4", False), ("NVIDIA A100-SXM4-80GB", True)],
+)
+def test_torch_counts_emulated_bf16_as_supported(name: str, in_hardware: bool) -> None:
+    is_bf16_supported = _answers(pretended_gpu(name, Topology(processes_per_node=1)))["is_bf16_supported"]
+    assert is_bf16_supported() is True
+    assert is_bf16_supported(including_emulation=False) is in_hardware
+
+
 def test_accelerators_answer_as_on_the_machine() -> None:
     answers = _answers_for_accelerators(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
-    assert (answers["device_count"](), answers["get_memory_info"](0)) == (8, (80 << 30, 80 << 30))
+    usable = PRODUCTS[ANY_GPU].memory_bytes
+    assert (answers["device_count"](), answers["get_memory_info"](0)) == (8, (usable, usable))
     assert not [name for name in answers if not hasattr(torch.accelerator, name)]
 
 

@@ -1,6 +1,8 @@
 import pytest
 
+from perfsuite.case.case import Topology
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
+from perfsuite.dry.machine import pretended_gpu
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts, MemoryChange, MemoryLog
 from perfsuite.results.dry_facts import DryFacts, Fit
@@ -30,6 +32,14 @@ def test_the_parts_of_a_prediction() -> None:
     assert fit.least == fit.allocated + context.low
     assert fit.most == fit.reserved + context.high
     assert fit.verdict == "fits"
+
+
+@pytest.mark.parametrize(("name", "nominal"), [("NVIDIA H100 80GB HBM3", False), ("NVIDIA H800", True)])
+def test_says_if_the_memory_of_the_card_is_nominal(name: str, nominal: bool) -> None:
+    fit = known(predict(LOG, Counts(), pretended_gpu(name, Topology(processes_per_node=1)), rank=0))
+    assert fit.card_is_nominal is nominal
+    said = "of 80.0 GiB (nominal: the usable memory of this GPU is unknown, and less)"
+    assert prediction(DryFacts(fit=fit))[0].endswith(said if nominal else "of 79.1 GiB")
 
 
 def test_each_group_has_a_communicator() -> None:

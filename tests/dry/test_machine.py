@@ -4,8 +4,9 @@ import pytest
 
 from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Topology, Trainer
 from perfsuite.case import torch_build
+from perfsuite.case.hardware import PRODUCTS
 from perfsuite.dry import guard
-from perfsuite.dry.machine import pretended, product, telling_ranks, why_not_dry
+from perfsuite.dry.machine import pretended, pretended_gpu, product, telling_ranks, why_not_dry
 from perfsuite.errors import CaseError, DryRunError
 from tests.samples import make_case, make_gpu_machine
 
@@ -36,10 +37,16 @@ def test_pretends_one_gpu_for_each_process() -> None:
     case = make_case(hardware="a100-80gb")
     machine, instead = pretended(case)
     assert (machine.device, machine.hardware_class, machine.architecture) == ("cuda", "a100-80gb-sxm", "sm80")
-    assert (machine.memory_bytes, machine.devices) == (80 << 30, case.topology.processes_per_node)
+    assert machine.devices == case.topology.processes_per_node
+    assert machine.memory_bytes == round(79.25 * 2**30)
     assert instead is None
     on_cpu = make_case(hardware="cpu")
     assert [pretended(on_cpu, device)[0].architecture for device in (None, "cuda")] == ["cpu", "sm90"]
+
+
+def test_pretends_nominal_memory_if_nothing_else_is_known() -> None:
+    assert PRODUCTS["NVIDIA H800"].usable_gib is None
+    assert pretended_gpu("NVIDIA H800", Topology(processes_per_node=1)).memory_bytes == 80 << 30
 
 
 def test_pretends_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,6 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetName": ("NVIDIA H100 80GB HBM3",),
     "nvmlDeviceGetMigMode": NotSupported("Not Supported"),
     "nvmlDeviceGetUUID": ("GPU-8932f937",),
-    "nvmlDeviceGetSerial": ("1654123000001",),
     "nvmlDeviceGetEnforcedPowerLimit": (700_000,),
     "nvmlDeviceGetPowerManagementDefaultLimit": (700_000,),
     "nvmlDeviceGetMaxClockInfo": (1980,),
@@ -64,8 +63,6 @@ TRAINING: dict[str, Any] = {
 }
 CARD: dict[str, Any] = {
     "pci_bus_id": "00000000:1B:00.0",
-    "uuid": "GPU-8932f937",
-    "serial": "1654123000001",
     "power_limit_w": 700,
     "power_limit_default_w": 700,
     "sm_clock_limit_mhz": 1980,

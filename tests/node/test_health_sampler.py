@@ -151,10 +151,10 @@ def test_sampler_hears_of_all_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "uuids"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["GPU-8932f937"])]
+    ("function", "cards"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["00000000:1B:00.0"])]
 )
 def test_never_waits_for_an_unresponsive_nvml(
-    monkeypatch: pytest.MonkeyPatch, function: str, uuids: list[str]
+    monkeypatch: pytest.MonkeyPatch, function: str, cards: list[str]
 ) -> None:
     nvml = Waits(function)
     waited: list[float] = []
@@ -168,7 +168,7 @@ def test_never_waits_for_an_unresponsive_nvml(
     nvml.may_answer.set()
     assert waited == [35, 5], "30 s until the memory is free, 5 s for the answer; 5 s at the end"
     assert health.samples == 0
-    assert [device.uuid for device in health.devices] == uuids
+    assert [device.pci_bus_id for device in health.devices] == cards
     assert health.notes == ("NVML does not answer (is a GPU lost?). Look at `nvidia-smi` and dmesg",)
 
 
@@ -178,7 +178,7 @@ def test_takes_no_end_sample_without_a_step() -> None:
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: None)
     watch.begin()
     watch.finish()
-    assert ("nvmlDeviceGetUUID", 0) in nvml.calls
+    assert ("nvmlDeviceGetEccMode", 0) in nvml.calls
     assert ("nvmlDeviceGetPowerUsage", 0) not in nvml.calls
 
 

@@ -64,8 +64,6 @@ FIELDS = {
     "CurrentClocksEventReasons": ["throttled"],
     "ComputeRunningProcesses": ["foreign_memory_bytes"],
     "MemoryInfo": ["held_before_bytes", "job_memory_bytes"],
-    "UUID": ["uuid"],
-    "Serial": ["serial"],
     "EnforcedPowerLimit": ["power_limit_w"],
     "PowerManagementDefaultLimit": ["power_limit_default_w"],
     "MaxClockInfo": ["sm_clock_limit_mhz"],
