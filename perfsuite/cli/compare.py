@@ -48,6 +48,7 @@ def compare(
     counts: CountsWay = False,
     tolerance: Tolerance = None,
     max_pairs: MaxPairs = None,
+    counted_steps: Annotated[str | None, option("counted-steps")] = None,
     inject: Annotated[str | None, option("inject")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     launcher: Launcher = None,
@@ -66,7 +67,13 @@ def compare(
             "--dry and --inject cannot be combined, because a dry run only counts. Leave out one of them"
         )
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
-    chosen = options(store=shared.store, inject=inject, wait_quiet=wait_quiet, report=report_directory(out))
+    chosen = options(
+        store=shared.store,
+        counted_steps=counted_steps,
+        inject=inject,
+        wait_quiet=wait_quiet,
+        report=report_directory(out),
+    )
     progress = Progress(line=say)
     launches = launcher_of(launcher)
     pairs = read("max-pairs", max_pairs)

@@ -199,6 +199,13 @@ def test_compares_all_cases_if_none_is_named(verdicts: Verdicts) -> None:
     assert all(case.id in printed for case in (CASE, OTHER, LAST))
 
 
+def test_counts_as_many_steps_as_asked(verdicts: Verdicts) -> None:
+    command(".", CASE.id, "--counts", "--counted-steps", "30")
+    assert verdicts.modes[-1].options.counted_steps == 30
+    message = command(".", CASE.id, "--counts", "--counted-steps", "0", status=2).stderr
+    assert "--counted-steps" in message
+
+
 def test_the_answers_are_the_last_lines(verdicts: Verdicts) -> None:
     printed = command(".", CASE.id).stdout
     ordered = [printed.index(f"\n{question}\n") for question in (DOES_MORE, IS_SLOWER, NOT_CHECKED)]
