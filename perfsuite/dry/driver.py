@@ -30,6 +30,7 @@ NO_TF32_ROOFLINE = (
     "the maximum speed is unknown: this case multiplies fp32 matrices in TF32, "
     "and only the peak for fp32 is known"
 )
+NO_BF16_ROOFLINE = "the maximum speed is unknown: this GPU emulates bf16, and no datasheet gives that peak"
 TIMEOUT_S = 3600  # seconds after which a rank's process is killed
 
 
@@ -87,6 +88,8 @@ def dry_run(
         run = run.replace(
             dry_facts=run.dry_facts.replace(roofline=None), notes=(*run.notes, NO_TF32_ROOFLINE)
         )
+    if machine.emulates(case.precision):
+        run = run.replace(notes=(*run.notes, NO_BF16_ROOFLINE))
     documents.write(run_dir.run, run)
     return run
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Topology, Trainer
+from perfsuite.dry.driver import NO_BF16_ROOFLINE
 from perfsuite.launch.arm import Arm
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
@@ -140,3 +141,16 @@ def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
     on_cpu, on_gpu = (passed(case, tmp_path / str(at), device=at) for at in ("cpu", None))
     assert on_gpu.machine.device == "cuda"
     assert on_gpu.counts[0].counts.collectives == on_cpu.counts[0].counts.collectives
+
+
+@pytest.mark.launch
+def test_bf16_on_a_t4_is_emulated(tmp_path: Path) -> None:
+    """The Trainer asks whether bf16 is supported, and torch composes attention from plain operators."""
+    shallow = llama_tiny("llama-flat", num_hidden_layers=1)
+    case = NEVER_REVIEWED.replace(model=shallow, framework=Trainer(), precision="bf16", hardware="t4")
+    run = passed(case, tmp_path)
+    assert run.machine.device_name == "Tesla T4"
+    assert "aten._scaled_dot_product_efficient_attention" not in run.counts[0].counts.ops
+    facts = known(run.dry_facts)
+    assert (known(facts.fit).card, facts.roofline) == (round(14.56 * 2**30), None)
+    assert NO_BF16_ROOFLINE in run.notes
