@@ -89,6 +89,13 @@ def test_emulated_bf16_has_no_peak(name: str, fp16: float) -> None:
     assert not make_gpu_machine("NVIDIA Z9000").emulates("bf16"), "its capability is unknown"
 
 
+def test_a_v100_has_its_class_and_its_link() -> None:
+    machine = make_gpu_machine("Tesla V100-SXM2-32GB")
+    assert machine.hardware_class == "v100-32gb-sxm"
+    assert machine.peak_flops("fp32") == pytest.approx(15.7e12, rel=1e-14)
+    assert machine.link_bytes_per_s == 150e9
+
+
 @pytest.mark.parametrize(
     ("machine", "architecture"),
     [
