@@ -38,7 +38,7 @@ from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.observation.second_step import NO_LINEAR
 from perfsuite.worker.rank import failure_of, write_failure
 from perfsuite.worker.script.losses import Passes, loss_of
-from perfsuite.worker.script.script_rank import without_launcher
+from perfsuite.worker.script.script_rank import named_functions, without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 COPIES = (
@@ -141,6 +141,7 @@ class DryScript(DryRank):
             self._observer.before_optimizer_step(clock, args, kwargs)
             if self.recorder.steps == 1:
                 self._observer.check_second_step()
+                self._check_names()
         except Exception as error:
             self._refused = error
             raise Enough from error
@@ -196,6 +197,15 @@ class DryScript(DryRank):
         unchecked = [*self._unchecked(settings, evidence, counts)]
         if unchecked:
             self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")
+
+    def _check_names(self) -> None:
+        """Raise `MismatchError` if the script lacks a function that the case names as its loader or phase."""
+        for named in named_functions(self.framework):
+            named.module_may_be_main()
+            named.look()
+            why = named.why_not_found()
+            if why is not None:
+                raise MismatchError(f"{named.name!r}, which the case names: {why}")
 
     def _unchecked(
         self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None

@@ -68,6 +68,30 @@ def counted(run: Run) -> Counts:
     return known(of_rank(run.counts, 0))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"phases": {"rollout": "train:generate"}},
+            "'train:generate', which the case names: 'generate' does not",
+        ),
+        ({"loader": "batches:next"}, "the script has not imported a module 'batches'"),
+    ],
+)
+def test_names_that_a_script_lacks_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    case = case_of(tmp_path, TRAIN)
+    failure = failure_of(case.replace(framework=case.framework.replace(**changes)), tmp_path / "dry")
+    assert failure.kind == "mismatch"
+    assert message in failure.message
+
+
+def test_finds_the_functions_that_a_case_names(tmp_path: Path) -> None:
+    text = TRAIN.replace(GROUP, f"def generate():\n    pass\n\n{GROUP}")
+    case = case_of(tmp_path, text)
+    named = case.framework.replace(phases={"rollout": "train:generate"})
+    passed(case.replace(framework=named), tmp_path / "dry")
+
+
 def test_counts_objects_a_dry_script_keeps(tmp_path: Path) -> None:
     text = TRAIN.replace("total = 0.0", "total, kept = 0.0, []")
     leaks = text.replace("# here", "kept.append([model])")

@@ -13,7 +13,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,14 +30,19 @@ from perfsuite.worker.clock import loaders, memory, startup_clock
 from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.hooks.named import NamedFunction, Search
+from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.observation import engines, frozen
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script.losses import Losses, loss_of
-from perfsuite.worker.script.script_rank import Claim, ScriptRank, Standing, without_launcher
+from perfsuite.worker.script.script_rank import (
+    Claim,
+    ScriptRank,
+    Standing,
+    named_functions,
+    without_launcher,
+)
 from perfsuite.worker.spans import events
-from perfsuite.worker.spans.phases import NamedPhase
 
 # Load the counting code before the memory baseline is taken. If torch lacks a name, this is reported when a
 # step is counted.
@@ -96,13 +100,6 @@ def attach() -> None:
     atexit.register(attached.exits)
 
 
-def _named(framework: Any) -> list[NamedFunction]:
-    """Return the loader and the phases of the script that the case names."""
-    loader = getattr(framework, "loader", None)
-    named = [] if loader is None else [loaders.NamedLoader(loader)]
-    return [*named, *starmap(NamedPhase, getattr(framework, "phases", {}).items())]
-
-
 def started_rank() -> int | None:
     """Return the rank that a launcher or the agent gave this process; None if neither did."""
     rank = os.environ.get("RANK") or os.environ.get(RANK)
@@ -149,7 +146,7 @@ class Attached:
 
                 loader_workers.watch(run_dir)
         events.watch()
-        self._search = Search(_named(self.case.framework))
+        self._search = Search(named_functions(self.case.framework))
         self._search.begin()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None

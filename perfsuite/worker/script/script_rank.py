@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,14 +23,15 @@ from perfsuite.inputs.files import LARGEST_OWN, read_text
 from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
-from perfsuite.worker.clock import memory, timers
+from perfsuite.worker.clock import loaders, memory, timers
 from perfsuite.worker.counting.flops import count_known
-from perfsuite.worker.hooks.named import Search
+from perfsuite.worker.hooks.named import NamedFunction, Search
 from perfsuite.worker.observation import software
 from perfsuite.worker.observation.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.probes.node_probe import device_probe
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 from perfsuite.worker.script.losses import Losses
+from perfsuite.worker.spans.phases import NamedPhase
 
 if TYPE_CHECKING:
     from perfsuite.worker.observation.observe import Observer
@@ -43,6 +45,13 @@ COPIES = (
     "the norm of the gradients is unknown: {} steps copies of the model's parameters, and each rank may hold "
     "other parts of them"
 )
+
+
+def named_functions(framework: Any) -> list[NamedFunction]:
+    """Return the loader and the phases of the script that the case names."""
+    loader = getattr(framework, "loader", None)
+    named = [] if loader is None else [loaders.NamedLoader(loader)]
+    return [*named, *starmap(NamedPhase, getattr(framework, "phases", {}).items())]
 
 
 class Claim:
