@@ -33,7 +33,8 @@ from perfsuite.results.run_dir import (
 )
 
 REPORTS_S = 1.0  # seconds between checks which ranks have reported
-# Seconds that agents have to end a job. Stacks, NVML and other agents take up to 5 s each.
+# Seconds that agents have to end a job. Stacks (with collective calls), NVML and other agents take up to 5 s
+# each.
 END_S = 20.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
