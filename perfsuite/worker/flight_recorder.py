@@ -70,11 +70,12 @@ def listen(run_dir: RunDir) -> None:
         return
     _listening = os.getpid()
     # Without a socket or a thread, the calls of this process are unknown, which must not end the training.
-    with contextlib.suppress(OSError, RuntimeError):
-        requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
+        requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))
         # Not a `threading.Thread`: a script may list those, and starting one calls Python functions.
         _thread.start_new_thread(_serve, (requests, run_dir))
+        opened.pop_all()  # the thread keeps the socket open
 
 
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
@@ -166,7 +167,7 @@ def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
     outside = [
         frame
         for frame in frames
-        if not str(frame["filename"]).startswith(OF_TORCH)
+        if not str(frame["filename"]).startswith((OF_TORCH, "<"))  # `<string>` starts a fork server
         and Path(frame["filename"]).name not in OF_DECORATORS
     ]
     own = [frame for frame in outside if not str(frame["filename"]).startswith(OF_LIBRARIES)]
