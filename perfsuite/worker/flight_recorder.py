@@ -79,10 +79,10 @@ def listen(run_dir: RunDir) -> None:
 
 
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
-    while True:
-        requests.recv(1)
-        with contextlib.suppress(Exception):  # the hang then has no explanation
-            documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
+    with contextlib.suppress(OSError):  # a script may close all its files
+        while requests.recv(1):
+            with contextlib.suppress(Exception):  # the hang then has no explanation
+                documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
 
 
 def read() -> CollectiveCallsFile:
@@ -115,13 +115,15 @@ def groups_of(
     for entry in entries:
         backend, _, function = str(entry["profiling_name"]).partition(":")
         name, description = entry["process_group"]
-        key = (backend, str(name), str(description))
-        call = _call(entry, function or backend, is_gloo=backend == GLOO, now_ns=now_ns)
         if name not in ranks:
             continue
-        collectives.setdefault(key, [])
+        key = (backend, str(name), str(description))
+        call = _call(entry, function or backend, is_gloo=backend == GLOO, now_ns=now_ns)
+        earlier = collectives.setdefault(key, [])
         if not entry["is_p2p"]:
-            collectives[key].append(call)
+            if call.number == 1 and earlier and earlier[-1].number > 1:
+                earlier.clear()  # they are of a group of the same name that was destroyed
+            earlier.append(call)
         elif not call.is_done:
             messages.setdefault(key, []).append(call)
     return [

@@ -161,8 +161,8 @@ def test_names_the_rank_that_lacks_a_collective(tmp_path: Path, is_torchrun: boo
     failure = failed(FAKE.replace(framework=script), tmp_path / "run", hang_s=8)
     assert failure.kind == "timeout"
     assert re.search(
-        r"steps: rank 1 has not called all_reduce 3 of group default_pg, in which rank 0 has waited for \d+ s "
-        r"\(train\.py:14\)$",
+        r"steps: rank 1 has not called all_reduce 3 of group default_pg, in which rank 0 has waited for \d+ "
+        r"s \(train\.py:14\)$",
         failure.message,
     )
     assert "flight_recorder.py" not in str(failure.traceback)

@@ -80,6 +80,11 @@ def test_groups_of_unknown_ranks_are_left_out() -> None:
     assert read(entry(process_group=("7", "mesh_dp"))) == []
 
 
+def test_calls_of_a_destroyed_group_are_left_out() -> None:
+    [group] = read(entry(5), entry(6), entry(1), entry(2), entry(2))
+    assert [call.number for call in group.calls] == [1, 2, 2]
+
+
 def test_backends_of_a_group_count_apart() -> None:
     groups = read(entry(3), entry(1, profiling_name="gloo:broadcast"))
     assert [(group.backend, group.calls[0].number) for group in groups] == [("nccl", 3), (GLOO, 1)]
@@ -155,6 +160,12 @@ def test_an_address_in_use_ends_nothing(run_dir: RunDir) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(run_dir.request_address(os.getpid()))
         flight_recorder.listen(run_dir)
+
+
+def test_a_closed_socket_ends_the_thread(run_dir: RunDir) -> None:
+    closed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    closed.close()
+    flight_recorder._serve(closed, run_dir)
 
 
 def test_an_error_does_not_end_the_thread(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

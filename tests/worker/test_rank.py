@@ -204,9 +204,9 @@ def test_an_error_is_told_with_its_cause(code: str, message: str) -> None:
 
 
 NCCL = (
-    "NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), "
-    "NCCL version 2.27.3\nncclSystemError: System call (e.g. socket, malloc) or external library call failed "
-    "or device error. \nLast error:"
+    "NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    ", NCCL version 2.27.3\nncclSystemError: System call (e.g. socket, malloc) or external library call "
+    "failed or device error. \nLast error:"
 )
 FULL = "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left (28)"
 FIRST_LINE = NCCL.splitlines()[0]
