@@ -32,10 +32,13 @@ MOST_CALLS = 50  # maximum number of calls that are written of each group, the n
 MOST_SIZES = 8  # maximum number of tensors of a call whose sizes are written
 MOST_NAME = 80  # maximum number of characters of a name that torch or the training chose
 GLOO = "gloo"
-OF_TORCH = str(Path(torch.__file__).parent)
-OF_LIBRARIES = (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
+OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+OF_LIBRARIES = tuple(
+    f"{directory}{os.sep}"
+    for directory in (
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).parents[1],
+    )
 )
 # Modules outside torch through which its decorated functions are called.
 OF_DECORATORS = ("typing_extensions.py", "contextlib.py")

@@ -99,11 +99,11 @@ def test_keeps_the_newest_calls_and_the_open_one() -> None:
 
 def test_the_place_is_in_the_training_code() -> None:
     of_torch = {
-        "filename": f"{flight_recorder.OF_TORCH}/distributed/c10d.py",
+        "filename": f"{flight_recorder.OF_TORCH}distributed/c10d.py",
         "line": 1,
         "name": "all_reduce",
     }
-    of_library = {"filename": f"{Path(pytest.__file__).parent}/trainer.py", "line": 2, "name": "step"}
+    of_library = {"filename": f"{flight_recorder.OF_TORCH[:-1]}titan/trainer.py", "line": 2, "name": "step"}
     decorator = {"filename": "/lib/typing_extensions.py", "line": 3, "name": "wrapper"}
     own = {"filename": "/home/me/train.py", "line": 4, "name": "step"}
     server = {"filename": "<string>", "line": 1, "name": "<module>"}
