@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perfsuite.analysis import hang
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
 from perfsuite.inputs import files
@@ -37,6 +38,8 @@ LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report may not fi
 LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
 LONGEST_SECRET = 2**12  # number of bytes before them in which a secret can begin
+# The thread that writes a rank's collective calls. It is never where the training hangs.
+OF_OUR_THREAD = "/perfsuite/worker/flight_recorder.py"
 STACK_LINES = 40  # maximum number of lines shown of one process's stacks
 STACKS_SHOWN = 8  # maximum number of different stacks shown for one job; equal stacks are shown once
 
@@ -147,6 +150,12 @@ def _watchdog_line(text: str) -> str | None:
     return next((line.strip() for line in text.splitlines() if WATCHDOG_SAYS in line.lower()), None)
 
 
+def with_explanation(failure: Failure, run_dir: RunDir, case: Case) -> Failure:
+    """Add to the reason why a job was killed why its ranks waited for each other, if their calls show it."""
+    why = hang.explain(hang.calls_of(run_dir, case.topology.world_size))
+    return failure if why is None else failure.replace(message=f"{failure.message}: {why}")
+
+
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     """Add stacks and the ends of logs to a failure without a traceback, for its rank or for all ranks."""
     if failure.traceback and "\n" in failure.traceback:
@@ -190,6 +199,7 @@ def read_stacks(run_dir: RunDir) -> str:
         text = _end(file).strip()
         if text:
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
+            threads = [thread for thread in threads if OF_OUR_THREAD not in thread]
             places["\n".join(reversed(threads))].append((rank, pid))  # the main thread comes last
 
     def telling(place: str) -> tuple[bool, int, bool]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from perfsuite import documents
 from perfsuite.analysis import agreement
-from perfsuite.analysis.cause import first_cause, is_peer, with_log, with_oom_kills
+from perfsuite.analysis.cause import first_cause, is_peer, with_explanation, with_log, with_oom_kills
 from perfsuite.analysis.figures import (
     UNMEASURED_STEPS,
     extra_figures,
@@ -104,7 +104,8 @@ def cause_of(
         return None
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     if failure is not None and (cause not in by_ranks or is_peer(cause)):
-        cause = failure  # killed ranks report secondary errors, so prefer the reason for killing
+        # Killed ranks report secondary errors, so prefer the reason for killing.
+        cause = with_explanation(failure, run_dir, case)
     return with_log(cause, run_dir)
 
 

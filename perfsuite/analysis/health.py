@@ -30,6 +30,7 @@ healthy GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the steps"
 # pragma: no mutate seconds=0, steps=0: nobody reads them without samples
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
+BUSY = "busy or unavailable"  # CUDA's error 46: the GPU is in exclusive mode, or waits for its reset
 HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified failure may be a bug in a kernel
     "uncorrectable ecc",
     "uncorrectable nvlink",
@@ -40,6 +41,7 @@ HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified fai
     "system not yet initialized",  # error 802: the Fabric Manager of an NVSwitch system does not run
     "nvrm: xid",
     "xid error",
+    BUSY,
 )
 
 
@@ -62,6 +64,16 @@ def hardware_fault(text: str) -> str | None:
     """Return the first line of a failed job's messages that names a hardware fault; None if none does."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
+
+
+def advice_on(fault: str) -> str:
+    """Return where to look for the cause of a hardware fault, which is a line from `hardware_fault`."""
+    if BUSY in fault.lower():
+        return (
+            "another process holds this GPU in exclusive mode (nvidia-smi -q -d COMPUTE; nvidia-smi -c 0 "
+            "turns the mode off), or the GPU needs a reset (nvidia-smi -r, dmesg)"
+        )
+    return "look at `nvidia-smi -q`, dmesg (Xid) and `systemctl status nvidia-fabricmanager`"
 
 
 def machine_problems(health: Health | None, machine: Machine) -> list[str]:

@@ -51,6 +51,7 @@ def gpu_rows_here(machine: Machine, nvml: Any) -> list[Row]:
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
         _persistence_row([_on(card.persistence) for card in cards]),
         *_nvlink_rows(cards, fabric),
+        *_pcie_rows(cards),
     ]
 
 
@@ -73,6 +74,21 @@ def _fabric_row(wrong: Sequence[str], *, alone: bool) -> Row:
         # Without an NVSwitch, for example in a virtual machine, the fabric is never initialized.
         return unknown(check, fabric_text, f"CUDA can work without it on one GPU. If it does not, {advice}")
     return failed(check, fabric_text, advice)
+
+
+def _pcie_rows(cards: Sequence[DeviceHealth]) -> list[Row]:
+    """Compare the width of each card's PCIe link with what the card and its slot allow; empty if unknown."""
+    links = [(card, card.pcie_lanes, card.pcie_lanes_most) for card in cards]
+    narrow = [
+        f"{card.name} uses {lanes} of {most} lanes"
+        for card, lanes, most in links
+        if lanes is not None and most is not None and lanes < most
+    ]
+    if narrow:
+        advice = "reseat the card, and check its riser and slot: copies and collectives over PCIe are slow"
+        return [unknown("PCIe", "; ".join(narrow), advice)]
+    widths = [None if lanes is None else f"{lanes} lanes" for _, lanes, _ in links]
+    return [_alike_row("PCIe", widths)] if any(widths) else []
 
 
 def _persistence_row(values: Sequence[str | None]) -> Row:

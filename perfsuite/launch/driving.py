@@ -33,7 +33,8 @@ from perfsuite.results.run_dir import (
 )
 
 REPORTS_S = 1.0  # seconds between checks which ranks have reported
-# Seconds that agents have to end a job. Stacks, NVML and other agents take up to 5 s each.
+# Seconds that agents have to end a job. Stacks (with collective calls), NVML and other agents take up to 5 s
+# each.
 END_S = 20.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
@@ -160,8 +161,9 @@ def environment(job: Job) -> dict[str, str]:
     chosen = {**of_compilers, **theirs, **ours, **no_gpu, **of_framework, **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
+    flight_recorder = {FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve())}
     if job.machine.device == "cpu":
-        return chosen
+        return {**flight_recorder, **chosen}
     # This module must be the first to end a job, not NCCL's own monitor.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     return {
@@ -169,7 +171,7 @@ def environment(job: Job) -> dict[str, str]:
         # If torch's NCCL watchdog ends a collective, its flight recorder writes the last NCCL calls of each
         # rank.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve()),
+        **flight_recorder,
         **chosen,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML, which detects and watches the GPUs, uses this order
     }

@@ -171,6 +171,9 @@ class Gpus:
             memory_pending=pending,
             nvlinks=up,
             nvlinks_down=down,
+            # The generation is not read, because it drops while a card is idle.
+            pcie_lanes=self._ask(index, "CurrPcieLinkWidth"),
+            pcie_lanes_most=self._ask(index, "MaxPcieLinkWidth"),
             held_before_bytes=held,
             held_before_by=tuple(sorted(process.pid for process in processes or ())),
         )

@@ -1,4 +1,4 @@
-"""Find the processes of a job, request their stacks, wait for them, and kill them.
+"""Find the processes of a job, request their stacks and collective calls, wait for them, and kill them.
 
 A process of a job has the job's mark in its environment, or descends from the agent. The agent adopts
 processes whose parent has ended.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05  # seconds between checks whether a child has ended
 KILL_S = 60  # seconds in which a killed process must be gone
-STACKS_S = 5  # seconds to wait for the stacks, if a process does not write any
+STACKS_S = 5  # seconds to wait for stacks and collective calls, if a process does not write them
 STACKS_POLL_S = 0.1
 # Environment variable that a job's processes inherit. Its value is different for each job.
 JOB_MARK = "PERFSUITE_JOB"
@@ -95,28 +96,42 @@ class JobProcesses:
 def ask_for_stacks(
     run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0, *, wait_s: float = STACKS_S
 ) -> None:
-    """Make the processes of a node that called `leash.listen` write their stacks.
+    """Make the processes of a node that called `leash.listen` write their stacks and collective calls.
 
-    Returns when the files have stopped growing.
+    Returns when all of them have written their calls, and the stacks have stopped growing.
     """
     import psutil
 
     # If a process has two files, the later one is used: the file that names its rank.
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}
     expected = []
+    calls = []
     for process in processes:
         if process.pid in files:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(STACKS_SIGNAL)
                 expected.append(files[process.pid])
+                if _takes_request(run_dir.request_address(process.pid)):
+                    calls.append(run_dir.collectives(process.pid, node))
     before: list[int] = []
     until = time.monotonic() + wait_s
     while expected and time.monotonic() < until:
         sizes = [file.stat().st_size for file in expected]
-        if all(sizes) and sizes == before:
+        if all(sizes) and sizes == before and all(file.exists() for file in calls):
             return
         before = sizes
         time.sleep(STACKS_POLL_S)
+
+
+def _takes_request(address: str) -> bool:
+    """Ask the process with this address for its collective calls. Returns whether it listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        requests.setblocking(False)
+        try:
+            requests.sendto(b"?", address)
+        except OSError:  # the process has no process group
+            return False
+    return True
 
 
 def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:

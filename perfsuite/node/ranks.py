@@ -42,7 +42,14 @@ from perfsuite.worker import main as worker
 from perfsuite.worker.clock.startup_clock import COUNTS_CALLS
 from perfsuite.worker.rank import LEAVE_S
 
-ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets this to 1 unless the user has set it
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""Environment variable that says what NCCL's watchdog does after an error. torchrun sets it to 1 unless the
+user has set it, so the ranks of a script behave as under torchrun.
+
+With 1, the watchdog aborts the communicators before it ends the process. With 3, it only ends the process. An
+abort could prevent the file of the flight recorder (pytorch issue 121055). This is no longer so: the watchdog
+lets all ranks write their files, and waits, before it aborts (`Watchdog::runLoop` in ProcessGroupNCCL.cpp).
+perfsuite's own records do not depend on it: ranks write them while the watchdog still waits."""
 OF_A_LAUNCHER = re.compile(
     f"{RANK}|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
     "|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"

@@ -33,6 +33,8 @@ class DeviceHealth(Data):
     memory_pending: tuple[str, ...] = ()  # memory rows or pages that are due to be replaced
     nvlinks: int | None = None  # number of NVLinks that are up; None if there are none
     nvlinks_down: int | None = None  # number of NVLinks that should be up but are not; None if there are none
+    pcie_lanes: int | None = None  # width of the PCIe link
+    pcie_lanes_most: int | None = None  # maximum width that the card and its slot allow
     held_before_bytes: int | None = None  # memory that other processes held just before the launch
     held_before_by: tuple[int, ...] = ()  # ids of the processes that NVML listed at that time
     sm_clock_mhz: float | None = None  # median SM clock

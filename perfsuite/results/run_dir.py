@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -173,6 +174,22 @@ class RunDir:
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
         """Return the file into which a process writes its stacks on a signal (`perfsuite.worker.leash`)."""
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
+
+    def collectives(self, pid: int, node: int = 0) -> Path:
+        """Return the `CollectiveCallsFile` of a process, which it writes on request."""
+        return self.path / f"collectives-{node}-{pid}.json"
+
+    def all_collectives(self) -> list[Path]:
+        """Return the existing `CollectiveCallsFile` files, in no particular order."""
+        return list(self.path.glob("collectives-*-*.json"))
+
+    def request_address(self, pid: int) -> str:
+        """Return the address of the socket on which a process waits for a request for its `collectives`.
+
+        The leading NUL makes it an abstract address (unix(7)), so that no file is left behind, and the
+        path of the directory may have any length.
+        """
+        return f"\0perfsuite-{hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:32]}-{pid}"
 
     def worker_batch(self, pid: int) -> Path:
         """Return the `WorkerBatchFile` of a data loader's worker process on this node."""

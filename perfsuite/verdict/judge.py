@@ -129,8 +129,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
     meanwhile = health.machine_problems(run.health, run.machine)
     fault = health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")
     if fault is not None:
-        where = "`nvidia-smi -q`, dmesg (Xid) and `systemctl status nvidia-fabricmanager`"
-        meanwhile.append(f"hardware: {fault}: look at {where}")
+        meanwhile.append(f"hardware: {fault}: {health.advice_on(fault)}")
     return f"{run.failure.kind}: {run.failure.message}", *(f"meanwhile {why}" for why in meanwhile)
 
 

@@ -69,6 +69,7 @@ def _measure(rank: Rank) -> RankReport:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+    from perfsuite.worker import flight_recorder
     from perfsuite.worker.clock import loaders
     from perfsuite.worker.clock.memory import memory_for
     from perfsuite.worker.counting import gradients
@@ -84,6 +85,7 @@ def _measure(rank: Rank) -> RankReport:
     loaders.watch()
     engines.watch()
     startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
+    flight_recorder.watch(rank.run_dir)
     events.watch()
     if rank.request.counts:
         with contextlib.suppress(Exception):  # a name that torch lacks is reported when a step is counted
@@ -128,8 +130,10 @@ def _measure(rank: Rank) -> RankReport:
 
 def _preflight(rank: Rank) -> RankReport:
     """Probe the nodes. Rank 0 reports each round as a step, so the nodes' health is sampled in between."""
+    from perfsuite.worker import flight_recorder
     from perfsuite.worker.probes.node_probe import node_probe
 
+    flight_recorder.watch(rank.run_dir)
     device = _device(rank.request)
     _init_process_group(rank.case, device, connects_at_once=True)
     rank.tell(0, 1)

@@ -47,6 +47,10 @@ WAIT_S = 60
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """System errors that are the machine's fault: the disk is full or cannot be written to."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
+OF_NCCL = "NCCL error"
+LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S.*)")
+"""Matches the line of an NCCL error that names the cause. It is several lines below the first one."""
+NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
 LEAVE_S = 30  # seconds in which a rank must exit after all measurements; then an alarm ends it
 
@@ -401,7 +405,16 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def _class_and_message(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(errors.message_of(error))}"
+    message = errors.message_of(error)
+    said = f"{type(error).__name__}: {_first_line(message)}"
+    if OF_NCCL not in message:
+        return said
+    cause = LAST_ERROR.search(message)
+    if cause is not None:
+        said = f"{said}: {cause[1].strip()}"
+    if re.search(OUT_OF_MEMORY, message):
+        said = f"{said}. {NCCL_ASKED}"
+    return said
 
 
 def _first_line(message: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.analysis.cause import read_stacks
+from perfsuite.results.collective_calls import CollectiveCall, CollectiveCallsFile, GroupCalls
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
@@ -292,6 +293,28 @@ def test_oom_kill_elsewhere_explains_nothing(tmp_path: Path) -> None:
     assert failure_of(collected(run_dir)).kind == "crash"
 
 
+def write_calls(run_dir: RunDir) -> None:
+    """Rank 0 waits for rank 1 in an all-reduce."""
+    for rank in (0, 1):
+        call = CollectiveCall(number=4 - rank, name="all_reduce", is_done=rank == 1, age_s=120)
+        group = GroupCalls(backend="gloo", name="0", description="default_pg", ranks=(0, 1), calls=(call,))
+        file = CollectiveCallsFile(rank=rank, world_size=2, groups=(group,))
+        documents.write(run_dir.collectives(rank), file)
+
+
+LACKS = "rank 1 has not called all_reduce 4 of group default_pg, in which rank 0 has waited for 120 s"
+
+
+def test_a_hang_is_explained_by_the_calls(tmp_path: Path) -> None:
+    write_calls(RunDir(tmp_path))
+    assert cause(tmp_path, failure=TIMEOUT).message == f"{TIMEOUT.message}: {LACKS}"
+
+
+def test_calls_do_not_explain_another_failure(tmp_path: Path) -> None:
+    write_calls(RunDir(tmp_path))
+    assert cause(tmp_path, *failed(crash(1, 1.0, OTHER)), failure=TIMEOUT).message == OTHER
+
+
 # The stacks of a job that hangs
 
 TORCH = "/lib/torch/distributed/distributed_c10d.py"
@@ -351,6 +374,18 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
         f'rank 0 stopped at:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
         f'thread {head}\n  File "/lib/threading.py", line 1 in helps'
     )
+
+
+def test_the_thread_that_writes_calls_is_not_shown(tmp_path: Path) -> None:
+    """Ranks at the same place are shown together, although this thread may be somewhere else in each."""
+    texts = [
+        f'Thread 0x{rank:08x} (most recent call first):\n  File "/x/perfsuite/worker/flight_recorder.py", '
+        f"line {rank} in _serve\n\n{stack('train.py')}"
+        for rank in (1, 2)
+    ]
+    found = shown(tmp_path, *enumerate(texts))
+    assert found.startswith("rank 0, rank 1 stopped at:\nCurrent thread")
+    assert "_serve" not in found
 
 
 @pytest.mark.parametrize("count", [0, 8, 9])

@@ -24,6 +24,7 @@ GIB = 2**30
             "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.",
             "CUDA error: uncorrectable NVLink error detected during the execution",
             "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         )
     ]
     + [

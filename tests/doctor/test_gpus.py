@@ -31,6 +31,7 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
         "persistence mode": ("pass", "on"),
         "NVLink": ("pass", "18 up"),
         "NVLink fabric": ("pass", "initialized"),
+        "PCIe": ("pass", "16 lanes"),
     }
     assert gpu_rows(make_machine()) == []
 
@@ -38,6 +39,7 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
 LINKS = "GPU 0: 18 up, GPU 1: 17 up, 1 down"
 NO_FABRIC = "not initialized: GPU 1 (00000000:1C:00.0)"
 LIMITED = "limited to 500 W, its default is 700 W"
+NARROW = "GPU 1 (00000000:1C:00.0) uses 8 of 16 lanes"
 OFF = "GPU 0: on, GPU 1: off"
 
 
@@ -52,12 +54,13 @@ OFF = "GPU 0: on, GPU 1: off"
         ("nvmlDeviceGetRemappedRows", ((0, 0, 0, 1),), "GPU hardware", "have the card replaced"),
         ("nvmlDeviceGetNvLinkState", (1,) * 17 + (0,), "NVLink", LINKS),
         ("fabric", (1, 0), "NVLink fabric", NO_FABRIC),
+        ("nvmlDeviceGetCurrPcieLinkWidth", (8,), "PCIe", NARROW),
     ],
 )
 def test_a_gpu_unlike_the_others_is_named(function: str, answer: object, check: str, said: str) -> None:
     rows = on_two_gpus(**{function: answer})
     assert [name for name, row in rows.items() if row.status != "pass"] == [check]
-    assert rows[check].status == ("unknown" if check == "power limit" else "fail")
+    assert rows[check].status == ("unknown" if check in ("power limit", "PCIe") else "fail")
     assert said in rows[check].found
     assert ("nvidia-fabricmanager" in str(rows[check].advice)) == (function == "fabric")
 

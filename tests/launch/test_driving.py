@@ -193,7 +193,8 @@ def test_sets_gpu_order_and_nccl_timeouts(tmp_path: Path, monkeypatch: pytest.Mo
 
     for name in theirs:
         monkeypatch.delenv(name, raising=False)
-    assert told(on_cpu) == {}
+    recorder = "TORCH_FR_DUMP_TEMP_FILE"
+    assert told(on_cpu) == {recorder: ours[recorder]}
     assert told(on_gpu) == numbered | ours
     for name in theirs:
         monkeypatch.setenv(name, "7")

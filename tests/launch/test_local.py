@@ -122,6 +122,10 @@ def test_hang_is_seen_by_missing_steps(tmp_path: Path) -> None:
     assert failure.kind == "timeout"
     allowed = r"killed after \d+ s without a step \(\d+ s are allowed here\), when"
     assert re.match(allowed, failure.message)
+    lacks = (
+        r"steps: rank 1 has not called all_reduce \d+ of group default_pg, in which rank 0 has waited for "
+    )
+    assert re.search(lacks, failure.message)
     stacks = str(failure.traceback)
     assert stacks.startswith("rank 1 stopped at:\nCurrent thread (most recent call first):\n")
     assert "in _break_down" in stacks.split("stopped at")[1]

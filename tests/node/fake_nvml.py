@@ -60,6 +60,8 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
     "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
     "nvmlDeviceGetNvLinkState": (1,),
+    "nvmlDeviceGetCurrPcieLinkWidth": (16,),
+    "nvmlDeviceGetMaxPcieLinkWidth": (16,),
 }
 CARD: dict[str, Any] = {
     "pci_bus_id": "00000000:1B:00.0",
@@ -71,6 +73,8 @@ CARD: dict[str, Any] = {
     "persistence": True,
     "nvlinks": 18,
     "nvlinks_down": 0,
+    "pcie_lanes": 16,
+    "pcie_lanes_most": 16,
     "held_before_bytes": 4 * 2**20,
     "held_before_by": (OWN,),
 }

@@ -1,6 +1,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -195,6 +196,18 @@ def test_waits_until_stacks_stop_growing(tmp_path: Path, file: Path, passing: Pa
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert file.read_text() == "Thread 1\nThread 2"
     assert passing.count == 4, "once more, to see that nothing came"
+
+
+def test_waits_until_collective_calls_are_written(tmp_path: Path, file: Path, passing: Passing) -> None:
+    run_dir = RunDir(tmp_path)
+    file.write_text("Thread 1")
+    calls = run_dir.collectives(os.getpid(), 0)
+    passing.meanwhile = lambda looks: calls.touch() if looks == 5 else None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(run_dir.request_address(os.getpid()))
+        ask_for_stacks(run_dir, [psutil.Process()])
+        assert listener.recv(9) == b"?"
+    assert passing.count == 5
 
 
 BURN = "import time\nwhile time.process_time() < 0.1: pass"

@@ -27,6 +27,7 @@ ALLOWED_NAMES = {
     # of Python
     **dict.fromkeys(("_asdict", "_replace"), "documented methods of named tuples"),
     **dict.fromkeys(("_exit", "_getframe", "_current_frames"), "documented functions of os and sys"),
+    "_thread": "worker/flight_recorder.py: a documented module; its threads are not listed by `threading`",
     "_DummyThread": "spans/recording.py: a thread that Python did not start",
     "_bootstrap": "clock/startup_clock.py: without it, the time of imports is not known",
     "_find_and_load": "clock/startup_clock.py: the same",
@@ -50,6 +51,7 @@ ALLOWED_NAMES = {
     ),
     "_dispatch_token_exchange": "torchtitan; replaced by `patches`, which says if it is gone",
     # of perfsuite
+    "_base": "worker/flight_recorder.py: the end of names of collectives in torch's flight recorder",
     "_degree": "frameworks/torchtitan/configuration.py: the end of names of fields",
     "_pattern": "case/case.py: the end of names of fields",
 }

@@ -22,10 +22,20 @@ def test_run_dir_files_are_distinct_and_frozen() -> None:
     numbered += [run_dir.trace, run_dir.training]
     files += [file(number) for file in numbered for number in (0, 1)]
     files += [run_dir.stacks(0, 7), run_dir.stacks(None, 7), run_dir.stacks(0, 7, 1)]
+    files += [run_dir.collectives(7), run_dir.collectives(8), run_dir.collectives(7, 1)]
     assert len(set(files)) == len(files)
     assert {file.parent for file in files} == {Path("d")}
     with pytest.raises(FrozenInstanceError):
         run_dir.path = Path("e")  # type: ignore[misc]
+
+
+def test_each_process_of_each_launch_has_an_address(tmp_path: Path) -> None:
+    """The kernel allows 108 bytes."""
+    one, other = RunDir(tmp_path / ("x" * 200) / "launch-1"), RunDir(tmp_path / ("x" * 200) / "launch-2")
+    addresses = {one.request_address(7), one.request_address(8), other.request_address(7)}
+    assert len(addresses) == 3
+    assert all(address.startswith("\0") and len(address) < 108 for address in addresses)
+    assert one.request_address(7) == RunDir(one.path / ".." / "launch-1").request_address(7)
 
 
 def test_finds_stacks_by_node_rank_and_process(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,6 +131,41 @@ def test_hang_in_forward_shows_every_rank(tmp_path: Path, is_command: bool) -> N
     assert who == ("rank 0" if is_command else "rank 0, rank 1")
     assert "train.py" in where.splitlines()[2]
     assert "in forward" in where.splitlines()[2]
+
+
+SKIPS_A_COLLECTIVE = """
+import time, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = 0
+while True:
+    step += 1
+    model(torch.ones(2)).sum().backward()
+    if step == 3 and dist.get_rank() == 1:
+        time.sleep(1000)
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+"""
+
+
+@pytest.mark.fault("hang in a collective")
+@pytest.mark.parametrize("is_torchrun", [False, True], ids=["ranks of a script", "torchrun"])
+def test_names_the_rank_that_lacks_a_collective(tmp_path: Path, is_torchrun: bool) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SKIPS_A_COLLECTIVE)
+    torchrun = ("torchrun", "--standalone", "--nproc-per-node=2", str(file))
+    script = Script(command=torchrun) if is_torchrun else Script(path=str(file))
+    failure = failed(FAKE.replace(framework=script), tmp_path / "run", hang_s=8)
+    assert failure.kind == "timeout"
+    assert re.search(
+        r"steps: rank 1 has not called all_reduce 3 of group default_pg, in which rank 0 has waited for \d+ "
+        r"s \(train\.py:14\)$",
+        failure.message,
+    )
+    assert "flight_recorder.py" not in str(failure.traceback)
 
 
 CASES = (FAKE, FAKE.replace(micro_batch=8))

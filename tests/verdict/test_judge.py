@@ -431,6 +431,13 @@ def test_failure_reports_an_ailing_machine() -> None:
     assert verdict.reasons == ("crash: exit code 1", f"meanwhile hardware: {said}: look at {where}")
 
 
+def test_a_busy_gpu_is_a_fault_of_the_machine() -> None:
+    said = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    verdict = session([on_gpu(None).replace(failure=Failure(kind="crash", message=said, rank=3))])
+    assert verdict.reasons[1].startswith(f"meanwhile hardware: {said}: another process holds this GPU in ")
+    assert "needs a reset (nvidia-smi -r, dmesg)" in verdict.reasons[1]
+
+
 def test_changes_are_those_of_the_last_launch() -> None:
     runs = [with_stack(run) for run in usual()[:3]]
     later = [*runs[:2], with_stack(runs[2], OMP_NUM_THREADS="2")]

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
@@ -200,6 +201,35 @@ def raised_by(code: str) -> Failure:
 def test_an_error_is_told_with_its_cause(code: str, message: str) -> None:
     failure = raised_by(f"try:\n    raise ImportError(REAL)\nexcept ImportError as error:\n    {code}\n")
     assert failure.message == message
+
+
+NCCL = (
+    "NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    ", NCCL version 2.27.3\nncclSystemError: System call (e.g. socket, malloc) or external library call "
+    "failed or device error. \nLast error:"
+)
+FULL = "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left (28)"
+FIRST_LINE = NCCL.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "end"),
+    [
+        (f"{NCCL}\n{FULL}\n", "crash", f": {FULL}"),
+        (f"{NCCL} {FULL}", "crash", f": {FULL}"),
+        (f"{NCCL}\n\nmore", "crash", ""),
+        (f"{NCCL}\nException raised from f at x.cpp", "crash", ""),
+        (
+            f"{NCCL}\nCuda failure 2 'out of memory'",
+            "out_of_memory",
+            ": Cuda failure 2 'out of memory'. NCCL asked for this memory, which does not belong to torch's "
+            "allocator",
+        ),
+    ],
+)
+def test_an_error_of_nccl_is_told_with_its_cause(message: str, kind: FailureKind, end: str) -> None:
+    failure = failure_of(dist.DistBackendError(message), 0)
+    assert (failure.kind, failure.message) == (kind, f"DistBackendError: {FIRST_LINE}{end}")
 
 
 def test_the_cause_is_the_last_error_of_a_chain() -> None:

@@ -242,6 +242,18 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _TORCH,
+        "a hang in a collective is not explained",
+        {"dump_flight_recorder": "torch._C._distributed_c10d:_dump_fr_trace"},
+    ),
+    **_table(
+        "object",
+        _CUDA,
+        "a hang in a collective of NCCL is not explained",
+        {"dump_nccl_flight_recorder": "torch._C._distributed_c10d:_dump_nccl_trace"},
+    ),
+    **_table(
+        "object",
+        _TORCH,
         "the size of a sharded checkpoint is unknown",
         {"write_data": "torch.distributed.checkpoint.filesystem:_FileSystemWriter._write_data"},
     ),

@@ -4,6 +4,7 @@
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ from perfsuite.frameworks.common.model import synthetic_batches
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
+from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE
 
+RECORDED_CALLS = 2000  # number of calls that the flight recorder keeps: torch's default
 PRETENDED: dict[type, str] = {}  # type of a module -> the note about it, in a dry run
 FORMULA = "torchtitan-0.3"
 """The name of the formula in `get_nparams_and_flops` of torchtitan 0.3.0's models.
@@ -195,7 +198,7 @@ def trainer_config(case: Case) -> Trainer.Config:
     config.profiler = Profiler.Config()
     config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
     timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
-    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # with a buffer, torchtitan would create a folder
+    config.comm = CommConfig(**timeouts, **flight_recorder_fields())
     config.debug.enable_structured_logging = False
     config.parallelism.spmd_backend = "partial_dtensor"
     if torch.cuda.is_available():
@@ -205,6 +208,23 @@ def trainer_config(case: Case) -> Trainer.Config:
         for _, _, parent, name in list(config.model_spec.model.traverse(kind.Config)):
             setattr(parent, name, ScaledDotProductAttention.Config())
     return config
+
+
+def flight_recorder_fields() -> dict[str, Any]:
+    """Return the fields of `CommConfig` that keep torch's flight recorder on in a launch.
+
+    torchtitan creates the folder of the recorder's files in the current directory. In a launch, the files
+    belong next to the launch's other files. A dry run has no such place, and needs no recorder.
+    """
+    prefix = os.environ.get(FLIGHT_RECORDER_FILE)
+    if prefix is None:
+        return {"trace_buf_size": 0}
+    folder, name = os.path.split(os.path.abspath(prefix))
+    return {
+        "trace_buf_size": RECORDED_CALLS,
+        "save_traces_folder": folder,
+        "save_traces_file_prefix": name,
+    }
 
 
 class SyntheticData(BaseDataLoader):  # type: ignore[misc]

@@ -25,7 +25,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import leash
+from perfsuite.worker import flight_recorder, leash
 from perfsuite.worker.clock import loaders, memory, startup_clock
 from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients
@@ -96,6 +96,7 @@ def attach() -> None:
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     leash.listen(run_dir, started_rank())
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
+    flight_recorder.watch(run_dir)
     calls.before(sys, "excepthook", lambda kind, error, trace: attached.crashed(error))
     atexit.register(attached.exits)
 

@@ -14,6 +14,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common.model import synthetic_batches
 from perfsuite.frameworks.common.own_list import OwnList
+from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 from tests.frameworks.learnt import learnt
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.frameworks.torchtitan.test_configuration import degree, overridden, registered
@@ -128,6 +129,19 @@ def test_what_torchtitan_is_told(titan: Any, precision: str, dtypes: tuple[str, 
     )
     adam = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     assert config.optimizer.param_groups[0].optimizer_kwargs == adam
+
+
+def test_records_calls_in_a_launch_without_a_new_folder(
+    titan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(FLIGHT_RECORDER_FILE, raising=False)
+    assert titan.trainer_config(SMALL).comm.trace_buf_size == 0, "as in a dry run"
+    monkeypatch.setenv(FLIGHT_RECORDER_FILE, str(RunDir(tmp_path).flight_recorder))
+    comm = titan.trainer_config(SMALL).comm
+    assert comm.trace_buf_size == 2000
+    # torchtitan joins them in this way.
+    folder = os.path.join("./outputs", comm.save_traces_folder)
+    assert f"{folder}/{comm.save_traces_file_prefix}" == str(RunDir(tmp_path).flight_recorder)
 
 
 def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest.MonkeyPatch) -> None:

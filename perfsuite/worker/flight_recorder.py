@@ -1,0 +1,181 @@
+"""Write the last collective calls of this process on request, even while its training hangs.
+
+A thread waits for the request. It runs no Python code before that, so it costs the training nothing and is
+not counted. `perfsuite.node.processes` sends the request before it ends a job that hangs.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import os
+import pickle
+import socket
+import sysconfig
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfsuite import documents
+from perfsuite.frameworks.common import private
+from perfsuite.results.collective_calls import CollectiveCall, CollectiveCallsFile, GroupCalls
+from perfsuite.results.run_dir import NODE, RunDir
+from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
+from perfsuite.worker.hooks.named import replace_everywhere
+
+MOST_CALLS = 50  # maximum number of calls that are written of each group, the newest ones
+MOST_SIZES = 8  # maximum number of tensors of a call whose sizes are written
+MOST_NAME = 80  # maximum number of characters of a name that torch or the training chose
+GLOO = "gloo"
+OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+OF_LIBRARIES = tuple(
+    f"{directory}{os.sep}"
+    for directory in (
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).parents[1],
+    )
+)
+# Modules outside torch through which its decorated functions are called.
+OF_DECORATORS = ("typing_extensions.py", "contextlib.py")
+
+_listening = 0  # id of the process whose thread waits; a forked child has no such thread
+
+
+def watch(run_dir: RunDir) -> None:
+    """Call `listen` as soon as this process has created its process group.
+
+    A script that forks before that has no additional thread.
+    """
+    function = getattr(dist, "init_process_group", None)
+    if function is None or hasattr(function, "is_recorded"):
+        return
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        with Part(PERFSUITE):
+            listen(run_dir)
+        return result
+
+    watched.is_recorded = True  # type: ignore[attr-defined]
+    replace_everywhere(dist, "init_process_group", function, watched)
+
+
+def listen(run_dir: RunDir) -> None:
+    """Start the thread that waits for requests. Later calls in the same process have no effect."""
+    global _listening
+    if _listening == os.getpid():
+        return
+    _listening = os.getpid()
+    # Without a socket or a thread, the calls of this process are unknown, which must not end the training.
+    with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
+        requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        requests.bind(run_dir.request_address(os.getpid()))
+        # Not a `threading.Thread`: a script may list those, and starting one calls Python functions.
+        _thread.start_new_thread(_serve, (requests, run_dir))
+        opened.pop_all()  # the thread keeps the socket open
+
+
+def _serve(requests: socket.socket, run_dir: RunDir) -> None:
+    with contextlib.suppress(OSError):  # a script may close all its files
+        while requests.recv(1):
+            with contextlib.suppress(Exception):  # the hang then has no explanation
+                documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
+
+
+def read() -> CollectiveCallsFile:
+    """Return the last collective calls of this process, from torch's flight recorders."""
+    entries: list[dict[str, Any]] = []
+    for name in ("dump_flight_recorder", "dump_nccl_flight_recorder"):
+        dump = private.or_none(name)
+        if dump is not None:
+            entries += pickle.loads(dump()).get("entries", [])
+    return CollectiveCallsFile(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        groups=tuple(groups_of(entries, ranks_of_groups(), now_ns=time.time_ns())),
+    )
+
+
+def ranks_of_groups() -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each process group of this process, by torch's name of the group."""
+    world = private.or_none("process_groups")
+    groups = [] if world is None else list(world.pg_map)
+    return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in groups}
+
+
+def groups_of(
+    entries: Iterable[Mapping[str, Any]], ranks: Mapping[str, tuple[int, ...]], *, now_ns: int
+) -> list[GroupCalls]:
+    """Return the calls in a flight recorder's entries, by group. Groups of unknown ranks are left out."""
+    collectives: dict[tuple[str, str, str], list[CollectiveCall]] = {}
+    messages: dict[tuple[str, str, str], list[CollectiveCall]] = {}
+    for entry in entries:
+        backend, _, function = str(entry["profiling_name"]).partition(":")
+        name, description = entry["process_group"]
+        if name not in ranks:
+            continue
+        key = (backend, str(name), str(description))
+        call = _call(entry, function or backend, is_gloo=backend == GLOO, now_ns=now_ns)
+        earlier = collectives.setdefault(key, [])
+        if not entry["is_p2p"]:
+            if call.number == 1 and earlier and earlier[-1].number > 1:
+                earlier.clear()  # they are of a group of the same name that was destroyed
+            earlier.append(call)
+        elif not call.is_done:
+            messages.setdefault(key, []).append(call)
+    return [
+        GroupCalls(
+            backend=backend,
+            name=name,
+            description=description[:MOST_NAME],
+            ranks=ranks[name],
+            calls=_newest(calls),
+            open_messages=_newest(messages.get((backend, name, description), [])),
+        )
+        for (backend, name, description), calls in collectives.items()
+    ]
+
+
+def _newest(calls: list[CollectiveCall]) -> tuple[CollectiveCall, ...]:
+    """Return the newest calls, and the oldest one that is not done: the other ranks may lack that one."""
+    kept = calls[-MOST_CALLS:]
+    is_open = next((call for call in calls if not call.is_done), None)
+    return tuple(kept if is_open is None or is_open in kept else [is_open, *kept])
+
+
+def _call(entry: Mapping[str, Any], function: str, *, is_gloo: bool, now_ns: int) -> CollectiveCall:
+    # gloo has no events, so its entries never become `completed`. They are `retired` when their work has
+    # ended. NCCL's watchdog also retires calls that have timed out.
+    is_done = entry["state"] == "completed" or (is_gloo and bool(entry["retired"]))
+    return CollectiveCall(
+        number=int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
+        name=function.removeprefix("_").removesuffix("_base")[:MOST_NAME],
+        sizes=tuple(tuple(map(int, size)) for size in entry["input_sizes"][:MOST_SIZES]),
+        dtypes=tuple(map(str, entry["input_dtypes"][:MOST_SIZES])),
+        is_done=is_done,
+        age_s=max(0.0, (now_ns - int(entry["time_created_ns"])) / 1e9),
+        place=place_of(entry.get("frames", ())),
+    )
+
+
+def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return file and line of the innermost frame of the training's own code, or else outside torch.
+
+    `frames` are the frames of a call, the innermost first. Returns None if torch alone made the call.
+    """
+    outside = [
+        frame
+        for frame in frames
+        if not str(frame["filename"]).startswith((OF_TORCH, "<"))  # `<string>` starts a fork server
+        and Path(frame["filename"]).name not in OF_DECORATORS
+    ]
+    own = [frame for frame in outside if not str(frame["filename"]).startswith(OF_LIBRARIES)]
+    for frame in own or outside:
+        return f"{Path(frame['filename']).name}:{frame['line']}"
+    return None
