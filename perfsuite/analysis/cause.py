@@ -39,7 +39,7 @@ LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
 LONGEST_SECRET = 2**12  # number of bytes before them in which a secret can begin
 # The thread that writes a rank's collective calls. It is never where the training hangs.
-OF_OUR_THREAD = "/perfsuite/worker/flight_recorder.py"
+OF_OUR_THREAD = re.compile(r'/perfsuite/worker/flight_recorder\.py", line \d+ in _serve\b')
 STACK_LINES = 40  # maximum number of lines shown of one process's stacks
 STACKS_SHOWN = 8  # maximum number of different stacks shown for one job; equal stacks are shown once
 
@@ -199,7 +199,7 @@ def read_stacks(run_dir: RunDir) -> str:
         text = _end(file).strip()
         if text:
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
-            threads = [thread for thread in threads if OF_OUR_THREAD not in thread]
+            threads = [thread for thread in threads if OF_OUR_THREAD.search(thread) is None]
             places["\n".join(reversed(threads))].append((rank, pid))  # the main thread comes last
 
     def telling(place: str) -> tuple[bool, int, bool]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from perfsuite import documents
+from perfsuite.analysis.health import advice_on, hardware_fault
 from perfsuite.case import torch_build
 from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
@@ -65,7 +66,14 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
     reached = f"torch reaches {probed.devices} GPUs"
     check = "torch and GPUs"
     if probed.kernel_error is not None:
-        advice = "install a torch that is built for these cards (torch.cuda.get_arch_list() lists its own)"
+        fault = hardware_fault(probed.kernel_error)
+        advice = "end the processes that use this GPU (nvidia-smi), then run perfsuite doctor again"
+        if "no kernel image" in probed.kernel_error:
+            advice = (
+                "install a torch that is built for these cards (torch.cuda.get_arch_list() lists its own)"
+            )
+        elif fault is not None:
+            advice = advice_on(fault)
         return [*rows, failed(check, f"{reached}, but runs no kernel on {probed.kernel_error}", advice)]
     if probed.devices == machine.devices:
         return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]

@@ -34,6 +34,8 @@ NOT_ON_FAKE_TENSORS: Mapping[str, Any] = {
     "compile_threads": 1,
     # Measures matrix products on the device, to decide whether to pad them.
     "shape_padding": False,
+    # Computes constants in graphs, as real tensors on the device.
+    "joint_graph_constant_folding": False,
 }
 """Inductor's options that a dry run needs."""
 

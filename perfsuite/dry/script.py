@@ -31,6 +31,7 @@ from perfsuite.node.ranks import moved
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
+from perfsuite.worker.clock.loaders import NamedLoader
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.observe import Observer, owner
@@ -204,7 +205,8 @@ class DryScript(DryRank):
             named.module_may_be_main()
             named.look()
             why = named.why_not_found()
-            if why is not None:
+            # The module of a phase may be imported later.
+            if why is not None and (named.is_imported or isinstance(named, NamedLoader)):
                 raise MismatchError(f"{named.name!r}, which the case names: {why}")
 
     def _unchecked(

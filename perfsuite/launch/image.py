@@ -32,17 +32,23 @@ RUNTIMES = {
     "enroot": 'enroot start {mounts}$names {image} sh -c \'cd "$0" && exec python "$@"\' "$(pwd)" "$@"',
 }
 GPUS = {
-    "docker": '--gpus "\\"device=$gpus\\"" ',
-    "podman": "$(printf ' --device=nvidia.com/gpu=%s' $(echo \"$gpus\" | tr , ' ')) ",
+    "docker": '${gpus:+--gpus "\\"device=$gpus\\""} ',
+    "podman": "${gpus:+$(printf ' --device=nvidia.com/gpu=%s' $(echo $gpus | tr , ' '))} ",
     **dict.fromkeys(BY_SIF, "--nv "),
 }
-"""How a runtime is given the GPUs with the comma-separated UUIDs in `$gpus`, or all of them."""
+"""How a runtime is given the GPUs with the comma-separated UUIDs in `$gpus`, which may also be `all` or
+empty."""
 SEE_GPUS = """\
-gpus=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | tr '\\n' ,)
-gpus=${gpus%,}
-gpus=${gpus:-all}
+gpus=all
+if command -v nvidia-smi > /dev/null; then
+    gpus=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2> /dev/null | grep '^GPU-' | tr '\\n' ,)
+    gpus=${gpus%,}
+    # Runtimes know the name `all` for longer than UUIDs.
+    seen=$(echo "$gpus" | tr , '\\n' | grep -c GPU)
+    [ "$seen" = "$(echo /dev/nvidia[0-9]* | wc -w)" ] && gpus=all
+fi
 # enroot's hook reads these variables.
-export NVIDIA_VISIBLE_DEVICES="$gpus"
+export NVIDIA_VISIBLE_DEVICES="${gpus:-void}"
 export NVIDIA_DRIVER_CAPABILITIES="${NVIDIA_DRIVER_CAPABILITIES:-compute,utility}"
 """
 """Lines that find the GPUs that this process may use. A scheduler may have allocated only some of those of

@@ -16,7 +16,8 @@ from perfsuite.case.hardware import AND, PRODUCTS, Machine
 from perfsuite.errors import MachineError
 from perfsuite.node import nvml_process
 
-HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+# Values of CUDA_VISIBLE_DEVICES that hide every GPU. Slurm sets the last one in jobs without GPUs.
+HIDDEN = ("", "-1", "NoDevFiles")
 
 
 def detect() -> Machine:
@@ -80,7 +81,7 @@ def visible_handles(pynvml: Any) -> list[Any]:
     # Like CUDA, ignore everything from the first bad entry on.
     handles = list(itertools.takewhile(lambda handle: handle is not None, named))
     if not handles and visible is not None:
-        if visible.split(",")[0].strip() in HIDDEN:
+        if count == 0 or visible.split(",")[0].strip() in HIDDEN:
             raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
         raise MachineError(
             f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this machine, which has {count}. Give their "

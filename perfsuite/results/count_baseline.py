@@ -33,7 +33,8 @@ class CountBaseline(BaselineDocument):
     computed: tuple[BaselineLaunch, ...] = ()
     dtypes: Dtypes = Field(default_factory=dict)  # of the model trained in the newest launch
     settings: dict[str, str] = Field(default_factory=dict)  # observed by the ranks of the newest launch
-    other_threads: int = 0  # see `Run.other_threads`; of the newest launch
+    # See `Run.other_threads`: the highest number in a launch. None in older baselines.
+    other_threads: int | None = None
     versions: dict[str, str]  # versions of torch and of the packages that a step uses
     launches: int = Field(ge=1)
     recorded_at: str
@@ -72,7 +73,7 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
         computed=tuple(_computed(run) for run in runs),
         dtypes=newest.dtypes,
         settings={} if newest.observed is None else newest.observed.settings,
-        other_threads=newest.other_threads,
+        other_threads=max(run.other_threads for run in runs),
         versions=versions_of(newest),
         launches=len(runs),
         recorded_at=runs[0].started_at,

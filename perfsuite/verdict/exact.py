@@ -72,6 +72,20 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     )
 
 
+def unlike_compiled(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
+    """Return why dry runs of compiled models cannot be compared with a baseline's; None if they can.
+
+    Older dry runs did not compile.
+    """
+    compiles = any(entry.counts.kernels is None for run in counted(runs) for entry in run.counts)
+    if not compiles or any(entry.counts.kernels is None for entry in baseline.counts):
+        return None
+    return (
+        "cannot be compared: this dry run compiled the model, which the baseline's did not. Accept the "
+        "counts again (perfsuite baseline accept --only-counts), or delete the baseline"
+    )
+
+
 def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool = False) -> CountCheck | None:
     """Judge the counts of launches.
 
@@ -89,7 +103,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         return not_compared.replace(outcome="recorded") if launches else None
     if not launches:
         return not_compared.replace(notes=("no launch was counted",))
-    if unlike(runs, baseline) is not None:
+    if unlike(runs, baseline) is not None or (not of_arm and unlike_compiled(runs, baseline) is not None):
         return not_compared.replace(outcome="passed")
     findings = _findings(baseline, launches)
     doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
@@ -136,11 +150,12 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
     )
 
 
-def works_in_threads(runs: Sequence[Run], before: int) -> str | None:
-    """Return why less may be counted: more threads compute than the number before; None if not."""
-    more = max((run.other_threads for run in counted(runs)), default=0) - before
-    if more <= 0:
+def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
+    """Return why less may be counted: more threads compute than the number before; None if not or unknown."""
+    now = min((run.other_threads for run in counted(runs)), default=0)
+    if before is None or now <= before:
         return None
+    more = now - before
     threads = "1 more thread computes" if more == 1 else f"{more} more threads compute"
     return f"{threads} in a step, and the work of threads is not counted"
 

@@ -67,7 +67,7 @@ def with_counts(
         counts = counts.replace(baseline_file=file)
     verdict = timed.replace(counts=counts, explained=explained_by_counts(timed.checks, counts, runs[-1]))
     if baseline is not None:
-        reason = exact.unlike(runs, baseline)
+        reason = exact.unlike(runs, baseline) or exact.unlike_compiled(runs, baseline)
         if reason is not None:
             reasons = (*verdict.reasons, reason)
             unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)

@@ -388,6 +388,15 @@ def test_the_thread_that_writes_calls_is_not_shown(tmp_path: Path) -> None:
     assert "_serve" not in found
 
 
+def test_a_hang_in_the_rendezvous_shows_its_stack(tmp_path: Path) -> None:
+    """perfsuite's wrapper of `init_process_group` is one of the frames."""
+    watched = '  File "/x/perfsuite/worker/flight_recorder.py", line 52 in watched\n'
+    place = stack("rendezvous.py")
+    head, _, frames = place.rpartition("Current thread (most recent call first):\n")
+    text = f"{head}Current thread (most recent call first):\n{frames}\n{watched}"
+    assert "rendezvous.py" in shown(tmp_path, (0, text))
+
+
 @pytest.mark.parametrize("count", [0, 8, 9])
 def test_shows_at_most_eight_stacks_of_forty_lines(tmp_path: Path, count: int) -> None:
     places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]

@@ -27,7 +27,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A path without a runtime, until a test puts a stand-in there."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for tool in ("sh", "env", "sed", "grep", "id", "git", "tr"):
+    for tool in ("sh", "env", "sed", "grep", "id", "git", "tr", "wc"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
     monkeypatch.setenv("PATH", str(tools))
     return str(tools)
@@ -75,13 +75,11 @@ TWO = "GPU-11e71f2a"
     ("runtime", "smi", "words"),
     [
         ("docker", f"echo {ONE}; echo {TWO}", ["--gpus", f'"device={ONE},{TWO}"']),
-        ("docker", "exit 9", ["--gpus", '"device=all"']),
         (
             "podman",
             f"echo {ONE}; echo {TWO}",
             [f"--device=nvidia.com/gpu={ONE}", f"--device=nvidia.com/gpu={TWO}"],
         ),
-        ("podman", "exit 9", ["--device=nvidia.com/gpu=all"]),
         ("apptainer", f"echo {ONE}", ["--nv"]),
         ("singularity", f"echo {ONE}", ["--nv"]),
         ("enroot", f"echo {ONE}", ["--env", "NVIDIA_VISIBLE_DEVICES"]),
@@ -102,6 +100,37 @@ def test_passes_the_gpus_that_the_job_may_use(
     given = Path(only, "told").read_text().splitlines()
     position = given.index(words[-1]) - len(words) + 1
     assert given[position : position + len(words)] == words
+
+
+@pytest.mark.parametrize("runtime", ["docker", "podman"])
+def test_a_job_without_gpus_passes_none(
+    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    """The machine has GPUs, but the scheduler has given the job none."""
+    stand_in(only, runtime)
+    executable(Path(only, "nvidia-smi"), "echo No devices were found; exit 6")
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
+    subprocess.run([image.interpreter("octo/train:1", [], tmp_path), "-c", ""], check=True)
+    given = Path(only, "told").read_text().splitlines()
+    assert not [word for word in given if word.startswith(("--gpus", "--device"))]
+    assert "devices" not in given
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [("docker", ["--gpus", '"device=all"']), ("podman", ["--device=nvidia.com/gpu=all"])],
+)
+def test_all_gpus_need_no_uuids(
+    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, words: list[str]
+) -> None:
+    """Without nvidia-smi it is not known which GPUs the job may use."""
+    stand_in(only, runtime)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
+    subprocess.run([image.interpreter("octo/train:1", [], tmp_path), "-c", ""], check=True)
+    given = Path(only, "told").read_text().splitlines()
+    assert [word for word in given if word in words] == words
 
 
 def test_an_image_without_gpus_asks_for_none(only: str, tmp_path: Path) -> None:

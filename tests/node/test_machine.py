@@ -62,7 +62,11 @@ def test_cuda_visible_devices(
     ("names", "visible", "missing", "note"),
     [
         ([H200], "-1,0", None, "{}=-1,0 hides every GPU"),
-        *(([H200], visible, "NVML is not asked then", "{} hides every GPU") for visible in ("", "-1")),
+        ([], "0", None, "{}=0 hides every GPU"),  # left over from another machine
+        *(
+            ([H200], visible, "NVML is not asked then", "{} hides every GPU")
+            for visible in ("", "-1", "NoDevFiles")
+        ),
         ([], None, None, "NVML found a driver but no GPU"),
         ([], None, "Library Not Found", "NVML found no GPU: Library Not Found"),
     ],

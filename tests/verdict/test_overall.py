@@ -16,7 +16,7 @@ from perfsuite.verdict.overall import (
     with_counts,
     with_unseen,
 )
-from tests.samples import make_case, make_gpu_machine, make_run, metric_check
+from tests.samples import known, make_case, make_gpu_machine, make_run, metric_check
 from tests.traces import taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -124,6 +124,22 @@ def test_counts_of_another_method_fail_the_case() -> None:
     failed = timed("failed", failure="loss", reasons=("a",))
     assert with_counts(failed, [OTHER_METHOD], baseline_of()).reasons == ("a",)
     assert with_counts(timed("passed"), [OTHER_METHOD], None).outcome == "passed"
+
+
+def test_a_baseline_that_did_not_compile_is_accepted_again() -> None:
+    """Its graphs were not counted, and every kernel was."""
+    compiled = launch(counts(kernels=None), dry=True)
+    verdict = with_counts(timed("passed"), [compiled], baseline_of())
+    assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
+    assert "this dry run compiled the model" in verdict.reasons[0]
+    assert with_counts(timed("passed"), [compiled], baseline_of(counts(kernels=None))).failure is None
+
+
+def test_a_thread_is_compared_with_the_baselines() -> None:
+    fewer = launch(counts(kernels={"forward": 100}), other_threads=1)
+    for before, outcome in ((0, "passed"), (1, "improved"), (None, "improved")):
+        known_threads = baseline_of().replace(other_threads=before)
+        assert known(with_counts(timed("passed"), [fewer], known_threads).counts).outcome == outcome
 
 
 @pytest.mark.parametrize("outcome", ALL)

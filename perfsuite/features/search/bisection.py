@@ -159,6 +159,10 @@ def _bad_tested(state: BisectFile, result: Measurement) -> BisectFile:
 
 
 def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
+    growing = [] if verdict.counts is None else verdict.counts.findings
+    kept = next((finding.sentence for finding in growing if finding.outcome == "regressed"), None)
+    if verdict.checks and kept is not None:
+        return CaseError(f"{name} is not slower than {good}, but keeps objects ({kept}). Add --counts")
     if not verdict.checks:
         why = "; ".join(verdict.reasons) or "to search for a slower step, leave out --dry and --counts"
         comparison = f"{name} does not do more work in a step than {good}: {verdict.outcome}"
@@ -225,9 +229,9 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
 def _grown(verdict: Verdict) -> list[Finding]:
     """Return the counts that are worse, largest change first. Empty if times were compared."""
     counts = verdict.counts
-    return (
-        [] if counts is None else [finding for finding in counts.findings if finding.outcome == "regressed"]
-    )
+    if counts is None or verdict.checks:
+        return []
+    return [finding for finding in counts.findings if finding.outcome == "regressed"]
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:

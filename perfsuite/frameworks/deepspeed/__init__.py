@@ -110,10 +110,12 @@ class ZeroConfig(ConfigFile):
     @property
     def own_optimizer(self) -> str | None:
         """The name of DeepSpeed's operator that updates the parameters; None if torch's optimizer does."""
-        if self.uses_cpu_adam:
-            return "cpu_adam"
-        is_torchs = self.flat.get("optimizer.params.torch_adam", False)
-        return "fused_adam" if "optimizer" in self.content and not is_torchs else None
+        if self.content.get("optimizer") is None:
+            return "cpu_adam" if self.uses_cpu_adam else None
+        is_adam = str(self.flat.get("optimizer.type", "")).lower() in ("adam", "adamw")
+        if not is_adam or self.flat.get("optimizer.params.torch_adam", False):
+            return None
+        return "cpu_adam" if "optimizer" in self.offloaded else "fused_adam"
 
 
 class DeepSpeed(Framework):

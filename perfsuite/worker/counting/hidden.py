@@ -6,8 +6,8 @@ threads of Python that compute are only counted, because they often belong to lo
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,18 +84,19 @@ class Watch:
             )
 
 
-def _cpu_s_of_threads() -> Mapping[int, float]:
-    """Return the CPU seconds of each Python thread by id, without this thread and those of perfsuite."""
-    here = threading.get_ident()
-    others = [
-        thread.ident
-        for thread in threading.enumerate()
-        if thread.ident not in (None, here) and not thread.name.startswith("perfsuite")
-    ]
+def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, float]:
+    """Return the CPU seconds of each Python thread by id, without this thread and those of perfsuite.
+
+    They are read from /proc, because Python's clocks of threads are undefined once a thread has ended, and
+    `threading` lists threads of C++ code that have ended.
+    """
     seconds = {}
-    for thread in others:
-        with contextlib.suppress(OSError):  # the thread has just ended
-            seconds[thread] = time.clock_gettime(time.pthread_getcpuclockid(thread))
+    for thread in threading.enumerate():
+        number = thread.native_id
+        if number in (None, threading.get_native_id()) or thread.name.startswith("perfsuite"):
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+            seconds[number] = int((tasks / str(number) / "schedstat").read_text().split()[0]) / 1e9
     return seconds
 
 

@@ -40,7 +40,7 @@ Run = Callable[[int], list[Any]]
 def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
     """Write a `DoctorFile`. With `quick`, nothing is trained, and only the GPUs are checked."""
     facts = DoctorFile() if kind == "cpu" else reached_gpus()
-    if not quick and (kind == "cpu" or facts.devices):
+    if not quick and (kind == "cpu" or (facts.devices and facts.kernel_error is None)):
         device = torch.device("cuda:0" if kind == "cuda" else "cpu")
         memory, expected = peak_memory(device)
         facts = facts.replace(memory=memory, expected_peak=expected, clock=clock_facts(device))

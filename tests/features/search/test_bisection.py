@@ -19,7 +19,7 @@ from perfsuite.features.search.bisection import BisectFile, History, Step, Undec
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.results.metric import described
-from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.outcome import Check, CountCheck, Finding, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.arms import judge_counts
@@ -135,6 +135,32 @@ def test_searches_for_the_bad_arms_worse_metric() -> None:
     assert (state.metric, state.suspects) == ("peak_memory_bytes", ("2",))
     assert state.tolerance == pytest.approx(1.5**0.5 - 1)
     assert [compared.metric for compared in stand.compared] == [None, "peak_memory_bytes"]
+
+
+LEAK = Finding(
+    field="objects kept per step",
+    quantity="objects kept per step",
+    unit="objects",
+    before=0,
+    now=5,
+    ranks="0",
+    outcome="regressed",
+    sentence="objects kept per step: 0 -> 5 (Spec +5)",
+)
+GROWING = CountCheck(outcome="regressed", findings=(LEAK,))
+
+
+def test_searches_for_time_where_objects_are_kept_too() -> None:
+    slower = decided("regressed", check(0.2, 0.03)).replace(counts=GROWING)
+    stand = Stand(2, 2, _2=slower, _1=decided("passed", check(0.0, 0.03)))
+    state = stand.search()
+    assert (state.metric, state.suspects) == ("tokens_per_s", ("2",))
+
+
+def test_growth_alone_is_searched_with_counts() -> None:
+    growing = decided("regressed", check(0.0, 0.03)).replace(counts=GROWING)
+    with pytest.raises(CaseError, match=r"2 is not slower than 0, but keeps objects .*\. Add --counts$"):
+        Stand(2, 2, _2=growing).search()
 
 
 def test_short_span_allows_for_half_of_its_cost() -> None:
