@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from perfsuite.frameworks.common.private import BaseDataLoaderIter, cdata
-from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
+from perfsuite.results.counts import Phase, StepMemory
 from perfsuite.worker.observation.replicas import local
 
 RECEIVED = "received"
@@ -31,6 +31,14 @@ UNSHARDED = "unsharded"
 COMMUNICATION = "communication"
 KEPT = "kept"
 PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # categories that a storage never leaves
+
+
+class MemoryChange(NamedTuple):
+    """The allocation, release or resize of a storage."""
+
+    storage: int  # number of the storage, in order of first appearance
+    bytes: int  # growth in bytes; negative if the storage shrinks or is released
+    phase: Phase
 
 
 class LiveMemory:
@@ -52,8 +60,7 @@ class LiveMemory:
         self._used: list[int] = []
         self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
-        self._at_first: list[int] = []
-        self._steps: list[list[MemoryChange]] = []
+        self._has_seen_a_step = False  # whether a whole step has ended
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Record a tensor that an operator takes or (`born`) creates. `part` is its category if it is new."""
@@ -114,17 +121,11 @@ class LiveMemory:
     def end_step(self) -> StepMemory:
         """Return the memory of the step that ends, and begin the next step."""
         memory = self._replayed()
-        if not self._steps:
-            self._at_first = self._start
-        self._steps.append(self._changes)
+        self._has_seen_a_step = True
         self._start = list(self._bytes)
         self._changes = []
         self._used = [0] * len(self._bytes)
         return memory
-
-    def log(self) -> MemoryLog:
-        """Return the changes of memory in the steps that have ended."""
-        return MemoryLog(tuple(self._at_first), tuple(map(tuple, self._steps)))
 
     def forget(self) -> None:
         """Stop watching storages."""
@@ -145,7 +146,7 @@ class LiveMemory:
         self._bytes.append(0)
         self._used.append(len(self._changes))
         # After a whole step, all older storages are known, so this one was created unseen.
-        if born or self._steps:
+        if born or self._has_seen_a_step:
             self._change(number, size)
         else:
             self._bytes[number] = size
