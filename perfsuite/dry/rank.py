@@ -113,7 +113,7 @@ class DryRank:
         self._pretend()
         calls.watch()
         frozen.watch()
-        with FakeTensorMode(allow_non_fake_inputs=True), self.answers(), recorded(self.log):
+        with FakeTensorMode(allow_non_fake_inputs=True), self.answers(), self._recorded():
             counting = self.recorder.counting = Counting(self._model, self.steps)
             self._train()
             settings = self._settings()
@@ -187,6 +187,9 @@ class DryRank:
         self._optimizer = self._optimizer or optimizer
         assert self.recorder.counting is not None
         self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
+
+    def _recorded(self) -> contextlib.AbstractContextManager[None]:
+        return recorded(self.log) if self.device.type == "cuda" else contextlib.nullcontext()
 
     def _start(self) -> None:
         """Begin the first step. In a launch, `Recorder.start` also empties the allocator's cache."""
