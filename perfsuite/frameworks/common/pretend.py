@@ -95,7 +95,7 @@ def _rebuilt(arguments: list[Any], as_rebuilt: Callable[..., Any]) -> Any:
     """Return a reducer like the one that was made with `arguments`, with rebuilt buckets."""
     parameters, at_first, _, group, sparse, *more = arguments
     buckets, sizes = as_rebuilt(parameters, at_first, sparse)
-    return dist.Reducer(parameters, buckets, sizes, group, sparse, *more)
+    return attribute(dist, "Reducer")(parameters, buckets, sizes, group, sparse, *more)
 
 
 class _NoLog:
