@@ -25,6 +25,7 @@ from perfsuite.frameworks.common.private import (
     tree_leaves,
 )
 from perfsuite.worker.counting.counter import COPIES, read_by_the_host
+from perfsuite.worker.counting.live_memory import storage_of
 
 USES_CUBLAS = frozenset({
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.dot", "aten.vdot",
@@ -67,8 +68,8 @@ class Storages(TorchDispatchMode):
         return out
 
     def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)]
-        made = [each for each in tree_leaves(out) if isinstance(each, FakeTensor)]
+        given: list[Any] = [each for each in tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)]
+        made: list[Any] = [each for each in tree_leaves(out) if isinstance(each, FakeTensor)]
         for tensor in (*given, *made):
             self._see(tensor)
         if isinstance(func, HigherOrderOperator):
@@ -88,9 +89,9 @@ class Storages(TorchDispatchMode):
             self.log.add(Workspace(self.log.stream))
 
     def _see(self, tensor: Any) -> None:
-        if not _is_on_gpu(tensor):
+        storage = storage_of(tensor)
+        if storage is None or not _is_on_gpu(tensor):
             return
-        storage = tensor.untyped_storage()
         number = self._number_of(storage)
         if number is None:
             number = self._begin(storage)
@@ -155,7 +156,7 @@ def recorded(log: DeviceLog) -> Iterator[None]:
 
 
 def _is_on_gpu(tensor: Any) -> bool:
-    return tensor.fake_device.type == "cuda"
+    return bool(tensor.fake_device.type == "cuda")
 
 
 def _blocks(args: Any, kwargs: Any, given: list[Any], made: list[Any]) -> bool:

@@ -272,7 +272,7 @@ def test_host_waits_end_events(awaited: tuple[Entry, ...], known_to_be_done: boo
 
 def test_lent_blocks_are_merged_only_when_done() -> None:
     parts = [Allocate(number, 5 * MIB, 0) for number in range(4)]  # one segment of 20 MiB
-    freed = [UseIn(1, 1), *map(Free, range(4))]
+    freed: list[Entry] = [UseIn(1, 1), *map(Free, range(4))]
     whole = Allocate(9, 20 * MIB, 0)
     assert replay([*parts, *freed, whole], workspace_bytes=MIB).reserved == 40 * MIB
     assert replay([*parts, *freed, HostWait(None), whole], workspace_bytes=MIB).reserved == 20 * MIB

@@ -1,4 +1,13 @@
-from perfsuite.dry.device_log import Allocate, DeviceLog, EndOfStep, Free, HostWait, RecordEvent, peak_of_live
+from perfsuite.dry.device_log import (
+    Allocate,
+    DeviceLog,
+    EndOfStep,
+    Entry,
+    Free,
+    HostWait,
+    RecordEvent,
+    peak_of_live,
+)
 
 
 def test_closed_log_ignores_entries() -> None:
@@ -24,7 +33,7 @@ def test_a_read_waits_for_the_current_stream() -> None:
 
 
 def test_peak_of_live_bytes_begins_after_the_first_step() -> None:
-    first = [Allocate(0, 10, 0), Allocate(1, 90, 1), Free(1), EndOfStep(1)]
+    first: list[Entry] = [Allocate(0, 10, 0), Allocate(1, 90, 1), Free(1), EndOfStep(1)]
     assert peak_of_live(first) == 10
     assert peak_of_live([*first, Allocate(2, 5, 0), Free(0), Allocate(3, 7, 0), EndOfStep(2)]) == 15
     assert peak_of_live([*first, Allocate(0, 30, 0)]) == 30, "a storage that is resized counts once"

@@ -140,6 +140,14 @@ def test_products_on_the_host_get_no_workspace(log: DeviceLog, floats: Make) -> 
     assert log.entries == []
 
 
+def test_tensors_without_a_storage_are_ignored(
+    log: DeviceLog, floats: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storages, "storage_of", lambda tensor: None)  # as for a sparse tensor
+    assert (floats(4) + 1).shape == (4,)
+    assert log.entries == []
+
+
 def test_nothing_is_recorded_in_a_closed_log(log: DeviceLog, floats: Make) -> None:
     first = floats(4)
     first.add_(1)

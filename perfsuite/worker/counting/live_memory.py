@@ -64,7 +64,7 @@ class LiveMemory:
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Record a tensor that an operator takes or (`born`) creates. `part` is its category if it is new."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage is not None:
             thread = get_ident()
             is_new = cdata(storage) not in self._living
@@ -109,13 +109,13 @@ class LiveMemory:
 
     def assign(self, tensor: Any, part: str) -> None:
         """Assign a tensor, or this rank's shard of it, to one of the `PERMANENT` categories."""
-        storage = _storage(local(tensor))
+        storage = storage_of(local(tensor))
         if storage is not None:
             self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
         """Return the number of a tensor's storage while it lives; None if it was never seen."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         return None if storage is None else self._living.get(cdata(storage), (None, None))[0]
 
     def end_step(self) -> StepMemory:
@@ -205,7 +205,7 @@ class LiveMemory:
         )
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
     """Return a tensor's storage; None for a sparse tensor, which has no storage."""
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
@@ -228,7 +228,7 @@ class Batches:
             batch = plain(loader)
             with contextlib.suppress(Exception):  # a batch can be anything
                 on_host = (each for each in _tensors_in(batch) if each.device.type == "cpu")
-                self._made += map(weakref.ref, filter(None, map(_storage, on_host)))
+                self._made += map(weakref.ref, filter(None, map(storage_of, on_host)))
             return batch
 
         BaseDataLoaderIter.__next__ = remembered
