@@ -68,8 +68,8 @@ class Storages(TorchDispatchMode):
         return out
 
     def _see_call(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        given: list[Any] = [each for each in tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)]
-        made: list[Any] = [each for each in tree_leaves(out) if isinstance(each, FakeTensor)]
+        given: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        made: list[Any] = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
         for tensor in (*given, *made):
             self._see(tensor)
         if isinstance(func, HigherOrderOperator):
