@@ -162,6 +162,7 @@ FIT = Fit(
     live=60 * GIB,
     allocated=61 * GIB,
     reserved=64 * GIB,
+    reserved_upper=64 * GIB,
     reserved_expandable=62 * GIB,
     outside=(MemoryPart(name="CUDA context", low=GIB // 4, high=GIB // 2, source="s"),),
     card=80 * GIB,

@@ -13,22 +13,41 @@ The model follows c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the defau
 - `should_split`: the rest of a block becomes a separate free block if it has at least 512 bytes (small pool,
   expandable segments) or more than 1 MiB (large pool). A smaller rest remains part of the allocated block.
 - `try_merge_blocks`: a freed block is merged with its free neighbours in the same segment.
-- Expandable segments: each pool has one segment, which grows in pages of 2 MiB (small pool) or 20 MiB (large
-  pool). The last block of the segment is used only if no other free block is large enough.
+- Expandable segments: each pool of a stream has one segment, which grows in pages of 2 MiB (small pool) or
+  20 MiB (large pool). The last block of the segment is used only if no other free block is large enough.
+- Streams: a segment belongs to the stream that asked for it, and only allocations of this stream use its free
+  blocks. A block that another stream has used (`recordStream`) gets an event in that stream when it is freed
+  (`insert_events`). It can be neither used nor merged until an allocation finds that the event is done
+  (`process_events`).
+- `release_cached_blocks`: emptying the cache waits for all events and returns the segments in which no block
+  is used. With expandable segments, only the pages at the end of each segment are returned, although torch
+  returns all free pages.
 
-Segments remain reserved: torch's `release_cached_blocks`, which returns segments when CUDA is out of memory,
-is not modelled. CUDA graphs and streams are not modelled either. In torch, each stream has its own free
-blocks.
+A segment also leaves the cache if CUDA is out of memory or if `garbage_collection_threshold` is set. This is
+not modelled. CUDA graphs and memory pools of users are not modelled either.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
-from perfsuite.results.counts import MemoryLog
+from perfsuite.dry.device_log import (
+    Allocate,
+    EmptyCache,
+    EndOfStep,
+    Entry,
+    Free,
+    HostWait,
+    RecordEvent,
+    StreamWait,
+    UseIn,
+    Workspace,
+)
 
 MIN_BLOCK = 512  # kMinBlockSize
 SMALL_SIZE = 1 << 20  # kSmallSize
@@ -36,7 +55,7 @@ SMALL_SEGMENT = 2 << 20  # kSmallBuffer
 LARGE_SEGMENT = 20 << 20  # kLargeBuffer, large_segment_size
 MIN_LARGE_ALLOCATION = 10 << 20  # kMinLargeAlloc
 ROUND_LARGE = 2 << 20  # kRoundLarge
-FAR = 1 << 60  # distance between the two expandable segments, so that both can grow
+FAR = 1 << 60  # distance between the expandable segments, so that all can grow
 
 
 @dataclass(eq=False, slots=True)
@@ -49,16 +68,20 @@ class Block:
     is_free: bool = False
     previous: Block | None = None  # neighbours in the same segment
     next: Block | None = None
+    other_streams: set[int] = field(default_factory=set)  # streams that use it besides the pool's stream
 
 
 _place = attrgetter("size", "address")
 
 
 class _Pool:
-    """The small or the large pool, with its free blocks."""
+    """The free blocks of the small or the large pool that belong to one stream."""
 
-    def __init__(self, *, is_small: bool) -> None:
+    def __init__(self, number: int, stream: int, *, is_small: bool) -> None:
+        self.number = number  # among the pools of all streams
+        self.stream = stream
         self.is_small = is_small
+        self.page = SMALL_SEGMENT if is_small else LARGE_SEGMENT  # size by which expandable segments grow
         self.last: Block | None = None  # the last block of the expandable segment
         self._free: list[Block] = []  # sorted by size, then by address
 
@@ -77,25 +100,29 @@ class _Pool:
             return fitting[1]
         return fitting[0] if fitting else None
 
+    def whole_segments(self) -> list[Block]:
+        """Return the free blocks that fill their segments."""
+        return [block for block in self._free if block.previous is None and block.next is None]
+
 
 class CachingAllocator:
-    """The allocator of one device and stream. All sizes are in bytes."""
+    """The allocator of one device. All sizes are in bytes."""
 
     def __init__(self, *, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
         self.allocated = 0
         # Like `torch.cuda.max_memory_allocated`: the size of all blocks in use, including rounding.
         self.peak_allocated = 0
-        # Like `torch.cuda.max_memory_reserved`: the memory obtained from CUDA. In this model it never
-        # shrinks.
+        # The memory obtained from CUDA, and its peak like `torch.cuda.max_memory_reserved`.
         self.reserved = 0
-        self._small = _Pool(is_small=True)
-        self._large = _Pool(is_small=False)
+        self.peak_reserved = 0
+        self._end = 0  # address at which the next segment begins
+        self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and whether they are small
 
-    def take(self, request: int) -> Block:
+    def take(self, request: int, stream: int = 0) -> Block:
         """Allocate a block for a positive request. `Block.size` may be larger than the request."""
         size = _rounded(request, MIN_BLOCK)
-        pool = self._small if size <= SMALL_SIZE else self._large
+        pool = self._pool(stream, is_small=size <= SMALL_SIZE)
         block = pool.best_fit(size)
         if block is not None:
             pool.remove(block)
@@ -103,29 +130,79 @@ class CachingAllocator:
             block = self._expand(pool, size)
         else:
             # A new segment. The simulated addresses have no gaps, so it begins where the last one ends.
-            block = Block(self.reserved, _segment_size(size), pool)
-            self.reserved += block.size
+            block = Block(self._end, _segment_size(size), pool)
+            self._end += block.size
+            self._reserve(block.size)
         self._split(block, size)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
     def give_back(self, block: Block) -> None:
-        """Free a block, and merge it with its free neighbours."""
+        """Free a block, so that it can be used again."""
+        self.retire(block)
+        self.put(block)
+
+    def retire(self, block: Block) -> None:
+        """Free a block that must not be used again before `put`."""
         self.allocated -= block.size
+
+    def put(self, block: Block) -> None:
+        """Merge a freed block with its free neighbours, and let its stream use it again."""
+        block.other_streams.clear()
         for neighbour in (block.previous, block.next):
             if neighbour is not None and neighbour.is_free:
                 block.pool.remove(neighbour)
                 _join(block, neighbour)
         block.pool.put(block)
 
+    def empty_cache(self) -> None:
+        """Return free segments to CUDA, or the free pages at the end of expandable segments."""
+        for pool in self._pools.values():
+            if self.expandable_segments:
+                self._shrink(pool)
+                continue
+            for block in pool.whole_segments():
+                pool.remove(block)
+                self.reserved -= block.size
+
+    def reset_peaks(self) -> None:
+        """Let the peaks begin at the current values, as `torch.cuda.reset_peak_memory_stats` does."""
+        self.peak_allocated = self.allocated
+        self.peak_reserved = self.reserved
+
+    def _reserve(self, size: int) -> None:
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _pool(self, stream: int, *, is_small: bool) -> _Pool:
+        key = (stream, is_small)
+        if key not in self._pools:
+            self._pools[key] = _Pool(len(self._pools), stream, is_small=is_small)
+        return self._pools[key]
+
+    def _shrink(self, pool: _Pool) -> None:
+        last = pool.last
+        if last is None or not last.is_free:
+            return
+        pool.remove(last)
+        returned = last.size // pool.page * pool.page
+        self.reserved -= returned
+        last.size -= returned
+        if last.size:
+            pool.put(last)
+            return
+        pool.last = last.previous
+        if last.previous is not None:
+            last.previous.next = None
+
     def _expand(self, pool: _Pool, size: int) -> Block:
         """Grow the pool's segment until its last block has `size`."""
         last = pool.last
         room = last.size if last is not None and last.is_free else 0
-        grown = _rounded(size - room, SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT)
-        self.reserved += grown
-        address = FAR * pool.is_small if last is None else last.address + last.size
+        grown = _rounded(size - room, pool.page)
+        self._reserve(grown)
+        address = FAR * pool.number if last is None else last.address + last.size
         block = Block(address, grown, pool, previous=last)
         pool.last = block
         if last is not None:
@@ -175,24 +252,110 @@ def _rounded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def replay(
-    log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False
-) -> CachingAllocator:
-    """Replay a log in a new allocator, and return the allocator.
+EventsEnd = Literal["when awaited", "at the end of the step"]
+"""When the events of freed blocks are done. A dry run does not know how fast the GPU works.
 
-    `workspaces` are the sizes in bytes of blocks that are allocated first and are not in the log. As in
-    torch, a storage that is resized gets its new block before its old block is freed.
+`when awaited`: when the host has waited for the work that the event marks, or at the end of the step. The
+host is as far ahead of the GPU as it can be. `at the end of the step`: not before, whatever the host awaits.
+"""
+
+
+class _Replay:
+    """Replays the log of a device in the model of the allocator."""
+
+    def __init__(self, allocator: CachingAllocator, workspace_bytes: int, events_end: EventsEnd) -> None:
+        self.allocator = allocator
+        self._workspace_bytes = workspace_bytes
+        self._waits_count = events_end == "when awaited"
+        self._blocks: dict[int, Block] = {}  # by storage
+        self._work = defaultdict[int, int](int)  # number of marks in each stream
+        # The latest mark of each stream that a stream has waited for, and that an event includes.
+        self._seen = defaultdict[int, dict[int, int]](dict)
+        self._included: dict[int, dict[int, int]] = {}
+        self._done: dict[int, int] = {}  # the latest mark of each stream that is known to be done
+        # Freed blocks, with the mark in each other stream that must be done before they can be used again.
+        self._retired: list[tuple[Block, dict[int, int]]] = []
+
+    def apply(self, entry: Entry) -> None:
+        """Apply one entry of the log."""
+        match entry:
+            case Allocate(storage, size, stream):
+                self._process_events()
+                old = self._blocks.pop(storage, None)
+                self._blocks[storage] = self.allocator.take(size, stream)
+                if old is not None:
+                    self._free(old)
+            case Free(storage):
+                self._free(self._blocks.pop(storage))
+            case Workspace(stream):
+                self._process_events()
+                self.allocator.take(self._workspace_bytes, stream)
+            case UseIn(storage, stream):
+                block = self._blocks.get(storage)
+                if block is not None and stream != block.pool.stream:
+                    block.other_streams.add(stream)
+            case RecordEvent(event, stream):
+                self._mark(stream)
+                self._included[event] = dict(self._seen[stream])
+            case StreamWait(stream, event):
+                _update(self._seen[stream], self._included[event])
+            case HostWait(event):
+                if self._waits_count:
+                    _update(self._done, self._work if event is None else self._included[event])
+            case EmptyCache():
+                self._end_all()
+                self.allocator.empty_cache()
+            case EndOfStep(step):
+                self._end_all()
+                if step == 1:
+                    self.allocator.reset_peaks()
+
+    def _free(self, block: Block) -> None:
+        if not block.other_streams:
+            self.allocator.give_back(block)
+            return
+        self.allocator.retire(block)
+        self._retired.append((block, {stream: self._mark(stream) for stream in block.other_streams}))
+
+    def _mark(self, stream: int) -> int:
+        self._work[stream] += 1
+        self._seen[stream][stream] = self._work[stream]
+        return self._work[stream]
+
+    def _process_events(self) -> None:
+        """Let blocks be used again whose events are done. Torch does this in each allocation."""
+        waiting = []
+        for block, marks in self._retired:
+            if all(self._done.get(stream, 0) >= mark for stream, mark in marks.items()):
+                self.allocator.put(block)
+            else:
+                waiting.append((block, marks))
+        self._retired = waiting
+
+    def _end_all(self) -> None:
+        _update(self._done, self._work)
+        self._process_events()
+
+
+def _update(marks: dict[int, int], others: dict[int, int]) -> None:
+    """Raise each stream's mark to the mark in `others`."""
+    for stream, mark in others.items():
+        marks[stream] = max(marks.get(stream, 0), mark)
+
+
+def replay(
+    log: Iterable[Entry],
+    *,
+    workspace_bytes: int,
+    expandable_segments: bool = False,
+    events_end: EventsEnd = "when awaited",
+) -> CachingAllocator:
+    """Replay a log in a new allocator, and return the allocator, whose peaks begin after the first step.
+
+    `workspace_bytes` is the size of each of cuBLAS's workspaces.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
-    for size in workspaces:
-        allocator.take(size)
-    sizes = dict(enumerate(log.at_start))
-    blocks = {storage: allocator.take(size) for storage, size in sizes.items() if size}
-    for storage, growth, _ in log.changes:
-        sizes[storage] = sizes.get(storage, 0) + growth
-        old = blocks.pop(storage, None)
-        if sizes[storage]:
-            blocks[storage] = allocator.take(sizes[storage])
-        if old is not None:
-            allocator.give_back(old)
+    run = _Replay(allocator, workspace_bytes, events_end)
+    for entry in log:
+        run.apply(entry)
     return allocator

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import torch
 
 from perfsuite.case.hardware import Machine
-from perfsuite.dry import attention
+from perfsuite.dry import attention, streams
+from perfsuite.dry.device_log import DeviceLog, EmptyCache
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import nothing, replace, replace_everywhere
 from perfsuite.frameworks.common.private import FakeTensorMode
@@ -29,40 +30,6 @@ NCCL = (2, 27, 7)
 RANDOM_STATE = torch.zeros(16, dtype=torch.uint8)
 # Keep this object, because its registrations end when it is deleted.
 _LIBRARY = torch.library.Library("aten", "IMPL")
-
-
-class _Idle:
-    """A stream or an event on which nothing ever waits."""
-
-    device = torch.device("cuda", 0)
-    device_index = 0
-    cuda_stream = 0
-    priority = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def record(self, *args: Any) -> _Idle:
-        return self
-
-    record_event = record
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def elapsed_time(self, end_event: Any) -> float:
-        return 0.0
-
-    def wait(self, *args: Any) -> None: ...
-
-    wait_stream = wait_event = synchronize = wait
-
-    def __enter__(self) -> _Idle:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 class _NoNccl:
@@ -97,26 +64,28 @@ class _Generator(torch.Generator):
         return self
 
 
-def pretend(machine: Machine) -> None:
-    """Make `torch.cuda` behave as on `machine`, for the rest of this process."""
+def pretend(machine: Machine, log: DeviceLog) -> None:
+    """Make `torch.cuda` behave as on `machine`, for the rest of this process.
+
+    Streams and events write to `log`.
+    """
     # Fake tensors must not initialise CUDA, although `is_available` returns True here.
     replace(FakeTensorMode, "avoid_device_init", True)
     # In torch 2.11, this function would create a real tensor.
     setattr(*private.place("init_gpu_context"), nothing)
-    for name, value in _answers(machine).items():
+    for name, value in _answers(machine, log).items():
         # Some names are also in a submodule, such as `torch.cuda.random.get_rng_state`.
         replace_everywhere(torch.cuda, name, value)
     replace(torch.cuda, "default_generators", tuple(_Generator() for _ in range(machine.devices)))
     replace(*private.place("is_in_bad_fork"), _constant(False))
     replace(*private.place("cuda_lazy_init"), _constant(None))
-    for name, value in _answers_for_accelerators(machine).items():
+    for name, value in _answers_for_accelerators(machine, log).items():
         replace(torch.accelerator, name, value)
     cudnn: Any = torch.backends.cudnn
     # Torch's own kernels are counted instead of cuDNN's, as in a build for CPUs.
     replace(cudnn.m, "is_available", _constant(False))
     replace(cudnn.m, "version", _constant(None))
     replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    replace(torch.Tensor, "record_stream", nothing)
     replace(torch.Tensor, "pin_memory", lambda self, *args: self)
     # Use `setattr`, because a build for CPUs might lack this name.
     setattr(*private.place("raw_stream"), lambda index: 0)
@@ -153,7 +122,7 @@ def _never(*args: Any) -> NoReturn:
     raise AssertionError("a fake tensor has no values to compute with")
 
 
-def _answers(machine: Machine) -> dict[str, Any]:
+def _answers(machine: Machine, log: DeviceLog) -> dict[str, Any]:
     """Return the stand-ins for names in `torch.cuda`.
 
     No two names share an object, because dynamo's tables are keyed by object.
@@ -169,17 +138,13 @@ def _answers(machine: Machine) -> dict[str, Any]:
         gcnArchName="",
         uuid="",
     )
-    stream = _Idle()
     return {
         **{name: _constant(None) for name in _IDLE},
         **{name: _constant(0) for name in _NO_BYTES},
         "device": lambda *args, **kwargs: contextlib.nullcontext(),
-        "stream": lambda *args, **kwargs: contextlib.nullcontext(),
-        "Stream": _Idle,
-        "Event": _Idle,
+        **streams.stand_ins(log),
+        "empty_cache": lambda: log.add(EmptyCache()),
         "current_device": _constant(0),
-        "current_stream": _constant(stream),
-        "default_stream": _constant(stream),
         "device_count": _constant(machine.devices),
         "get_device_capability": _constant(capability),
         "get_device_name": _constant(machine.device_name),
@@ -197,11 +162,13 @@ def _answers(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _answers_for_accelerators(machine: Machine) -> dict[str, Any]:
+def _answers_for_accelerators(machine: Machine, log: DeviceLog) -> dict[str, Any]:
     """Return the stand-ins for names in `torch.accelerator` that would use an allocator or a device."""
+    of_streams = streams.stand_ins(log)
     return {
-        # FSDP2 waits on this stream after a frozen layer.
-        "current_stream": _constant(_Idle()),
+        # FSDP2 waits on the current stream after a frozen layer.
+        **{name: of_streams[name] for name in ("current_stream", "set_stream", "synchronize")},
+        "empty_cache": lambda: log.add(EmptyCache()),
         "device_count": _constant(machine.devices),
         "get_memory_info": _constant((machine.memory_bytes, machine.memory_bytes)),
         "memory_stats": lambda *args, **kwargs: {},
@@ -210,13 +177,10 @@ def _answers_for_accelerators(machine: Machine) -> dict[str, Any]:
     }
 
 
-_IDLE_ACCELERATOR = (
-    *("empty_cache", "reset_accumulated_memory_stats", "reset_peak_memory_stats"),
-    *("set_stream", "synchronize"),
-)
+_IDLE_ACCELERATOR = (*("reset_accumulated_memory_stats", "reset_peak_memory_stats"),)
 _IDLE = (
-    *("empty_cache", "init", "manual_seed", "manual_seed_all", "reset_max_memory_allocated"),
-    *("reset_peak_memory_stats", "set_device", "set_rng_state", "set_stream", "synchronize"),
+    *("init", "manual_seed", "manual_seed_all", "reset_max_memory_allocated"),
+    *("reset_peak_memory_stats", "set_device", "set_rng_state"),
 )
 _NO_BYTES = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
 

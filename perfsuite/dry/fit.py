@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.allocator import replay
-from perfsuite.results.counts import Counts, MemoryLog, merged
+from perfsuite.dry.device_log import Entry, peak_of_live
+from perfsuite.results.counts import Counts, merged
 from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, MemoryPart, roofline
 from perfsuite.results.rank_report import RankReport
 
 MIB = 1 << 20
 TIGHT_FROM = 0.8
 """Share of the card's memory above which a case is `tight`. The remainder covers memory that is not
-predicted: kernels need scratch memory, each stream has its own free blocks, and drivers differ in the memory
-that they reserve."""
+predicted: kernels need scratch memory, and drivers differ in the memory that they reserve."""
 
 CONTEXT = MemoryPart(
     name="CUDA context",
@@ -34,25 +34,28 @@ NCCL_HIGH = 1024 * MIB
 1685). A ring has a few channels over PCIe, and up to 32 over NVLink. One report measured 1.6 GB for a
 communicator and the CUDA context together (nccl issue 864)."""
 
-# The threads of forward and of autograd. Each has a cuBLAS handle with its own workspace.
-MATMUL_THREADS = 2
 
-
-def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
+def predict(
+    log: Sequence[Entry], counts: Counts, machine: Machine, rank: int, *, built: int = 0
+) -> Fit | None:
     """Predict a rank's memory from `log` and `counts`. Returns None on a CPU.
 
     `built` is the size in bytes of the model that the rank builds before it is sharded.
     """
     if machine.device == "cpu":
         return None
-    workspaces = [workspace_bytes(machine)] * MATMUL_THREADS
-    cache = replay(log, workspaces=workspaces)
+    workspace = workspace_bytes(machine)
+    cache = replay(log, workspace_bytes=workspace)
+    late = replay(log, workspace_bytes=workspace, events_end="at the end of the step")
+    expandable = replay(log, workspace_bytes=workspace, expandable_segments=True)
     fit = Fit(
         rank=rank,
-        live=log.peak,
+        live=peak_of_live(log),
         allocated=cache.peak_allocated,
-        reserved=cache.reserved,
-        reserved_expandable=replay(log, workspaces=workspaces, expandable_segments=True).reserved,
+        reserved=cache.peak_reserved,
+        # A block that is free later can also leave fewer gaps, so the bound can be below the estimate.
+        reserved_upper=max(cache.peak_reserved, late.peak_reserved),
+        reserved_expandable=expandable.peak_reserved,
         built=built,
         outside=(CONTEXT, *_nccl(counts)),
         card=machine.memory_bytes,

@@ -12,13 +12,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import compilation, cuda, values
+from perfsuite.dry.device_log import DeviceLog, EmptyCache, EndOfStep
 from perfsuite.dry.fit import predict
+from perfsuite.dry.storages import recorded
 from perfsuite.errors import DryRunError, MismatchError, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning, float8, own_list
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode, active_fake_mode
-from perfsuite.results.counts import KeptObjects, StepsToCount
+from perfsuite.results.counts import COUNTED_STEP, KeptObjects, StepsToCount
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import HostTimer
@@ -90,6 +92,7 @@ class DryRank:
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
         self.compilation = compilation.Compilation()
+        self.log = DeviceLog()  # up to the end of the reported step
         self.notes: list[str] = []  # facts that a reader of the counts needs to know
         self._machine = machine
         self._optimizer: Any = None
@@ -110,7 +113,7 @@ class DryRank:
         self._pretend()
         calls.watch()
         frozen.watch()
-        with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
+        with FakeTensorMode(allow_non_fake_inputs=True), self.answers(), self._recorded():
             counting = self.recorder.counting = Counting(self._model, self.steps)
             self._train()
             settings = self._settings()
@@ -119,14 +122,13 @@ class DryRank:
         if counting.counts is None:
             why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
             raise DryRunError(f"nothing was counted: {why}")
-        assert counting.log is not None
         rank = self.report.rank
         built = self._built_bytes
         counts = compilation.without_kernels(counting.counts, software.compiled_counts())
         counts = counts.replace(kept=self._kept or self._growth.result())
         return self.report.replace(
             counts=counts,
-            fit=predict(counting.log, counts, self._machine, rank, built=built),
+            fit=predict(self.log.entries, counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
@@ -146,7 +148,7 @@ class DryRank:
         The order of the calls matters, because imports copy names.
         """
         if self.device.type == "cuda":
-            cuda.pretend(self._machine)
+            cuda.pretend(self._machine, self.log)
         else:
             cuda.hide()
         self.compilation.pretend()
@@ -165,7 +167,7 @@ class DryRank:
         if plan.clock == "torch":
             register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
         self.recorder.between_steps = self._end_when_counted
-        self.recorder.start()
+        self._start()
         with contextlib.suppress(Enough), self._later_steps_may_fail():
             self.workload.run(self.case.total_steps)
 
@@ -186,7 +188,18 @@ class DryRank:
         assert self.recorder.counting is not None
         self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
+    def _recorded(self) -> contextlib.AbstractContextManager[None]:
+        return recorded(self.log) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def _start(self) -> None:
+        """Begin the first step. In a launch, `Recorder.start` also empties the allocator's cache."""
+        self.log.add(EmptyCache())
+        self.recorder.start()
+
     def _end_when_counted(self, steps: int) -> None:
+        self.log.add(EndOfStep(steps))
+        if steps == COUNTED_STEP:
+            self.log.close()
         if steps == self.last_step:
             self._kept = self._growth.result()  # now, while the holders of the objects still exist
             raise Enough

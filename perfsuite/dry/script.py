@@ -58,7 +58,7 @@ class DryScript(DryRank):
 
     def _pretend(self) -> None:
         if self.device.type == "cuda":
-            cuda.pretend(self._machine)
+            cuda.pretend(self._machine, self.log)
         else:
             cuda.hide()
         values.pretend_tensors()
@@ -138,7 +138,7 @@ class DryScript(DryRank):
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
                 self._observer = Observer(self.case, self.workload, has_values=False)
                 self.environment |= software.program()
-                self.recorder.start()
+                self._start()
             self._observer.before_optimizer_step(clock, args, kwargs)
             if self.recorder.steps == 1:
                 self._observer.check_second_step()

@@ -6,7 +6,7 @@ counts; `perfsuite.verdict.exact` judges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import Field
@@ -96,35 +96,6 @@ class StepMemory(Data):
     saved_for_backward: int  # maximum number of bytes that a forward left alive when a backward began
     growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
-
-
-class MemoryChange(NamedTuple):
-    """The allocation, release or resize of a storage."""
-
-    storage: int  # number of the storage, in order of first appearance
-    bytes: int  # growth in bytes; negative if the storage shrinks or is released
-    phase: Phase
-
-
-class MemoryLog(NamedTuple):
-    """The storages of one rank on its device over one or more consecutive steps, which a dry run replays."""
-
-    at_start: tuple[int, ...]  # bytes of each storage when the first step begins; 0: created later
-    steps: tuple[tuple[MemoryChange, ...], ...]  # the changes in each step, in order
-
-    @property
-    def changes(self) -> Iterator[MemoryChange]:
-        """The changes in all steps, in order."""
-        return (change for step in self.steps for change in step)
-
-    @property
-    def peak(self) -> int:
-        """The maximum number of bytes alive at once. Each storage counts once, without rounding."""
-        live = peak = sum(self.at_start)
-        for change in self.changes:
-            live += change.bytes
-            peak = max(peak, live)
-        return peak
 
 
 class Compiled(Data):

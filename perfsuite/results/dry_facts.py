@@ -36,7 +36,10 @@ class Fit(Data):
     rank: int
     live: int  # peak of live tensors
     allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
-    reserved: int  # peak of the memory that the caching allocator reserves
+    reserved: int  # estimated peak of the memory that the caching allocator reserves
+    # The same if no block that several streams use can be used again in the step that frees it; None: the dry
+    # run is older than this bound.
+    reserved_upper: int | None = None
     reserved_expandable: int  # the same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
@@ -52,7 +55,7 @@ class Fit(Data):
     @property
     def most(self) -> int:
         """The memory, in bytes, with which the allocator never frees its cache, even in the worst case."""
-        return max(self.reserved, self.built) + sum(part.high for part in self.outside)
+        return max(self.reserved_upper or self.reserved, self.built) + sum(part.high for part in self.outside)
 
 
 class Roofline(Data):

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.dry import allocator
-from perfsuite.dry.allocator import Block, CachingAllocator, replay
-from perfsuite.results.counts import MemoryChange, MemoryLog
+from perfsuite.dry.allocator import Block, CachingAllocator, EventsEnd, replay
+from perfsuite.dry.device_log import (
+    Allocate,
+    EmptyCache,
+    EndOfStep,
+    Entry,
+    Free,
+    HostWait,
+    RecordEvent,
+    StreamWait,
+    UseIn,
+    Workspace,
+)
 from tests.samples import deterministic
 
 MIB = 1 << 20
-
-
-def log(*changes: tuple[int, int], at_start: tuple[int, ...] = ()) -> MemoryLog:
-    return MemoryLog(at_start, (tuple(MemoryChange(storage, size, "forward") for storage, size in changes),))
 
 
 def state(cache: CachingAllocator) -> tuple[int, int]:
@@ -143,29 +149,142 @@ def test_uses_the_end_of_a_segment_last() -> None:
     assert cache.reserved == 40 * MIB
 
 
-STEP = tuple(MemoryChange(0, size, "forward") for size in (50 * MIB, -50 * MIB))
+def test_streams_share_no_free_blocks() -> None:
+    cache = CachingAllocator()
+    cache.give_back(cache.take(30 * MIB, stream=1))
+    cache.take(30 * MIB)
+    assert cache.reserved == 60 * MIB
+    cache.take(30 * MIB, stream=1)
+    assert state(cache) == (60 * MIB, 60 * MIB)
+
+
+def test_streams_have_expandable_segments_of_their_own() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    first, second = (cache.take(15 * MIB, stream) for stream in (0, 1))
+    assert (first.address + 15 * MIB, cache.reserved) != (second.address, 20 * MIB)
+    assert cache.reserved == 40 * MIB
+
+
+def test_emptying_the_cache_keeps_segments_in_use() -> None:
+    cache = CachingAllocator()
+    blocks = [cache.take(5 * MIB) for _ in range(4)]  # one segment of 20 MiB
+    cache.give_back(cache.take(30 * MIB, stream=1))
+    for block in blocks[:3]:
+        cache.give_back(block)
+    cache.empty_cache()
+    assert state(cache) == (5 * MIB, 20 * MIB)
+    cache.give_back(blocks[3])
+    cache.empty_cache()
+    assert state(cache) == (0, 0)
+    assert (cache.peak_allocated, cache.peak_reserved) == (35 * MIB + 15 * MIB, 50 * MIB)
+
+
+def test_emptying_the_cache_shrinks_expandable_segments() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    first, second = cache.take(25 * MIB), cache.take(30 * MIB)
+    cache.give_back(second)
+    cache.empty_cache()
+    assert state(cache) == (25 * MIB, 40 * MIB)  # 35 MiB were free: one page, and 15 MiB of another
+    assert cache.take(15 * MIB).address == first.address + 25 * MIB
+    cache.give_back(first)
+    cache.empty_cache()
+    assert cache.reserved == 40 * MIB  # the end of the segment is in use
+
+
+def test_an_emptied_expandable_segment_grows_again() -> None:
+    cache = CachingAllocator(expandable_segments=True)
+    cache.give_back(cache.take(40 * MIB))
+    cache.empty_cache()
+    assert cache.reserved == 0
+    cache.take(1 + 20 * MIB)
+    assert cache.reserved == 40 * MIB
+
+
+GET_30 = Allocate(0, 30 * MIB, 0)
+STEP = (Allocate(1, 50 * MIB, 0), Free(1))
 
 
 @pytest.mark.parametrize(
-    ("log", "workspaces", "allocated", "reserved"),
+    ("log", "allocated", "reserved"),
     [
-        (log((1, 12 * MIB), (1, -12 * MIB), (2, 14 * MIB), at_start=(30 * MIB,)), (), 44, 56),
-        (log((0, -30 * MIB), (1, 30 * MIB), (0, 30 * MIB), at_start=(30 * MIB,)), (), 60, 60),
-        (log((0, -30 * MIB), (1, 30 * MIB), at_start=(30 * MIB,)), (), 30, 30),
-        (log((0, 10 * MIB), at_start=(20 * MIB,)), (), 50, 50),
-        (MemoryLog((), (STEP, STEP)), (), 50, 50),
-        (log((0, 12 * MIB)), [12 * MIB], 24, 24),
-        (log((0, 0)), (), 0, 0),
-        (log(), (), 0, 0),
+        ((GET_30, Allocate(1, 12 * MIB, 0), Free(1), Allocate(2, 14 * MIB, 0)), 44, 56),
+        ((GET_30, Free(0), Allocate(1, 30 * MIB, 0)), 30, 30),
+        ((GET_30, Allocate(0, 40 * MIB, 0)), 70, 70),
+        ((*STEP, EndOfStep(1), *STEP, EndOfStep(2)), 50, 50),
+        ((*STEP, EndOfStep(1)), 0, 50),
+        ((*STEP, EndOfStep(1), EndOfStep(2)), 0, 50),
+        ((*STEP, EmptyCache(), EndOfStep(1), GET_30), 30, 30),
+        ((GET_30, Free(0), Workspace(0), GET_30), 42, 60),
+        ((GET_30, Free(0), Workspace(3), GET_30), 42, 42),
+        ((), 0, 0),
     ],
     ids=[
-        *("from its start", "death and birth", "death", "both blocks for a moment", "second step"),
-        *("workspaces for good", "no bytes", "nothing"),
+        *(
+            "a gap",
+            "death and birth",
+            "both blocks for a moment",
+            "second step",
+            "peaks from the second step",
+        ),
+        *("reserved for good", "emptied", "a workspace takes a free block", "a workspace of a stream"),
+        "nothing",
     ],
 )
-def test_a_log_is_replayed(log: MemoryLog, workspaces: Sequence[int], allocated: int, reserved: int) -> None:
-    cache = replay(log, workspaces=workspaces)
-    assert (cache.peak_allocated, cache.reserved) == (allocated * MIB, reserved * MIB)
+def test_a_log_is_replayed(log: tuple[Entry, ...], allocated: int, reserved: int) -> None:
+    cache = replay(log, workspace_bytes=12 * MIB)
+    assert (cache.peak_allocated, cache.peak_reserved) == (allocated * MIB, reserved * MIB)
+
+
+LENT = (GET_30, UseIn(0, 1))
+
+
+def reserved(*log: Entry, events_end: EventsEnd = "when awaited") -> int:
+    """Return the MiB that are reserved after this log and an allocation of 30 MiB."""
+    whole = (*log, Allocate(2, 30 * MIB, 0))
+    return replay(whole, workspace_bytes=MIB, events_end=events_end).reserved // MIB
+
+
+def test_lent_block_waits_for_the_other_stream() -> None:
+    assert reserved(GET_30, Free(0)) == 30
+    assert reserved(*LENT, Free(0)) == 60
+    assert reserved(GET_30, UseIn(0, 0), Free(0)) == 30, "its own stream"
+    assert reserved(*LENT, Free(0), EndOfStep(2)) == 30
+    assert reserved(*LENT, Free(0), EmptyCache()) == 30
+
+
+@pytest.mark.parametrize(
+    ("awaited", "known_to_be_done"),
+    [
+        ((HostWait(None),), True),
+        ((RecordEvent(1, 1), HostWait(1)), True),
+        ((RecordEvent(1, 1), StreamWait(2, 1), RecordEvent(2, 2), HostWait(2)), True),
+        ((RecordEvent(1, 2), HostWait(1)), False),
+        ((RecordEvent(1, 1), RecordEvent(2, 2), StreamWait(2, 1), HostWait(2)), False),
+        ((RecordEvent(1, 1), StreamWait(2, 1)), False),
+    ],
+    ids=["all", "the stream", "a stream that waited for it", "another stream", "too late", "no host"],
+)
+def test_host_waits_end_events(awaited: tuple[Entry, ...], known_to_be_done: bool) -> None:
+    assert reserved(*LENT, Free(0), *awaited) == (30 if known_to_be_done else 60)
+    assert reserved(*LENT, Free(0), *awaited, events_end="at the end of the step") == 60
+    assert reserved(*LENT, *awaited, Free(0)) == 60, "the event is recorded by the release"
+
+
+def test_lent_blocks_are_merged_only_when_done() -> None:
+    parts = [Allocate(number, 5 * MIB, 0) for number in range(4)]  # one segment of 20 MiB
+    freed: list[Entry] = [UseIn(1, 1), *map(Free, range(4))]
+    whole = Allocate(9, 20 * MIB, 0)
+    assert replay([*parts, *freed, whole], workspace_bytes=MIB).reserved == 40 * MIB
+    assert replay([*parts, *freed, HostWait(None), whole], workspace_bytes=MIB).reserved == 20 * MIB
+
+
+def test_reused_block_has_forgotten_other_streams() -> None:
+    again = (Allocate(1, 30 * MIB, 0), Free(1))
+    assert reserved(*LENT, Free(0), HostWait(None), *again) == 30
+
+
+def test_released_storages_cannot_be_used() -> None:
+    assert reserved(GET_30, Free(0), UseIn(0, 1)) == 30
 
 
 sizes = st.integers(1, 64 * MIB) | st.integers(1, 2 * MIB) | st.sampled_from([512, MIB, 10 * MIB, 20 * MIB])

@@ -1,4 +1,5 @@
 from importlib import resources
+from typing import Any
 
 import pytest
 import torch
@@ -8,13 +9,14 @@ from perfsuite.case.case import Topology
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.dry import cuda
 from perfsuite.dry.cuda import ONE_KERNEL, _answers, _answers_for_accelerators
+from perfsuite.dry.device_log import DeviceLog, EmptyCache, HostWait
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
 
 FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml"
 
 
 def test_torch_answers_as_on_the_machine() -> None:
-    answers = _answers(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
+    answers = _answers(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)), DeviceLog())
     assert (answers["device_count"](), answers["get_device_name"](0)) == (8, "NVIDIA H100 80GB HBM3")
 
 
@@ -23,16 +25,26 @@ def test_torch_answers_as_on_the_machine() -> None:
     [("Tesla V100-SXM2-16GB", False), ("Tesla T4", False), ("NVIDIA A100-SXM4-80GB", True)],
 )
 def test_torch_counts_emulated_bf16_as_supported(name: str, in_hardware: bool) -> None:
-    is_bf16_supported = _answers(pretended_gpu(name, Topology(processes_per_node=1)))["is_bf16_supported"]
+    answers = _answers(pretended_gpu(name, Topology(processes_per_node=1)), DeviceLog())
+    is_bf16_supported = answers["is_bf16_supported"]
     assert is_bf16_supported() is True
     assert is_bf16_supported(including_emulation=False) is in_hardware
 
 
 def test_accelerators_answer_as_on_the_machine() -> None:
-    answers = _answers_for_accelerators(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)))
+    answers = _answers_for_accelerators(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)), DeviceLog())
     usable = PRODUCTS[ANY_GPU].memory_bytes
     assert (answers["device_count"](), answers["get_memory_info"](0)) == (8, (usable, usable))
     assert not [name for name in answers if not hasattr(torch.accelerator, name)]
+
+
+@pytest.mark.parametrize("answers", [_answers, _answers_for_accelerators])
+def test_logs_calls_that_empty_the_cache_or_wait(answers: Any) -> None:
+    log = DeviceLog()
+    stand_ins = answers(pretended_gpu(ANY_GPU, Topology(processes_per_node=8)), log)
+    stand_ins["empty_cache"]()
+    stand_ins["synchronize"]()
+    assert log.entries == [EmptyCache(), HostWait(None)]
 
 
 def test_hides_gpus_from_a_pretended_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

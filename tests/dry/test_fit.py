@@ -1,24 +1,32 @@
+from collections.abc import Sequence
+
 import pytest
 
 from perfsuite.case.case import Topology
+from perfsuite.dry.device_log import Allocate, EndOfStep, Entry, Free, HostWait, UseIn, Workspace
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.report.explained import prediction
-from perfsuite.results.counts import Collective, Counts, MemoryChange, MemoryLog
+from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.dry_facts import DryFacts, Fit
 from tests.counted import make_collective, make_compiled
 from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report
 
 MIB = 1 << 20
 GIB = 1 << 30
-LOG = MemoryLog((10 * GIB,), ((MemoryChange(1, 4 * GIB, "forward"), MemoryChange(1, -4 * GIB, "backward")),))
+LOG = (Workspace(0), Workspace(0), Allocate(0, 10 * GIB, 0), Allocate(1, 4 * GIB, 0), Free(1))
+
+
+def held(size: int) -> tuple[Entry, ...]:
+    """Return the log of a process in which one storage of this many GiB is alive."""
+    return (Allocate(0, size * GIB, 0),)
 
 
 def gather(ranks: int, apart: int) -> Collective:
     return make_collective(ranks=ranks, apart=apart, count=1, bytes=8 * GIB)
 
 
-def predicted(*collectives: Collective, log: MemoryLog = LOG, built: int = 0) -> Fit:
+def predicted(*collectives: Collective, log: Sequence[Entry] = LOG, built: int = 0) -> Fit:
     return known(predict(log, Counts(collectives=collectives), make_gpu_machine(), rank=3, built=built))
 
 
@@ -31,6 +39,7 @@ def test_the_parts_of_a_prediction() -> None:
     (context,) = fit.outside
     assert fit.least == fit.allocated + context.low
     assert fit.most == fit.reserved + context.high
+    assert fit.reserved_upper == fit.reserved
     assert fit.verdict == "fits"
 
 
@@ -40,6 +49,14 @@ def test_says_if_the_memory_of_the_card_is_nominal(name: str, nominal: bool) -> 
     assert fit.card_is_nominal is nominal
     said = "of 80.0 GiB (nominal: the usable memory of this GPU is unknown, and less)"
     assert prediction(DryFacts(fit=fit))[0].endswith(said if nominal else "of 79.1 GiB")
+
+
+def test_the_bound_counts_blocks_that_streams_share() -> None:
+    lent = (Allocate(0, GIB, 0), UseIn(0, 1), Free(0))
+    waited = (*lent, HostWait(None), Allocate(1, GIB, 0), EndOfStep(2))
+    fit = predicted(log=waited)
+    assert (fit.reserved, fit.reserved_upper) == (GIB, 2 * GIB)
+    assert fit.most == 2 * GIB + fit.outside[0].high
 
 
 def test_each_group_has_a_communicator() -> None:
@@ -68,7 +85,7 @@ def test_the_verdict(least: int, most: int, verdict: str) -> None:
 
 @pytest.mark.parametrize(("lives", "verdict"), [(70, "tight"), (80, "does not fit")])
 def test_a_card_must_have_what_lives_at_once(lives: int, verdict: str) -> None:
-    assert predicted(log=MemoryLog((lives * GIB,), ())).verdict == verdict
+    assert predicted(log=held(lives)).verdict == verdict
 
 
 def test_unsharded_model_must_fit_whole() -> None:
@@ -88,7 +105,7 @@ def test_cublas_has_more_memory_from_hopper_on() -> None:
 def test_facts_are_the_neediest_ranks() -> None:
     machine = make_gpu_machine()
     small = predicted()
-    large = predicted(log=MemoryLog((30 * GIB,), ()))
+    large = predicted(log=held(30))
     counts = [Counts(flops={"forward": flops}) for flops in (10**12, 3 * 10**12)]
     reports = [
         make_report(rank=rank, counts=its, fit=fit, tokens_per_step=1000)
@@ -102,7 +119,7 @@ def test_facts_are_the_neediest_ranks() -> None:
 
 def test_compiled_model_is_never_said_not_to_fit() -> None:
     """With fusion it may need less."""
-    log = MemoryLog((100 * GIB,), ())
+    log = held(100)
     compiled = Counts(kernels=None, compiled=make_compiled(kernels=None, extern_calls=None))
     said = [known(predict(log, each, make_gpu_machine(), rank=0)).verdict for each in (Counts(), compiled)]
     assert said == ["does not fit", "tight"]

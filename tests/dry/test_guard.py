@@ -118,11 +118,12 @@ import torch
 import torch.distributed as dist
 from perfsuite.case.case import Topology
 from perfsuite.dry import cuda, values
+from perfsuite.dry.device_log import DeviceLog
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
 from perfsuite.frameworks.common import pretend
 from perfsuite.frameworks.common.private import FakeTensorMode
 
-cuda.pretend(pretended_gpu(ANY_GPU, Topology(processes_per_node=2)))
+cuda.pretend(pretended_gpu(ANY_GPU, Topology(processes_per_node=2)), DeviceLog())
 values.pretend_tensors()
 values.pretend_ranks()
 pretend.ddp()

@@ -18,10 +18,16 @@ def test_the_memory_of_a_dry_run_in_words() -> None:
     assert prediction(DryFacts()) == []
     assert prediction(DryFacts(fit=FIT)) == [
         "tight: rank 7 needs 61.2 GiB to 64.5 GiB of 80.0 GiB",
-        "reserved by the caching allocator 64.0 GiB (62.0 GiB with expandable segments), "
+        "reserved by the caching allocator 64.0 GiB, at most 64.0 GiB (62.0 GiB with expandable segments), "
         "allocated 61.0 GiB, live tensors 60.0 GiB",
         "outside the allocator: CUDA context 256.0 MiB to 512.0 MiB",
     ]
+    above = prediction(DryFacts(fit=FIT.replace(reserved_upper=65 * 2**30)))
+    assert above[0] == "tight: rank 7 needs 61.2 GiB to 65.5 GiB of 80.0 GiB"
+    assert above[1].startswith("reserved by the caching allocator 64.0 GiB, at most 65.0 GiB (62.0 GiB with")
+    older = prediction(DryFacts(fit=FIT.replace(reserved_upper=None)))
+    assert older[0] == "tight: rank 7 needs 61.2 GiB to 64.5 GiB of 80.0 GiB"
+    assert older[1].startswith("reserved by the caching allocator 64.0 GiB (62.0 GiB with expandable")
     built = prediction(DryFacts(fit=FIT.replace(built=70 * 2**30)))
     assert built[1] == "the model before it is sharded: 70.0 GiB"
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.results import counts
-from perfsuite.results.counts import Counts, MemoryChange, MemoryLog
+from perfsuite.results.counts import Counts
 from tests.samples import deterministic
 
 
@@ -24,13 +24,3 @@ def test_ranks_with_equal_counts_share_an_entry() -> None:
 @deterministic
 def test_spans_name_every_number_once(named: set[int]) -> None:
     assert counts.numbers(counts.spans(sorted(named))) == sorted(named)
-
-
-def test_the_peak_is_over_all_steps() -> None:
-    first = (MemoryChange(1, 50, "forward"), MemoryChange(1, -50, "backward"))
-    freed = (MemoryChange(2, 20, "forward"), MemoryChange(0, -100, "optimizer"))
-    second = (*freed, MemoryChange(3, 90, "optimizer"))
-    assert MemoryLog((100,), (first, second)).peak == 150
-    assert MemoryLog((100,), (second,)).peak == 120
-    assert MemoryLog((3, 0, 4), ()).peak == 7
-    assert list(MemoryLog((), (first, second)).changes) == [*first, *second]

@@ -90,5 +90,6 @@ def test_no_limit_without_all_flops_and_a_peak() -> None:
 def test_the_range_of_a_need() -> None:
     """At least what lives at once, at most what the allocator would hold; each with what lies beside it."""
     a, b = (MemoryPart(name="x", low=low, high=high, source="s") for low, high in ((5, 10), (1, 4)))
-    fit = FIT.replace(allocated=100, reserved=130, outside=(a, b))
+    fit = FIT.replace(allocated=100, reserved=130, reserved_upper=None, outside=(a, b))
     assert (fit.least, fit.most) == (106, 144)
+    assert fit.replace(reserved_upper=135).most == 149

@@ -4,7 +4,9 @@ A dry run sees the reducer's work that goes through the dispatcher. Work that ne
 left out.
 """
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,20 +38,43 @@ def ddp() -> None:
         def pretended(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             asked = kwargs.get("bucket_cap_mb")  # if no size is given, the first bucket is small
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
-            replace(*private.place("bucket_assignment"), functools.partial(_as_rebuilt, assign, limits))
+            as_rebuilt = functools.partial(_as_rebuilt, assign, limits)
+            # A reducer with a static graph learns the graph in the first step, so it cannot be replaced.
+            is_rebuilt = not (kwargs.get("static_graph") or kwargs.get("find_unused_parameters"))
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             used = 0  # length of the map of used parameters
             if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
                 # The reducer copies the map through pinned memory, which is not simulated.
                 used = len(trained)
-            init(self, module, *args, **kwargs)
-            self.register_comm_hook((self.process_group, used), _all_reduce)
+            if not is_rebuilt:
+                replace(*private.place("bucket_assignment"), functools.partial(_reversed, as_rebuilt))
+            with _arguments_of(dist, "Reducer") as arguments:
+                init(self, module, *args, **kwargs)
+            replace(*private.place("bucket_assignment"), assign)
             replace(self, "logger", _NoLog())  # the real logger needs CUDA events
-            replace(self, "reducer", _Reducer(self.reducer))
+            rebuild = functools.partial(_rebuilt, arguments, as_rebuilt) if is_rebuilt else None
+            replace(self, "reducer", _Reducer(self, used, rebuild))
 
         return pretended
 
     wrap(DistributedDataParallel, "__init__", with_pretended_reducer)
+
+
+@contextlib.contextmanager
+def _arguments_of(owner: Any, name: str) -> Iterator[list[Any]]:
+    """Collect the positional arguments with which `owner.name` is called in the `with` block."""
+    function = attribute(owner, name)
+    arguments: list[Any] = []
+
+    def called(*args: Any) -> Any:
+        arguments.extend(args)
+        return function(*args)
+
+    replace(owner, name, called)
+    try:
+        yield arguments
+    finally:
+        replace(owner, name, function)
 
 
 def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:
@@ -57,7 +82,20 @@ def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse
     last = len(parameters) - 1
     buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
     in_order = [[last - index for index in bucket] for bucket in buckets]
-    return in_order[::-1], sizes[::-1]  # DDP reverses the two lists
+    return in_order, sizes
+
+
+def _reversed(as_rebuilt: Any, *args: Any) -> Any:
+    """Return the rebuilt buckets for `DistributedDataParallel.__init__`, which reverses the two lists."""
+    in_order, sizes = as_rebuilt(*args)
+    return in_order[::-1], sizes[::-1]
+
+
+def _rebuilt(arguments: list[Any], as_rebuilt: Callable[..., Any]) -> Any:
+    """Return a reducer like the one that was made with `arguments`, with rebuilt buckets."""
+    parameters, at_first, _, group, sparse, *more = arguments
+    buckets, sizes = as_rebuilt(parameters, at_first, sparse)
+    return attribute(dist, "Reducer")(parameters, buckets, sizes, group, sparse, *more)
 
 
 class _NoLog:
@@ -66,25 +104,44 @@ class _NoLog:
 
 
 class _Reducer:
-    """The C++ reducer, but buckets are never rebuilt: that would send their indices to other ranks."""
+    """The C++ reducer of a DDP model. Another one takes its place where torch rebuilds the buckets.
 
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
+    This is in the first forward after a backward that reduced gradients. Torch would keep the reducer, and
+    send the indices of its new buckets to other ranks. `used` is the length of the map of used parameters,
+    which has one int32 per parameter. `rebuild` returns the new reducer; None: torch rebuilds no buckets.
+    """
+
+    def __init__(self, model: Any, used: int, rebuild: Callable[[], Any] | None) -> None:
+        self.group = model.process_group
+        self.used = used
+        self.has_reduced = False
+        self._model = model
+        self._rebuild = rebuild
+        self._reducer = model.reducer
+        model.register_comm_hook(self, _all_reduce)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reducer, name)
 
     def _rebuild_buckets(self) -> bool:
+        if self.has_reduced and self._rebuild is not None:
+            self._reducer = None  # as in torch, the old buckets are freed before the new ones are allocated
+            self._reducer = self._rebuild()
+            self._rebuild = None
+            replace(self._model, "reducer", self._reducer)
+            self._model.register_comm_hook(self, _all_reduce)
+            replace(self._model, "reducer", self)
         return False
 
 
-def _all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
+def _all_reduce(reducer, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
     """Do the reducer's default all-reduce. Return a filled future: a fake collective never fills its own."""
-    group, used = state  # `used`: length of the map of used parameters, which holds one int32 per parameter
+    reducer.has_reduced = True
     buffer = bucket.buffer()
-    dist.all_reduce(buffer, group=group)
-    if used and bucket.is_last():
-        dist.all_reduce(torch.zeros(used, dtype=torch.int32, device=buffer.device), group=group)
+    dist.all_reduce(buffer, group=reducer.group)
+    if reducer.used and bucket.is_last():
+        used_parameters = torch.zeros(reducer.used, dtype=torch.int32, device=buffer.device)
+        dist.all_reduce(used_parameters, group=reducer.group)
     future: Any = torch.futures.Future()
     future.set_result(buffer)
     return future

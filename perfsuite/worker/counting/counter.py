@@ -324,7 +324,7 @@ class StepCounter(TorchDispatchMode):
             self._totals["ops"][operator] += 1
         for tensor in made:
             self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
-        if any(map(self._is_waited_for, _read_by_the_host(operator, args, kwargs, given))):
+        if any(map(self._is_waited_for, read_by_the_host(operator, args, kwargs, given))):
             self._totals["host_reads"][phase] += 1
         if operator in COPIES:
             source = given[-1].device.type
@@ -445,7 +445,7 @@ def _is_of_torch(optimizer: Any) -> bool:
     return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
 
 
-def _read_by_the_host(
+def read_by_the_host(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]
 ) -> list[Tensor]:
     """Return the tensors that the host must read to know a result, its shape, or where to write."""

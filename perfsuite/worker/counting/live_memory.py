@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from perfsuite.frameworks.common.private import BaseDataLoaderIter, cdata
-from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
+from perfsuite.results.counts import Phase, StepMemory
 from perfsuite.worker.observation.replicas import local
 
 RECEIVED = "received"
@@ -31,6 +31,14 @@ UNSHARDED = "unsharded"
 COMMUNICATION = "communication"
 KEPT = "kept"
 PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # categories that a storage never leaves
+
+
+class MemoryChange(NamedTuple):
+    """The allocation, release or resize of a storage."""
+
+    storage: int  # number of the storage, in order of first appearance
+    bytes: int  # growth in bytes; negative if the storage shrinks or is released
+    phase: Phase
 
 
 class LiveMemory:
@@ -52,12 +60,11 @@ class LiveMemory:
         self._used: list[int] = []
         self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
-        self._at_first: list[int] = []
-        self._steps: list[list[MemoryChange]] = []
+        self._has_seen_a_step = False  # whether a whole step has ended
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Record a tensor that an operator takes or (`born`) creates. `part` is its category if it is new."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage is not None:
             thread = get_ident()
             is_new = cdata(storage) not in self._living
@@ -102,29 +109,23 @@ class LiveMemory:
 
     def assign(self, tensor: Any, part: str) -> None:
         """Assign a tensor, or this rank's shard of it, to one of the `PERMANENT` categories."""
-        storage = _storage(local(tensor))
+        storage = storage_of(local(tensor))
         if storage is not None:
             self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
         """Return the number of a tensor's storage while it lives; None if it was never seen."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         return None if storage is None else self._living.get(cdata(storage), (None, None))[0]
 
     def end_step(self) -> StepMemory:
         """Return the memory of the step that ends, and begin the next step."""
         memory = self._replayed()
-        if not self._steps:
-            self._at_first = self._start
-        self._steps.append(self._changes)
+        self._has_seen_a_step = True
         self._start = list(self._bytes)
         self._changes = []
         self._used = [0] * len(self._bytes)
         return memory
-
-    def log(self) -> MemoryLog:
-        """Return the changes of memory in the steps that have ended."""
-        return MemoryLog(tuple(self._at_first), tuple(map(tuple, self._steps)))
 
     def forget(self) -> None:
         """Stop watching storages."""
@@ -145,7 +146,7 @@ class LiveMemory:
         self._bytes.append(0)
         self._used.append(len(self._changes))
         # After a whole step, all older storages are known, so this one was created unseen.
-        if born or self._steps:
+        if born or self._has_seen_a_step:
             self._change(number, size)
         else:
             self._bytes[number] = size
@@ -204,7 +205,7 @@ class LiveMemory:
         )
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
     """Return a tensor's storage; None for a sparse tensor, which has no storage."""
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
@@ -227,7 +228,7 @@ class Batches:
             batch = plain(loader)
             with contextlib.suppress(Exception):  # a batch can be anything
                 on_host = (each for each in _tensors_in(batch) if each.device.type == "cpu")
-                self._made += map(weakref.ref, filter(None, map(_storage, on_host)))
+                self._made += map(weakref.ref, filter(None, map(storage_of, on_host)))
             return batch
 
         BaseDataLoaderIter.__next__ = remembered

@@ -22,7 +22,6 @@ from perfsuite.results.counts import (
     COUNTED_STEP,
     FIRST_COUNTED,
     Counts,
-    MemoryLog,
     StepMemory,
     StepsToCount,
 )
@@ -70,7 +69,6 @@ class Counting:
             raise private.NAMES["current_graph_task"].missing()
         # The counts of step `COUNTED_STEP`, with later steps; None if step `COUNTED_STEP` was not counted.
         self.counts: Counts | None = None
-        self.log: MemoryLog | None = None  # memory changes up to that step; set if `counts` is set
         self.notes: list[str] = []  # why a step was not counted, or why a norm was not read
         self.steps = steps
         self.has_counted_late = False  # whether the late step was counted, which makes it slower
@@ -149,7 +147,6 @@ class Counting:
 
     def _report(self, counts: Counts, counter: StepCounter) -> None:
         """Keep the counts of step `COUNTED_STEP`, which is reported."""
-        self.log = counter.memory.log()
         self._read_late()
         self._norm = None
         if self._watch is not None:

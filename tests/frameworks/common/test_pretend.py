@@ -1,5 +1,7 @@
 """What DDP and FSDP1 are given; that it does what a real launch does is compared in dry/test_rank.py."""
 
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import _flat_param
-from torch.nn.parallel import distributed
+from torch.nn.parallel import DistributedDataParallel, distributed
 
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common import pretend
+from tests.fake_group import fake_group
 
 
 def test_dropped_torch_name_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,12 +23,78 @@ def test_dropped_torch_name_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_buckets_are_those_of_the_second_step() -> None:
-    """DDP turns what it gets round: the bucket of the last parameters, which have their gradients first."""
+    """The last parameters have their gradients first."""
     assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
     parameters = [nn.Parameter(nn.Linear(16, 16).weight.detach()) for _ in range(5)]  # 1024 bytes each
     buckets, sizes = pretend._as_rebuilt(assign, [2048], parameters, [1 << 20, 25 << 20], [False] * 5)
-    assert buckets[::-1] == [[4, 3], [2, 1], [0]]
+    assert buckets == [[4, 3], [2, 1], [0]]
     assert sizes == [2048] * 3
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The bytes of each all-reduce, while DDP is prepared for a dry run as one of two ranks."""
+    for owner, name in (
+        (distributed, "_verify_param_shape_across_processes"),
+        (dist, "_compute_bucket_assignment_by_size"),
+        (DistributedDataParallel, "__init__"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    sent: list[int] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: sent.append(buffer.nbytes))
+    pretend.ddp()
+    with fake_group(0, 2):
+        yield sent
+
+
+def four_layers(**options: Any) -> Any:
+    """Return a model with four weights of 1024 bytes, of which two fill a bucket."""
+    layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
+    return DistributedDataParallel(layers, bucket_cap_mb=2048 / 2**20, **options)
+
+
+def train(model: Any) -> None:
+    model(torch.ones(1, 16)).sum().backward()
+
+
+def test_ddp_rebuilds_its_one_bucket_in_the_second_step(reduced: list[int]) -> None:
+    model = four_layers()
+    train(model)
+    assert reduced == [4096]
+    train(model)
+    assert reduced == [4096, 2048, 2048]
+    train(model)
+    assert reduced == [4096, *[2048] * 4]
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_buckets_are_rebuilt_only_after_a_reduction(reduced: list[int]) -> None:
+    model = four_layers()
+    with model.no_sync():
+        train(model)
+        train(model)
+    train(model)
+    assert reduced == [4096]
+    train(model)
+    assert reduced == [4096, 2048, 2048]
+
+
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_other_buckets_are_never_rebuilt(reduced: list[int], option: str) -> None:
+    model = four_layers(**{option: True})
+    train(model)
+    train(model)
+    assert reduced == [2048] * 4
+
+
+def test_old_buckets_are_freed_before_new_ones_are_made(reduced: list[int]) -> None:
+    model = four_layers()
+    first = model.reducer._reducer
+    train(model)
+    gone = weakref.ref(first)
+    del first
+    train(model)
+    assert gone() is None
 
 
 def test_storages_stand_in_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

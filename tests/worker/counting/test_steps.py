@@ -34,7 +34,6 @@ def test_counts_two_steps_and_reports_the_second() -> None:
     assert counts.flops["forward"] == 2 * (2 * 8 * 16 * 32)
     assert "aten.ones" not in counts.ops, "as made between steps"
     assert counting.notes == []
-    assert len(known(counting.log).steps) == 2
     assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
     warm_up()
     assert_nothing_is_left()
