@@ -5,6 +5,7 @@ Facts that only all ranks together can show are reported as `Evidence`.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Collection, Mapping
@@ -266,9 +267,12 @@ def owner(optimizer: Any) -> nn.Module:
     if engine is not None:
         return cast(nn.Module, engine)
     wanted = set(map(id, parameters_of(optimizer)))
-    modules = living(nn.Module)
-    owned = {module: wanted & {id(p) for p in module.parameters()} for module in modules}
-    owners = [] if any(owned.values()) else _copied(optimizer, modules)
+    owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
+    owners = []
+    if not any(owned.values()):
+        owned.clear()
+        gc.collect()  # a model that the training has dropped owns nothing
+        owners = _copied(optimizer, living(nn.Module))
     missing = set() if owners else set(wanted)
     while missing:
         most = max(
