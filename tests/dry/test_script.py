@@ -277,8 +277,10 @@ def collate(rows):
 
 def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
     text = TRAIN.replace("        # here", USED).replace(GROUP, GROUP + BACKENDS)
-    run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
-    assert run.notes == ()  # what is compiled and never called changes nothing
+    # torch keeps a backend for each call of torch.compile, which this script makes in each step.
+    kept = "_TorchCompileInductorWrapper"
+    run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry", leaks=kept)
+    assert run.notes == ()  # what is compiled and never called changes nothing else
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -338,10 +340,11 @@ def test_copied_weights_are_noted(tmp_path: Path) -> None:
     """Whether the script ever writes them back into the model cannot be seen without values."""
     case = case_of(tmp_path, COPIES, ranks=1, sequence_length=None, precision="bf16-mixed")
     run = passed(case, tmp_path / "dry")
-    assert run.notes[0] == (
+    copied = (
         "SGD steps tensors that belong to no module. They are assumed to be copies of the model's "
         "parameters, which was not checked"
     )
+    assert copied in run.notes
 
 
 LOAD = """
