@@ -20,10 +20,13 @@ FILES = {
 
 WORKER_ONLY = (
     "perfsuite.dry.attention",
+    "perfsuite.dry.compilation",
     "perfsuite.dry.cuda",
     "perfsuite.dry.program",
     "perfsuite.dry.rank",
     "perfsuite.dry.script",
+    "perfsuite.dry.storages",
+    "perfsuite.dry.streams",
     "perfsuite.dry.values",
     "perfsuite.frameworks.common.",
     "perfsuite.frameworks.nanotron.compat",
