@@ -133,7 +133,7 @@ class Budget:
         `longest_s` is the duration of the longest launch of the case so far, in seconds.
         """
         self.launch_s[case.id] = longest_s
-        return longest_s + sum(map(self._needed_s, self.waiting)) <= self._left()
+        return self.has_time_for(case, 1)
 
     def has_time_for(self, case: Case, launches: int) -> bool:
         """Return whether this many launches of a case fit, besides those that waiting cases need."""
