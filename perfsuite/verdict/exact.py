@@ -171,8 +171,8 @@ def _least_share(counts: Counts) -> tuple[float, int]:
 def _new_events(baseline: CountBaseline, launches: Launches) -> Iterator[Finding]:
     """Yield a regression for each event, such as saving a checkpoint, that only the later arm has."""
     for ranks, before, now in _alike(baseline, launches):
-        seen = [before.spans.keys() | (EVENTS - counts.spans.keys()) for counts in now]
-        for name in sorted(EVENTS.difference(*seen)):
+        new = sorted(EVENTS - before.spans.keys())
+        for name in [name for name in new if all(name in counts.spans for counts in now)]:
             yield Finding(
                 field=name,
                 quantity="events",
