@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from perfsuite.case.hardware import AND, Machine
+from perfsuite.case.hardware import Machine
 from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
@@ -107,9 +107,7 @@ def slowest_gpu(run: Run, name: str) -> str:
 
 
 def unequal_gpus(run: Run) -> list[str]:
-    """Return a note about each rate in which one GPU lags behind the others. Unlike GPUs have none."""
-    if run.machine.device == "cpu" or AND in run.machine.device_name:
-        return []
+    """Return a note about each rate in which one GPU lags behind the others."""
     return [
         f"{slowest_gpu(run, name)}. The ranks wait for the slowest GPU in each step"
         for name, share in run.slowest_shares().items()

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
-from perfsuite.case.hardware import Machine
+from perfsuite.case.hardware import AND, Machine
 from perfsuite.documents import Data, Document, Sealed
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
@@ -258,7 +258,12 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
     def slowest_shares(self) -> dict[str, float]:
-        """Return each rate of the slowest rank as a share of that of the fastest rank, by name."""
+        """Return each rate of the slowest rank as a share of that of the fastest rank, by name.
+
+        Empty on a CPU, whose ranks share the cores, and for GPUs of different models.
+        """
+        if self.machine.device == "cpu" or AND in self.machine.device_name:
+            return {}
         rates: dict[str, list[float]] = {}
         for probe in self.rank_probes:
             for name, rate in probe.items():

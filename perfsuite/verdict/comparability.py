@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from perfsuite.analysis import health
 from perfsuite.case.case import NOT_IN_ID
-from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import find_metric
@@ -84,8 +83,6 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
     """Return the rates in which one GPU lags behind the others by more than at the baseline."""
-    if run.machine.device == "cpu" or AND in run.machine.device_name:
-        return []
     usual_shares = {} if baseline is None else baseline.slowest_share()
     reasons = []
     for name, share in run.slowest_shares().items():
