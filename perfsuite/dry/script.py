@@ -207,7 +207,7 @@ class DryScript(DryRank):
             why = named.why_not_found()
             # The module of a phase may be imported later.
             if why is not None and (named.is_imported or isinstance(named, NamedLoader)):
-                raise MismatchError(f"{named.name!r}, which the case names: {why}")
+                raise MismatchError(f"the case names {named.name!r}, but {why}")
 
     def _unchecked(
         self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None

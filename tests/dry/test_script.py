@@ -73,9 +73,12 @@ def counted(run: Run) -> Counts:
     [
         (
             {"phases": {"rollout": "train:generate"}},
-            "'train:generate', which the case names: 'generate' does not",
+            "the case names 'train:generate', but 'generate' does not exist in",
         ),
-        ({"loader": "batches:next"}, "the script has not imported a module 'batches'"),
+        (
+            {"loader": "batches:next"},
+            "the case names 'batches:next', but the script has not imported a module 'batches'",
+        ),
     ],
 )
 def test_names_that_a_script_lacks_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -324,8 +324,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         return Failure(kind="cancelled", message=message, at=time.time())
     if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
         message = (
-            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, although the driver ran. See "
-            f"whether its node can write {run_dir.path}"
+            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, although the driver ran. Check "
+            f"that its node can write {run_dir.path}"
         )
         return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)

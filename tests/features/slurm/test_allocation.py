@@ -91,7 +91,7 @@ def test_tells_an_aborted_step_from_a_dead_agent(
     run_dir.scheduler_log.write_text(by_srun)
     run_dir.agent_log(0).write_text(by_agent)
     failure = said_by_slurm(run_dir, 2)
-    said = (None, None) if failure is None else (failure.kind, failure.message.partition(". See")[0])
+    said = (None, None) if failure is None else (failure.kind, failure.message.partition(". Check")[0])
     assert said == (kind, message)
     launch_file = LaunchFile(
         node=1, host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),)
