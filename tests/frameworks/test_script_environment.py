@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite import Case, Script, Topology
 from perfsuite.node.ranks import without_rank
+from perfsuite.results.run_dir import COMPILE_CACHES, FLIGHT_RECORDER_FILE
 from tests.dry.runs import passed
 from tests.frameworks.test_base import COUNTED, measured
 from tests.frameworks.test_script import case_of
@@ -105,8 +106,8 @@ NOT_SET_BY_US = {"python", "module", "accelerate", "accelerate of two", "multi"}
 def as_its_user_sees(directory: Path, launcher: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Write down the variables of a start by the user. What starts afterwards seems to be of another job."""
     (directory / "train.py").write_text(TELLS)
-    # What perfsuite names itself unless the user does.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(directory / "compiled"))
+    for name in (*COMPILE_CACHES, FLIGHT_RECORDER_FILE):  # perfsuite sets them unless the user does
+        monkeypatch.setenv(name, str(directory / name))
     by_its_user(directory, *launcher)
     for name, value in OF_ANOTHER_JOB.items():
         monkeypatch.setenv(name, value)
