@@ -280,7 +280,7 @@ for step in range(100):
 """
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_script_profile_shows_its_waits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     script = Script(path=str(tmp_path / "train.py"))

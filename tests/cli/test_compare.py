@@ -298,7 +298,7 @@ def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, 
     assert verdicts.modes == []
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_compares_a_simulation_in_a_worktree() -> None:
     words = ("main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
     printed = commands.flat(command(*words, status=1).stdout)
@@ -306,7 +306,7 @@ def test_compares_a_simulation_in_a_worktree() -> None:
     assert "regressed" in printed
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_script_missing_in_an_arm_names_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The case is of this environment; the commit that is compared with has no such file."""
     Path("train.py").write_text("raise SystemExit(3)\n")

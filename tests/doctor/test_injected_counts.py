@@ -98,7 +98,7 @@ def test_counted_steps_reveal_every_fault() -> None:
     assert len(by_check) == len(get_args(Structural)) + 2
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_a_fault_is_found_in_real_launches() -> None:
     first = bases(detect())[0]
     wanted = first._replace(faults={"small-buckets": first.faults["small-buckets"]})

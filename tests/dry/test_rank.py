@@ -71,7 +71,7 @@ def launch_now(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) -> None:
     dry = passed(NEVER_REVIEWED, tmp_path)
     check_ranks(dry, launch_now.counts)
@@ -119,7 +119,7 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))

@@ -192,6 +192,7 @@ def test_a_wrong_claim_is_refused_dry(tmp_path: Path, text: str, claim: dict[str
     assert (failure.kind, said in failure.message) == ("mismatch", True), failure.message
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("claim", [{"precision": "bf16-mixed"}, {"gradient_accumulation": 3}])
 def test_refuses_a_wrong_claim_as_a_launch_does(tmp_path: Path, claim: dict[str, Any]) -> None:
     case = case_of(tmp_path, TRAIN, **claim)
@@ -286,6 +287,7 @@ def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
     assert run.notes == ()  # what is compiled and never called changes nothing else
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_data_are_loaded_with_their_values(tmp_path: Path, workers: str) -> None:
     text = TRAIN.replace(GROUP, COLLATE + GROUP)
@@ -310,6 +312,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 def test_fsdp2_moves_a_model_as_on_a_gpu(tmp_path: Path) -> None:
     sharded = partial(case_of, tmp_path, sequence_length=None, hardware="h100")
     moved_by_fsdp2 = counted(passed(sharded(SHARDED), tmp_path / "fsdp2"))
@@ -363,6 +366,7 @@ assert all(isinstance(each, torch.nn.Parameter) and each.requires_grad for each 
 """
 
 
+@pytest.mark.nightly
 def test_weights_are_loaded_by_accelerate(tmp_path: Path) -> None:
     """As by diffusers' `from_pretrained`."""
     torch.save(torch.nn.Linear(4, 4).state_dict(), tmp_path / "weights.bin")
@@ -417,6 +421,7 @@ def test_refuses_a_value_dependent_script(tmp_path: Path) -> None:
     assert f"depends on the values of a tensor (train.py:21: {line})" in failure.message
 
 
+@pytest.mark.nightly
 def test_refuses_an_engine_that_needs_values(packages: Packages, tmp_path: Path) -> None:
     motor.install(packages)
     text = "from motor.driving import Driver\nengine = Driver(Mock())\n"

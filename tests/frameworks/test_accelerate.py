@@ -189,7 +189,7 @@ def test_what_must_be_observed(config: Path) -> None:
     assert Accelerate(config=config).expected(case) == sharded
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_a_users_own_file_runs(tmp_path: Path, config: Path) -> None:
     small = MIXED.replace(micro_batch=1, gradient_accumulation=2, activation_checkpointing="full")
     run = measured(small.replace(framework=Accelerate(config=config)), tmp_path / "run")

@@ -46,6 +46,9 @@ COUNTED = SMALL.replace(max_warmup_steps=4)
 FOUR = Topology(processes_per_node=4)
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
+GRADIENTS_SHARDED = Accelerate(
+    strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"
+)
 ADAPTED = SMALL.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
 
 
@@ -92,10 +95,10 @@ def test_a_run_is_complete(tmp_path: Path) -> None:
     [
         pytest.param(FULL, marks=pytest.mark.smoke("fsdp")),
         pytest.param(FSDP2(), marks=pytest.mark.smoke("fsdp2")),
-        Accelerate(strategy="ddp"),
-        Accelerate(strategy="fsdp1", sharding_strategy="SHARD_GRAD_OP", backward_prefetch="BACKWARD_PRE"),
+        pytest.param(Accelerate(strategy="ddp"), marks=pytest.mark.nightly),
+        pytest.param(GRADIENTS_SHARDED, marks=pytest.mark.nightly),
         pytest.param(Accelerate(strategy="fsdp2"), marks=pytest.mark.smoke("accelerate")),
-        Trainer(),
+        pytest.param(Trainer(), marks=pytest.mark.nightly),
         pytest.param(Trainer(fsdp="full_shard auto_wrap"), marks=pytest.mark.smoke("trainer")),
         pytest.param(Lightning(strategy="fsdp2"), marks=pytest.mark.smoke("lightning")),
     ],
@@ -115,9 +118,12 @@ TIED = COUNTED.replace(model=llama_tiny("llama-tied", num_hidden_layers=2, tie_w
     "case",
     [
         SHALLOW.replace(framework=FSDP2(tensor_parallel=2)),
-        TIED.replace(
-            framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
-            activation_checkpointing="full",
+        pytest.param(
+            TIED.replace(
+                framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
+                activation_checkpointing="full",
+            ),
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             SHALLOW.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
@@ -136,7 +142,7 @@ def test_tensor_parallel_ranks_train_as_one(tmp_path: Path, case: Case) -> None:
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_float8_trains_alike_when_sharded(tmp_path: Path) -> None:
     whole = COUNTED.replace(framework=FSDP2(float8="rowwise"))
     sharded = measured(whole, tmp_path)
@@ -146,7 +152,7 @@ def test_float8_trains_alike_when_sharded(tmp_path: Path) -> None:
     assert observed(sharded).settings["low_precision_modules"] == "28 Float8Linear"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("framework", "gathers"),
     [
@@ -165,7 +171,7 @@ def test_accelerate_float8_trains_nearly_alike(framework: Framework, gathers: bo
     assert any(note.startswith("no MFU: matmuls ran in fewer than 16 bits") for note in run.notes)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_sharded_experts_train_the_same(tmp_path: Path) -> None:
     experts = COUNTED.replace(model=llama_tiny("mixtral-tiny", **EXPERTS), attention="eager")
     sharded = measured(experts.replace(framework=FSDP2()), tmp_path)
@@ -186,11 +192,20 @@ BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_
     "case",
     [
         MIXED.replace(framework=BUCKETS, activation_checkpointing="every-2"),
-        MIXED.replace(framework=ONCE, gradient_accumulation=2, activation_checkpointing="full"),
-        MIXED.replace(framework=KEPT, gradient_accumulation=2, activation_checkpointing="selective-op"),
-        SMALL.replace(framework=IN_GROUPS, attention="eager", precision="fp16-mixed", topology=FOUR),
-        SMALL.replace(framework=FSDP2(shard_group=2), precision="bf16", model="gpt2-tiny", topology=FOUR),
-        MIXED.replace(framework=BY_TRAINER, topology=FOUR),
+        *(
+            pytest.param(case, marks=pytest.mark.nightly)
+            for case in (
+                MIXED.replace(framework=ONCE, gradient_accumulation=2, activation_checkpointing="full"),
+                MIXED.replace(
+                    framework=KEPT, gradient_accumulation=2, activation_checkpointing="selective-op"
+                ),
+                SMALL.replace(framework=IN_GROUPS, attention="eager", precision="fp16-mixed", topology=FOUR),
+                SMALL.replace(
+                    framework=FSDP2(shard_group=2), precision="bf16", model="gpt2-tiny", topology=FOUR
+                ),
+                MIXED.replace(framework=BY_TRAINER, topology=FOUR),
+            )
+        ),
     ],
     ids=lambda case: case.id,
 )
@@ -205,8 +220,8 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
     assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
 
 
-@pytest.mark.launch
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_blocks_train_the_same(tmp_path: Path, ranks: int) -> None:
     """Two ranks count a step, too."""
     flat = llama_tiny("llama-flat", num_hidden_layers=1)

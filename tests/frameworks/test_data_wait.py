@@ -71,7 +71,7 @@ def measured(directory: Path, **how: Any) -> Run:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_dataset_that_became_slow_regresses(tmp_path: Path, workers: int) -> None:
     fast = measured(tmp_path / "fast", WORKERS=workers)
     slow = measured(tmp_path / "slow", WORKERS=workers, SLEEP_S=SLEEP_S)
@@ -89,7 +89,7 @@ def forked_worker(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return with_worker(tmp_path_factory.mktemp("forked"), CONTEXT="fork", CALLS=100)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_the_same_work_in_a_worker_passes(forked_worker: Run, tmp_path: Path) -> None:
     same = with_worker(tmp_path / "same", CONTEXT="fork", CALLS=100)
     unchanged = known(exact.check([same], from_runs([forked_worker])))
@@ -97,7 +97,14 @@ def test_the_same_work_in_a_worker_passes(forked_worker: Run, tmp_path: Path) ->
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "context",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.nightly),
+        pytest.param("forkserver", marks=pytest.mark.nightly),
+    ],
+)
 def test_work_in_a_worker_is_counted(forked_worker: Run, tmp_path: Path, context: str) -> None:
     before = forked_worker
     if context != "fork":
@@ -111,7 +118,7 @@ def test_work_in_a_worker_is_counted(forked_worker: Run, tmp_path: Path, context
     assert "tokenize +3,600" in finding.sentence
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_counts_workers_forked_in_a_step_alike(forked_worker: Run, tmp_path: Path) -> None:
     """With three batches in an epoch, workers are forked in step 4: they inherit the rank's counter."""
     short = with_worker(tmp_path / "short", CALLS=100, ROWS=12)
@@ -120,7 +127,14 @@ def test_counts_workers_forked_in_a_step_alike(forked_worker: Run, tmp_path: Pat
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("loader", [None, "train:batches", "__main__:batches"])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        pytest.param(None, marks=pytest.mark.nightly),
+        "train:batches",
+        pytest.param("__main__:batches", marks=pytest.mark.nightly),
+    ],
+)
 def test_times_an_iterator_named_by_the_case(tmp_path: Path, loader: str | None) -> None:
     run = measured(tmp_path / "own", OWN=1, SLEEP_S=0.01, loader=loader)
     assert (run.figures.data_wait_s is None) == (loader is None)

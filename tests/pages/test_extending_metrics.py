@@ -37,7 +37,7 @@ def uninstall(packages: Packages) -> Callable[[], None]:
     return functools.partial(packages.uninstall, project["name"])
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.usefixtures("uninstall")
 def test_every_launch_measures_the_pages_metrics(tmp_path: Path) -> None:
     case = make_case(framework=DDP(), max_warmup_steps=2, steps=10)

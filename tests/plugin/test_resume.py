@@ -119,6 +119,7 @@ def launches(suite: pytest.Pytester) -> Sequence[Path]:
     return sorted(max(suite.path.glob(".perfsuite/runs/*")).glob("*/launch-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("metric is missing")
 @pytest.mark.fault("pytest is killed")
 def test_resumed_night_ends_as_an_unbroken_one(

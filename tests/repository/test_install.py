@@ -184,6 +184,7 @@ for step in range(100):
 """
 
 
+@pytest.mark.nightly
 def test_a_rank_needs_torch_and_pydantic_alone(rank: str, tmp_path: Path) -> None:
     """Two ranks of a script in an environment of its own, measured by the driver of this one."""
     assert has(rank, "torch", "pydantic", "perfsuite", *DRIVER_ONLY) == ["torch", "pydantic", "perfsuite"]

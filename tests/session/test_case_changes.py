@@ -157,12 +157,18 @@ PARAMETERS = "[CASE, CASE.replace(micro_batch=2)]"
     ("after", "kind", "words"),
     [
         ("[CASE]", "deleted", ""),
-        ("[CASE, CASE.replace(micro_batch=1)]", "changed", f"{B1}: micro_batch 2 -> 1"),
+        pytest.param(
+            "[CASE, CASE.replace(micro_batch=1)]",
+            "changed",
+            f"{B1}: micro_batch 2 -> 1",
+            marks=pytest.mark.nightly,
+        ),
         ('[CASE, CASE.replace(micro_batch=2, hardware="h100")]', "re-marked", "cpu -> h100"),
-        (
+        pytest.param(
             "[CASE, pytest.param(CASE.replace(micro_batch=2), marks=pytest.mark.skip('slow'))]",
             "skipped",
             "slow",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -196,7 +202,7 @@ def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
     assert [change.case_id for change in found(repo, text="main~1")[0]] == []
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_case_newly_on_main_is_not_lost(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "-b", "feature")
     git(repo, "checkout", "--quiet", "main")
@@ -209,7 +215,7 @@ def test_case_newly_on_main_is_not_lost(repo: Path) -> None:
     assert unknown is None
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_no_common_commit_loses_all_missing(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "--orphan", "other")
     edit(repo, PARAMETERS, "[CASE]")
@@ -231,7 +237,7 @@ def test_reports_uncollectable_cases_as_unknown(repo: Path) -> None:
     assert unknown.startswith("vanished cases are unknown, as arm ")
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_node_id_loses_no_other_test_of_its_file(repo: Path) -> None:
     file = repo / "bench_cases/test_a.py"
     other = (
@@ -258,7 +264,7 @@ def test_case_moved_elsewhere_is_not_lost(repo: Path) -> None:
     assert case_changes(arms(repo), selection, repo / ".perfsuite") == ((), None)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_a_renamed_directory_of_cases_is_found(repo: Path) -> None:
     git(repo, "rm", "--quiet", "-r", "--cached", "bench_cases")
     commit_of_nothing = commit_without_adding(repo)
@@ -280,7 +286,7 @@ def test_shared_working_tree_is_not_collected(tmp_path: Path) -> None:
     assert case_changes((broken, HERE), Selection(), tmp_path) == ((), None)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_older_perfsuite_lists_only_its_selection(repo: Path) -> None:
     """Arm A's own interpreter collects: what it writes may lack the list of tests."""
     edit(repo, PARAMETERS, "[CASE]")

@@ -282,7 +282,7 @@ def of_versions(good: str, bad: str, tmp_path: Path) -> History:
     return bisection.of_versions("slow-thing", good, bad, root=tmp_path, store=tmp_path / "store")
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_releases_are_candidates_of_a_bisection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = only_index(tmp_path / "index", monkeypatch)
     for version in ("1.0", "1.1", "2.0rc1", "2.0"):

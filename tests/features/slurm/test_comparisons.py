@@ -40,12 +40,7 @@ def test_each_way_to_share_a_model_has_a_twin() -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(CASES[name], marks=[] if CASES[name].framework.name == "fsdp2" else pytest.mark.nightly)
-        for name in TWINS
-    ],
-    ids=TWINS,
+    "case", [pytest.param(CASES[name], marks=pytest.mark.nightly) for name in TWINS], ids=TWINS
 )
 def test_twin_matches_its_review_and_table(case: Case, allocation: Allocation, tmp_path: Path) -> None:
     machine = detect_cpu("of two nodes").replace(nodes=2)

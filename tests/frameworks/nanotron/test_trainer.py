@@ -13,7 +13,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return measured(SMALL.replace(framework=Nanotron(pp=2)), tmp_path_factory.mktemp("pipeline"))
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
     """While no sequence has come twice: four steps of four."""
     case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4, max_warmup_steps=4)
@@ -27,7 +27,7 @@ def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> 
     assert max(growth.values()) < activation, "what a stage has sent is kept after the step"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_resumed_pipeline_continues_unchanged(pipeline: Run, tmp_path: Path) -> None:
     resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
     assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)

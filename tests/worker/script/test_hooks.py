@@ -93,8 +93,12 @@ def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[
     return losses, documents.read_or_none(measured.run_dir.rank(0), RankReport)
 
 
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(1, marks=pytest.mark.nightly, id="each function"), pytest.param(10, id="every tenth")],
+)
 def test_no_error_of_ours_reaches_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
     warm_up()  # what is done once in a process cannot fail a second time
@@ -113,7 +117,7 @@ def test_no_error_of_ours_reaches_the_training(
     assert (report.failure, report.notes) == (None, ())
     assert report.counts is not None
     wrong = {}
-    for number, code in enumerate(codes):
+    for number, code in enumerate([*codes][::every]):
         try:
             problem = failing(code, tmp_path / str(number), alone)
         except BaseException as error:
