@@ -152,6 +152,13 @@ def pytest_collection_finish() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _collections_skip_earlier_modules() -> None:
+    """Let full collections skip what earlier modules left, such as the libraries that they imported."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the tests of GPUs where there is none, but for dry runs of their cases."""
     is_dry = item.config.getoption("--perf-dry")

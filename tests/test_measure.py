@@ -293,7 +293,7 @@ def test_script_profile_shows_its_waits(tmp_path: Path) -> None:
     assert max(profile.split.parts(), key=profile.split.parts().__getitem__) == "all_reduce exposed"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_profiled_launch_ends_and_leaves_traces(tmp_path: Path) -> None:
     case = make_case(model="llama-tiny", framework=DDP(), steps=1000, max_warmup_steps=3, timeout_s=300)
     taken = profile_once(case, detect_cpu("cpu"), tmp_path, Launching(inject="host-read"))

@@ -15,7 +15,7 @@ from perfsuite.results.run import Run
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_machine, make_run
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_catches_every_fault_and_no_clean_run() -> None:
     rows = list(inject_all(small_case(detect()).replace(framework=Fake()), detect()))
     assert len(rows) == 1 + len(EXPECTED) + 1

@@ -143,7 +143,7 @@ def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
     assert on_gpu.counts[0].counts.collectives == on_cpu.counts[0].counts.collectives
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_bf16_on_a_t4_is_emulated(tmp_path: Path) -> None:
     """The Trainer asks whether bf16 is supported, and torch composes attention from plain operators."""
     shallow = llama_tiny("llama-flat", num_hidden_layers=1)

@@ -152,37 +152,47 @@ for step in range(30):
             {"precision": "bf16-mixed"},
             "compute_dtype: the case asks for 'bfloat16', but 'float32' ran",
         ),
-        (TRAIN, {"gradient_accumulation": 3}, "the case says 3, but backward was called on 1 losses"),
+        pytest.param(
+            TRAIN,
+            {"gradient_accumulation": 3},
+            "the case says 3, but backward was called on 1 losses",
+            marks=pytest.mark.nightly,
+        ),
         (TRAIN, {"micro_batch": 7}, "tokens: the case claims 224 a step"),
-        (
+        pytest.param(
             TRAIN.replace("loss = torch", AUTOCAST.format("bfloat16")),
             {},
             "compute_dtype: the case asks for 'float32', but 'bfloat16' ran",
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             TRAIN.replace("loss = torch", AUTOCAST.format("float16")),
             {"hardware": "h100"},
             "compute_dtype: the case asks for 'float32', but 'float16' ran",
+            marks=pytest.mark.nightly,
         ),
         (
             TRAIN.replace(WRAPPED, ""),
             {},
             "the 2 ranks trained apart: no collective ran after the first step",
         ),
-        (
+        pytest.param(
             TRAIN.replace(GROUP, "dist.init_process_group(rank=0, world_size=4)"),
             {},
             "world_size: the case asks for '2', but '4' ran",
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             RECOMPUTES.replace("CONFIG", str(dict(catalog.MODELS["llama-tiny"].config))),
             {"model": "llama-tiny", "topology": ONE},
             "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran",
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             RECOMPUTES.replace("CONFIG", str(dict(catalog.MODELS["llama-tiny"].config))),
             {"topology": ONE},
             "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran",
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["precision", "passes", "tokens", "bf16", "fp16", "apart", "ranks", "recomputes", "named"],
@@ -219,6 +229,7 @@ for step in range(30):
 """
 
 
+@pytest.mark.nightly
 def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     case = case_of(tmp_path, UNSEEN, ranks=1)
     framework = case.framework.model_copy(update={"loss": None})
@@ -230,6 +241,7 @@ def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
     run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
@@ -237,6 +249,7 @@ def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     assert run.notes[0].startswith("the maximum speed is unknown: this case multiplies fp32 matrices in TF32")
 
 
+@pytest.mark.nightly
 def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
     case = case_of(tmp_path, TRAIN, ranks=1)
     launched = launch_once(case, detect(), tmp_path / "run").failure
@@ -245,6 +258,7 @@ def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
         assert "RANK is not set, because a single process is started as `python` would" in failure.message
 
 
+@pytest.mark.nightly
 def test_default_adamw_on_a_gpu_waits_for_nothing(tmp_path: Path) -> None:
     text = with_line("assert not model.training or optimizer.defaults['fused'] is None")
     reads = counted(passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")).host_reads
@@ -321,6 +335,7 @@ def test_fsdp2_moves_a_model_as_on_a_gpu(tmp_path: Path) -> None:
     assert moved_by_fsdp2.collectives
 
 
+@pytest.mark.nightly
 def test_fsdp2_with_a_frozen_layer_trains_dry(tmp_path: Path) -> None:
     """FSDP2 gathers the layer for backward, which has no use for it, and waits by `torch.accelerator`."""
     text = SHARDED.replace("# here", "model[0].requires_grad_(False)")
@@ -342,6 +357,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 def test_copied_weights_are_noted(tmp_path: Path) -> None:
     """Whether the script ever writes them back into the model cannot be seen without values."""
     case = case_of(tmp_path, COPIES, ranks=1, sequence_length=None, precision="bf16-mixed")
@@ -447,6 +463,7 @@ for step in range(40):
 """
 
 
+@pytest.mark.nightly
 def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
     """What is dropped before objects are counted must not be what tells these losses apart."""
     case = case_of(tmp_path, TWO_LOSSES, ranks=1)

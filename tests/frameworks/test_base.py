@@ -97,10 +97,16 @@ def test_a_run_is_complete(tmp_path: Path) -> None:
         pytest.param(FSDP2(), marks=pytest.mark.smoke("fsdp2")),
         pytest.param(Accelerate(strategy="ddp"), marks=pytest.mark.nightly),
         pytest.param(GRADIENTS_SHARDED, marks=pytest.mark.nightly),
-        pytest.param(Accelerate(strategy="fsdp2"), marks=pytest.mark.smoke("accelerate")),
+        pytest.param(
+            Accelerate(strategy="fsdp2"), marks=[pytest.mark.smoke("accelerate"), pytest.mark.nightly]
+        ),
         pytest.param(Trainer(), marks=pytest.mark.nightly),
-        pytest.param(Trainer(fsdp="full_shard auto_wrap"), marks=pytest.mark.smoke("trainer")),
-        pytest.param(Lightning(strategy="fsdp2"), marks=pytest.mark.smoke("lightning")),
+        pytest.param(
+            Trainer(fsdp="full_shard auto_wrap"), marks=[pytest.mark.smoke("trainer"), pytest.mark.nightly]
+        ),
+        pytest.param(
+            Lightning(strategy="fsdp2"), marks=[pytest.mark.smoke("lightning"), pytest.mark.nightly]
+        ),
     ],
     ids=Framework.slug,
 )
@@ -113,22 +119,16 @@ SHALLOW = COUNTED.replace(model=llama_tiny("llama-shallow", num_hidden_layers=2)
 TIED = COUNTED.replace(model=llama_tiny("llama-tied", num_hidden_layers=2, tie_word_embeddings=True))
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "case",
     [
         SHALLOW.replace(framework=FSDP2(tensor_parallel=2)),
-        pytest.param(
-            TIED.replace(
-                framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
-                activation_checkpointing="full",
-            ),
-            marks=pytest.mark.nightly,
+        TIED.replace(
+            framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
+            activation_checkpointing="full",
         ),
-        pytest.param(
-            SHALLOW.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
-            marks=pytest.mark.nightly,
-        ),
+        SHALLOW.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
     ],
     ids=["fsdp2", "accelerate, a tied embedding", "trainer"],
 )

@@ -233,7 +233,7 @@ def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> No
     assert kept["verdict"]["failure"] == "no_baseline"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> None:
     dry_suite.makepyfile(test_cases=CASES.replace("bench, case", "case"))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE)

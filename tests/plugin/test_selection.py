@@ -151,7 +151,7 @@ def test_other_tests_say_nothing_of_the_cases(reviewed: pytest.Pytester) -> None
     assert unclaimed(reviewed, "tests", "-m", "cpu") == []
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     conftest = """

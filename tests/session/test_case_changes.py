@@ -163,7 +163,12 @@ PARAMETERS = "[CASE, CASE.replace(micro_batch=2)]"
             f"{B1}: micro_batch 2 -> 1",
             marks=pytest.mark.nightly,
         ),
-        ('[CASE, CASE.replace(micro_batch=2, hardware="h100")]', "re-marked", "cpu -> h100"),
+        pytest.param(
+            '[CASE, CASE.replace(micro_batch=2, hardware="h100")]',
+            "re-marked",
+            "cpu -> h100",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             "[CASE, pytest.param(CASE.replace(micro_batch=2), marks=pytest.mark.skip('slow'))]",
             "skipped",
@@ -181,7 +186,7 @@ def test_a_case_that_a_branch_edits_is_listed(repo: Path, after: str, kind: str,
         assert [listed.case_id for listed in found(repo, "-m", "cpu")[0]] == [B2]
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("file", "text"), [("conftest.py", DROPS), ("pytest.ini", "[pytest]\naddopts = -k b4\n")]
 )
@@ -191,7 +196,7 @@ def test_lists_cases_deselected_by_hook_or_option(repo: Path, file: str, text: s
     assert (change.case_id, change.kind, unknown) == (B2, "deselected", None)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
     """It lies in .perfsuite: what only the branch has must not deselect a case of arm A, too."""
     (repo / "sub").mkdir()

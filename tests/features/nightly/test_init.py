@@ -267,7 +267,7 @@ def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, argume
     assert not any(Path().iterdir())
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_what_it_wrote_runs_at_once() -> None:
     """Some steps of it: how many they are is all that is changed."""
     init()
