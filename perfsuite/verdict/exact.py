@@ -181,7 +181,7 @@ def _new_events(baseline: CountBaseline, launches: Launches) -> Iterator[Finding
                 now=1,
                 ranks=spans(ranks),
                 outcome="regressed",
-                sentence=f"{name}: new, arm A has none",
+                sentence=f"{name}: only in arm B",
                 span=name,
             )
 

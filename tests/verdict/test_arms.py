@@ -303,7 +303,7 @@ def test_a_new_event_is_more_work() -> None:
     verdict = judge_counts(launch(), saving)
     assert verdict.outcome == "regressed"
     counted_both = known(verdict.counts)
-    assert [finding.sentence for finding in counted_both.findings] == ["save checkpoint: new, arm A has none"]
+    assert [finding.sentence for finding in counted_both.findings] == ["save checkpoint: only in arm B"]
     assert counted_both.notes == ()
     assert judge_counts(saving, launch()).outcome == "passed"
 
