@@ -99,7 +99,7 @@ class Document(Data):
 
 
 class Sealed(Document):
-    """A document that only perfsuite writes. Its file has a digest of the rest, without which it is not read.
+    """A document that only perfsuite writes. Its file contains a digest. A file without a digest is not read.
 
     Many parts of a result follow from others. Without a digest, a damaged or edited file would be trusted
     although it contradicts itself. Reviewed files, which people may edit, are plain `Document`s.
@@ -137,9 +137,9 @@ def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:
 def plain(data: Data) -> Any:
     """Convert data to JSON values.
 
-    NaN and infinities, which JSON lacks, become text that can be read back. So do bytes that are not UTF-8,
-    which Python represents in paths and variables as lone surrogates: JSON writes them as `\\udc80`. In names
-    of fields, which nobody uses again, they become U+FFFD.
+    NaN and infinities, which JSON lacks, become text that can be read back. Bytes that are not UTF-8 can also
+    be read back: Python represents them in paths and variables as lone surrogates, which JSON writes as
+    `\\udc80`. In names of fields, which are never read back, they become U+FFFD.
     """
     try:
         return json.loads(data.model_dump_json())

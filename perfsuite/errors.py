@@ -1,6 +1,6 @@
 """All errors that perfsuite raises deliberately, and the text of any error. Imports only `redaction`.
 
-On the driver's side, a failed *run* is not an error but data: `perfsuite.results.rank_report.Failure`.
+In the driver, a failed *run* is data, not an error: `perfsuite.results.rank_report.Failure`.
 """
 
 from perfsuite.redaction import masked
@@ -66,7 +66,7 @@ class ScriptError(PerfsuiteError):
 
 
 class ToolError(PerfsuiteError):
-    """Another program, such as `gh` or `asv`, is missing, or failed with the message that is given."""
+    """Another program, such as `gh` or `asv`, is missing or failed. The message gives the reason."""
 
 
 MAX_TEXT = 20_000  # maximum number of characters kept of an error's message or traceback
@@ -87,7 +87,7 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Return text from elsewhere in a form that can be stored and shown.
+    """Return text from another source in a form that can be stored and shown.
 
     Lone surrogates are escaped and secrets are masked. If there are more than `MAX_TEXT` characters, the
     middle is left out.

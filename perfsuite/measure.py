@@ -1,4 +1,4 @@
-"""How one verdict is made. Read this module first.
+"""Launch a case until its verdict is decided. Read this module first.
 
     case --case.json--> agent --> one worker per rank --rank-N.json--> collect --> run.json --> judge
       ^                                                                                           |
@@ -54,7 +54,7 @@ class Launching:
     counted_steps: int | None = None  # see `CaseFile`
     neighbours: Neighbours | None = None  # reports other users of the machine, and waits for them
     when_shared: WhenShared = "again"
-    # Returns whether there is time for another launch of a case, whose longest one took so many seconds.
+    # Returns whether there is time for another launch, given the case and the seconds of its longest launch.
     has_time: Callable[[Case, float], bool] = lambda case, longest_s: True
     # Called before each launch, with the case and the number of the launch (from 1).
     on_launch: Callable[[Case, int], None] = lambda case, number: None
@@ -75,7 +75,7 @@ def measure(
 ) -> tuple[list[Run], Verdict]:
     """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
 
-    If there is no time for another launch, the launches so far decide, or leave the verdict open.
+    If there is no time for another launch, the verdict is based on the launches so far.
 
     `runs` must be an empty list. Each run is appended to it, so it contains the runs so far if an error or an
     interrupt ends the function.
@@ -117,14 +117,14 @@ def until_decided(
         was_shared = launch()
         verdict = judge()
         if verdict.outcome == "undecided" and was_shared and not is_free():
-            # As long as others remain, more launches do not help, so one unhealthy launch is enough.
+            # While others use the machine, more launches do not help, so one unhealthy launch is enough.
             verdict = judge(max_unhealthy=1)
         if verdict.outcome != "undecided":
             return verdict
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Return whether a second launch is needed: counts changed in a user's program, whose data may vary."""
+    """Return whether a second launch is needed: counts changed in a user's program, whose data can vary."""
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False

@@ -1,9 +1,9 @@
 """Recognise secrets from their format, and from the name of their variable or option.
 
 This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
-with a secret is not recorded. In text from elsewhere, secrets are replaced (`masked`). In a case, a value
-that does not look like a secret is allowed, because nobody can tell it from an ordinary value. It is refused
-only if its name always means a secret. Imports nothing of perfsuite.
+with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a value
+that does not look like a secret is allowed, because it cannot be distinguished from an ordinary value. It is
+refused only if its name always means a secret. Imports nothing of perfsuite.
 """
 
 import base64
@@ -31,7 +31,7 @@ _ALWAYS = re.compile(  # names that always mean a secret
     r"|user|admin|root|sudo)_?pass$"
 )
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
-"""Names that may mean a secret, depending on the value. Texts and data also have tokens, keys and passes."""
+"""Names that can mean a secret, depending on the value. Texts and data also have tokens, keys and passes."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
 _NO_SECRET = re.compile(  # values of options that are switches or numbers, or that name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
@@ -40,7 +40,7 @@ _NO_SECRET = re.compile(  # values of options that are switches or numbers, or t
 _REFERENCE = re.compile(
     r"\$[A-Z_][A-Z0-9_]*|\$\{[^{}]*\}|\{\w*\}|\*+|<\w+>"
 )  # references to a value elsewhere
-_SHORT = re.compile(  # prefixes of secrets, which are sufficient if the name may mean a secret
+_SHORT = re.compile(  # prefixes of secrets, which are sufficient if the name can mean a secret
     r"(hf_|gh[pousr]_|github_pat_|glpat-|sk[-_]|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|pypi-|npm_)[\w.-]"
 )
 _PATTERN = re.compile(r"[*?^$|\\]")  # characters of file name patterns
@@ -119,7 +119,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def _is_user_and_password(word: str) -> bool:
-    """Return whether a word after `basic` is `user:password` in base64, unlike `basic transformer2d`."""
+    """Return whether the word after `basic` is `user:password` in base64, and not an ordinary word."""
     try:
         return ":" in base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
     except ValueError:
@@ -138,7 +138,7 @@ def _looks_secret(value: str) -> bool:
 
 
 def _is_random(word: str) -> bool:
-    """Return whether letters, cases and digits alternate more than in a name such as `Conv2dForLlama3`."""
+    """Return whether letters, upper case and digits alternate more than in a name like `Conv2dForLlama3`."""
     if _HEX.fullmatch(word):
         return True
     if len(re.findall(r"[A-Za-z]+|\d+", word)) >= 5:
@@ -154,8 +154,8 @@ def _words_of(name: str) -> str:
 def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
     """Return whether name and value of a variable or option look like a secret.
 
-    Hiding a value costs little, so it is enough if the name may mean a secret. With `is_declared`, the value
-    is in a case, which would be refused. The value must then look like a secret as well.
+    Hiding a value costs little, so it is enough if the name can mean a secret. With `is_declared`, the value
+    is in a case, which would be refused. In that case, the value must look like a secret as well.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False

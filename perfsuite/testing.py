@@ -1,4 +1,4 @@
-"""For tests of a framework in another package: `check_framework`.
+"""Provide `check_framework` for tests of a framework in another package.
 
     from perfsuite.testing import check_framework
 

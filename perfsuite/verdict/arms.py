@@ -55,12 +55,12 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
-"""Matches the beginning of the advice, in the message of a mismatch, on how to correct the case."""
+"""Matches the advice on how to correct the case, which ends the message of a mismatch, at its beginning."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
-"""The counts of a case whose counts should have been compared but were not. The case still has no times."""
+"""The check of counts that were not compared although they should have been. The case has no times either."""
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
@@ -87,7 +87,7 @@ def judge_pairs(
     """Judge the pairs so far, in launch order. While `undecided`, call this again after one more pair.
 
     The verdict is `undecided` as long as `metric` is. Without a `metric`, it is `undecided` as long as
-    tokens/s is, and then as long as any other metric is, unless a metric is worse. `tolerance` applies to
+    tokens/s or any other metric is, unless a metric is worse. `tolerance` applies to
     `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After `max_unhealthy` such
     pairs the verdict is `unhealthy`, unless more pairs are healthy.
 
@@ -115,7 +115,7 @@ def judge_pairs(
 def judge_counts(a: Run, b: Run) -> Verdict:
     """Judge the counts of a step in arm B against arm A, from one launch or dry run of each arm.
 
-    Kernels and memory are judged even if versions differ, because that may be the question. The verdict is
+    Kernels and memory are judged even if versions differ, because they can be the question. The verdict is
     `inconclusive` if a step did work that is not counted, or if nothing was counted.
     """
     failed = _failed([a], [b])
@@ -157,9 +157,9 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
 
 
 def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return the verdict on counts, or `failed` if the arms compute different things, whatever the counts.
+    """Return the verdict on counts, or `failed` if the arms compute different things.
 
-    Call this again after more launches: one launch of each arm may not show whether the arms always differ.
+    Call this again after more launches: one launch of each arm does not show whether the arms always differ.
     """
     if verdict.failure is not None:
         return verdict
@@ -180,17 +180,17 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 
 def needs_more(a: Run, b: Run) -> bool:
-    """Return whether more launches are needed to show if both arms compute the same, as without a seed."""
+    """Return whether more launches must show if both arms compute the same, for example without a seed."""
     then = Computed.of([a])
     now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
 
 
 def start_up_findings(verdict: Verdict) -> list[Finding]:
-    """Return the changes of the start-up, which may only come from the first launch in an environment.
+    """Return the changes of the start-up. More launches must confirm them.
 
-    That launch builds extensions and fills caches, some of which both arms share. Returns nothing if the
-    comparison failed, because then the start-up does not matter.
+    The first launch in an environment builds extensions and fills caches, some of which both arms share.
+    Returns nothing if the comparison failed, because then the start-up does not matter.
     """
     findings = () if verdict.counts is None or verdict.failure is not None else verdict.counts.findings
     changes = (finding for finding in findings if finding.outcome in ("regressed", "improved"))
@@ -223,7 +223,7 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 
 def _changed_by(why: str) -> str:
-    """Return why arm B does not match the case. Arm A does, so the advice to correct the case is left out."""
+    """Return why only arm B does not match the case. The advice to correct the case is left out."""
     why = re.split(ADVICE, why)[0]
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
     tokens = TOKENS_DIFFER.search(said)
@@ -287,9 +287,9 @@ def _judge_healthy(
 
 
 def _only_growth_judged(counts: CountCheck) -> CountCheck:
-    """Return the counts of timed arms, which explain changes of times and are not judged as changes.
+    """Return the counts of timed arms. They are not judged, but only explain changes of times.
 
-    An exception are kept objects: they slow down and end long runs, but not the measured window.
+    Kept objects are an exception: they slow down and end long runs, but do not affect the measured window.
     """
     findings = tuple(
         finding

@@ -29,7 +29,7 @@ CLOCK_DIFFERS = 0.02  # share by which the window's median SM clock may differ w
 DEVICE_MEMORY_GREW = 256 * 2**20  # growth of GPU memory, in bytes according to NVML, above which it is listed
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """The software that affects the probes. If any of it changed, a slow probe does not mean a slow machine."""
-# Settings of the case or user. If one differs, launches are `unlike`; others are only listed.
+# Settings of the case or user. If one differs, launches are `unlike`. Other settings are only listed.
 ASKED = frozenset(
     [
         # a field of the case
@@ -47,7 +47,7 @@ NOT_OBSERVED = "not observed"  # prefix of the value of a setting that could not
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
-    """Return why to discard a launch: the machine was not as at the baseline. Empty if it is usable."""
+    """Return why to discard a launch: its machine was unhealthy, or unlike the baseline's. Empty if fine."""
     reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
     reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run, baseline)]
     if baseline is not None:
@@ -157,7 +157,7 @@ def unlike(run: Run, baseline: Baseline) -> list[str]:
 
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
-    """Return the settings for which a library chose another value, or which only the baseline observed."""
+    """Return the settings for which a library chose another value, or that only the baseline contains."""
     return [
         f"{key.removeprefix(OBSERVED)}: {then} -> {now}"
         + (" (not requested by the case)" if is_seen(then) and is_seen(now) else "")
@@ -196,7 +196,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         if before.get(key) != now.get(key)
     ]
     observed = {*then.settings}
-    if then.settings.get("trained") == "all":  # settings of a model that is only trained in part
+    if then.settings.get("trained") == "all":  # these belong to models that are only trained in part
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
     return changed + [f"{key}: not observed -> {today.settings[key]}" for key in new]

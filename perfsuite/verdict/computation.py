@@ -27,9 +27,9 @@ DIGITS: Mapping[str, float] = {
     "quint2x4": 0.5,
     "float8_e8m0fnu": 0,
 }
-"""Bits of the fraction of each dtype. Integers are taken for quantised numbers: int8 and int4 rank above the
-floats of their own size and below those of the next larger size. Larger integers are left out, because they
-may be indices or packed numbers."""
+"""Bits of the fraction of each dtype. Integers are assumed to be quantised numbers: int8 and int4 rank above
+the floats of their own size and below those of the next larger size. Larger integers are left out, because
+they can be indices or packed numbers."""
 PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 matmuls, by torch's names
 PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings whose value is a key of `PRECISE`
 LAYOUT = (
@@ -37,7 +37,7 @@ LAYOUT = (
     *("experts_per_rank", "lora", "quantised_layers"),
 )
 """Settings that affect how many elements of a model the ranks hold. If one differs, totals mean nothing."""
-MOVED = 1e-6  # minimum share of all elements for a change to count: fewer may be padding of shards
+MOVED = 1e-6  # minimum share of all elements for a change to count: fewer can be padding of shards
 FEWEST = 3  # minimum number of token counts, over both sides, that show whether they vary
 TOKENS = "tokens_given"
 NAMES = {  # names of values that may be recorded on one side only
@@ -121,7 +121,7 @@ def _other_trained(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List signs that less work may be different training, so that it does not count as `improved`."""
+    """List signs that the training differs. If there are any, less work does not count as `improved`."""
     signs = []
     before, today = _totals("gradients", then, now)
     if today < (1 - MOVED) * before:
@@ -153,7 +153,7 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
-    """Return whether the number of tokens differs between the first launches. It may also vary randomly."""
+    """Return whether the number of tokens differs between the first launches. It can also vary randomly."""
     before = then.values(TOKENS)
     today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]

@@ -63,7 +63,7 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """Describe the change in a group of collectives: of their bytes or, if equal, of their calls."""
+    """Describe the change in the bytes of a group of collectives or, if they are equal, in its calls."""
     then = group.rows(before)
     today = group.rows(now)
     if change.unit == "calls":
@@ -82,7 +82,7 @@ def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
 def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     """Return `float32 instead of bfloat16` if one dtype replaced another; empty if not.
 
-    This is so if the number of calls is the same, or if no call uses the old dtype any more.
+    One dtype replaced another if the number of calls is the same, or if no call uses the old dtype any more.
     """
     by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
@@ -94,7 +94,7 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
-    """Return ` in backward` if calls (or, if they are equal, bytes) differ only in that phase; or empty."""
+    """Return ` in backward` if the calls, or else the bytes, differ only in that phase; otherwise empty."""
     phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""
 

@@ -84,10 +84,10 @@ def combined(
 ) -> list[Finding]:
     """Return the findings about one quantity, merged over the counted steps.
 
-    `findings` are by step number. `counted` has the numbers of all counted steps in ascending order, the
-    reported step first. Two findings are merged if `is_alike` returns True for their changes. A finding that
-    applies to all counted steps does not name them. A finding that is listed but not judged is returned only
-    for the reported step.
+    `findings` has the findings by step number. `counted` has the numbers of all counted steps in ascending
+    order, the reported step first. Two findings are merged if `is_alike` returns True for their changes. A
+    finding that applies to all counted steps does not name them. A finding that is listed but not judged is
+    returned only for the reported step.
     """
     reported = findings.get(counted[0])
     if reported is not None and reported.outcome == "passed":
@@ -115,7 +115,7 @@ def _named(finding: Finding, steps: str) -> Finding:
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:
     """Describe a selection of the counted steps, such as `every 5th step`. Empty if it is all of them.
 
-    A period is named only if it occurred twice, because work that is done only in step 10 may never recur.
+    A period is named only if it occurred twice, because work in step 10 alone might never recur.
     """
     if list(steps) == list(counted):
         return ""

@@ -1,4 +1,4 @@
-"""Sort launches, or pairs of launches, into evidence and those set aside for an unhealthy machine."""
+"""Separate launches (or pairs) that are evidence from those set aside because a machine was unhealthy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

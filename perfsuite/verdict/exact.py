@@ -1,8 +1,8 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
-If the sum is the same, a different number of calls is listed. A step with work that is not counted is `not
-counted`.
+If only the number of calls differs, and not the sum, the difference is listed. A step with work that is not
+counted is `not counted`.
 """
 
 from collections import defaultdict
@@ -33,13 +33,13 @@ Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED = "not counted in these launches"
 _NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
-    "as an older perfsuite also counted reads of tensors on the host: accept the counts again "
+    "because an older perfsuite also counted reads of tensors on the host: accept the counts again "
     "(perfsuite baseline accept --only-counts)"
 )
 LATER_LESS = 0.02
-"""Share of the reported step's FLOPs by which a later step may do less before less work is doubted."""
-GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may not be counted
-MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes still cost latency
+"""Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work is doubted."""
+GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work might be uncounted
+MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes are `regressed`
 _OUT_OF_SIGHT = " a step: less than half, so the rest may be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
@@ -129,11 +129,11 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
 
 
 def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
-    """Return why launches may do less than they claim: some of their steps do less than the others.
+    """Return why launches might do less work than they claim: a later step does less than the reported step.
 
-    Training gives each step the same number of tokens, which is only compared with the case in the second
-    step. `before` has the counts of the baseline or of the other arm. Returns None if its steps differ as
-    much, if only one step was counted, or if the case's tokens vary.
+    Every step should have the same number of tokens, but this number is compared with the case only in the
+    second step. `before` has the counts of the baseline or of the other arm. Returns None if the steps in
+    `before` differ as much, if only one step was counted, or if the case's tokens vary.
     """
     if any(run.case.framework.promises.tokens_vary for run in runs):
         return None
@@ -145,13 +145,13 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
     if share >= min(usual) - LATER_LESS:
         return None
     return (
-        f"step {step} does {1 - share:.0%} fewer FLOPs than step {COUNTED_STEP} of the same launch: it may "
-        "be given fewer tokens, so less work and less time are no improvement"
+        f"step {step} does {1 - share:.0%} fewer FLOPs than step {COUNTED_STEP} of the same launch: it might "
+        "have fewer tokens, so less work and less time do not count as an improvement"
     )
 
 
 def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
-    """Return why less may be counted: more threads compute than the number before; None if not or unknown."""
+    """Return a reason to doubt counts if more threads compute than `before`; None if not, or if unknown."""
     now = min((run.other_threads for run in counted(runs)), default=0)
     if before is None or now <= before:
         return None
@@ -169,7 +169,7 @@ def _least_share(counts: Counts) -> tuple[float, int]:
 
 
 def _new_events(baseline: CountBaseline, launches: Launches) -> Iterator[Finding]:
-    """Yield a regression for each event, such as saving a checkpoint, that only the later arm has."""
+    """Yield a regression for each event that only arm B has, such as saving a checkpoint."""
     for ranks, before, now in _alike(baseline, launches):
         new = sorted(EVENTS - before.spans.keys())
         for name in [name for name in new if all(name in counts.spans for counts in now)]:
@@ -207,10 +207,10 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
-    """Return why counts below the baseline's may not mean less work, without duplicates.
+    """Return why counts below the baseline's do not necessarily mean less work, without duplicates.
 
-    New operators without a formula may account for missing FLOPs. If more than half of the FLOPs or bytes are
-    gone, the work may now be done without being counted. FLOPs are not checked in this way if the model has a
+    New operators without a formula can account for missing FLOPs. If more than half of the FLOPs or bytes are
+    gone, the work might be done without being counted. FLOPs are not checked in this way if the model has a
     formula, because they have already been compared with it (`perfsuite.analysis.agreement`).
     """
     is_known = all(
@@ -255,7 +255,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
             whole = sum(
                 abs(other.value(before) or 0) for other in all_quantities if other.family == quantity.family
             )
-            # In the same place, the largest share comes first.
+            # Among findings with the same place, the largest share comes first.
             size = abs(finding.now - finding.before) / max(whole, 1)
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
             ranks_of[finding].extend(ranks)
@@ -303,11 +303,10 @@ def _are_close(noise: float, first: int, second: int) -> bool:
 
 
 def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:
-    """Return the sort key of a finding: causes before effects, time before memory.
+    """Return the sort key of a finding.
 
-    The order is: communication and computation, waits for the device, memory, calls, and then Python calls,
-    which cause the others. If all tensors are on the host, reads and stalls of the host do not wait for a
-    device, so they come last.
+    The order is: communication and computation, waits for the device, memory, calls, and Python calls. If all
+    tensors are on the host, reads and stalls come last, because the host does not wait for a device.
     """
     if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
         return 5  # pragma: no mutate 5 to 6: it stays last

@@ -40,9 +40,10 @@ UNKNOWN_NOISE = (
 )
 TOO_FEW_LAUNCHES = f"times show a regression only in {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
 SESSIONS_APART = 0.2
-"""Growth of a time on a CPU that two sessions with the same code can show: once, the CPU time of a step was
-15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
-WARM_BY = 2  # number of launches after which a start-up should be warm: the first may fill the compile cache
+"""Growth of a time on a CPU that can occur between two sessions with the same code: once, the CPU time of a
+step was 15% higher an hour later. A smaller change is reported only if baselines show how much sessions
+differ."""
+WARM_BY = 2  # number of launches after which a start-up should be warm: the first can fill the compile cache
 ONE_SESSION = (
     "sessions on a CPU can differ this much: accept two of them (perfsuite baseline accept --sessions 2)"
 )
@@ -86,8 +87,8 @@ class Policy:
 def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
     """Judge the launches so far, in launch order. While `undecided`, call this again after one more launch.
 
-    The first failed launch decides the verdict. If none failed, launches on a machine that was not as at the
-    baseline are set aside. The other launches are compared with the baseline, or recorded if there is none.
+    The first failed launch decides the verdict. If none failed, launches with a problem of the machine are
+    set aside. The other launches are compared with the baseline, or recorded if there is none.
     """
     for run in runs:
         if run.failure is not None:
@@ -100,7 +101,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
-        # Launches that are set aside count too: no healthy launch can be added any more.
+        # Launches that are set aside also count. When the maximum is reached, no healthy launch can be added.
         if len(runs) >= policy.most:
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
@@ -160,7 +161,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge healthy launches against the baseline. If only an exact check regressed, noisy checks go on."""
+    """Judge healthy launches against the baseline. If only exact checks regressed, noisy checks continue."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
@@ -182,7 +183,7 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
 def if_same(verdict: Verdict, then: Computed, now: Computed, whose: str) -> Verdict:
     """Return the verdict. It is `improved` only if loss or gradients show that the computation is the same.
 
-    A dry run has neither, and needs neither.
+    A dry run has neither loss nor gradients, and does not need them.
     """
     if verdict.outcome != "improved":
         return verdict
@@ -220,9 +221,9 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
 
 
 def _is_left_open(check: Check) -> bool:
-    """Return whether a check is `inconclusive` without casting doubt on the others.
+    """Return whether a check is `inconclusive` without casting doubt on the other checks.
 
-    Such a check is of a span that was seen, or of the CPU time of both sides.
+    This can be a check of a span that was seen, or of the CPU time if both sides have it.
     """
     if check.outcome != "inconclusive":
         return False
@@ -235,10 +236,10 @@ def _is_left_open(check: Check) -> bool:
 def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None = None) -> list[Check]:
     """Return the checks, after leaving open those for which another launch is not worth its time.
 
-    If only spans and the CPU time are undecided, those that look changed ask for another launch. Both scatter
-    more than the speed: excluding a change would take several launches in each nightly run, whereas the other
-    metrics need one or two. The CPU time only complements the speed: it asks for another launch only until
-    there are enough launches to show a change. `launches` is the number of launches of a side so far.
+    If only spans and the CPU time are undecided, only checks that look changed are worth another launch. Both
+    scatter more than the speed: excluding a change would take several launches in each nightly run, whereas
+    the other metrics need one or two. The CPU time only complements the speed: it is worth another launch
+    only until there are enough launches to show a change. `launches` is the number of launches of a side.
     `awaited` is the metric of a search: it stays undecided until it is decided.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
@@ -326,7 +327,7 @@ def _check(
 def _span_check(
     metric: SpanSeconds, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """Check a span in the launches that have it. The first may have compiled what the others reuse."""
+    """Check a span in the launches that have it. The first one can have compiled what later ones reuse."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     values = (metric.of(run.figures) for run in runs)
@@ -358,7 +359,7 @@ def _span_check(
 def unjudged(
     metric: Metric, run: Run, now: Sequence[float | None], then: Sequence[float | None], tolerance: float
 ) -> Check:
-    """Return the check of a metric, not yet judged, with the medians of both sides. `run` is any launch."""
+    """Return a metric's check before it is judged, with the medians of both sides. `run` is any launch."""
     shown = metric.counting(run.case.unit)
     return Check(
         metric=metric.name,
@@ -447,7 +448,7 @@ def negligible(metric: Metric) -> str:
 
 
 def _agreed(check: Check, second_check: Check, why: str) -> Check:
-    """Return `check` if `second_check` agrees, and otherwise a weaker one. One of them is probe-corrected."""
+    """Return `check` if `second_check` agrees, and otherwise a weaker check. One of them is corrected."""
     if check.outcome == second_check.outcome:
         return check
     if "undecided" in (check.outcome, second_check.outcome):

@@ -79,7 +79,7 @@ def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[
 
 
 def is_of_judge(name: str, places: Places) -> bool:
-    """Return whether a file of this name may affect verdicts. Any Python file may."""
+    """Return whether a file of this name can affect verdicts. Any Python file can."""
     return name.endswith(".py") or _kind(name, places) is not None
 
 
@@ -146,7 +146,7 @@ def _unreadable(name: str, base: str, *, before: bool) -> str:
 
 
 def _of_ini(change: FileChange, base: str) -> list[str]:
-    """Compare pytest's settings. Yields nothing if the file has no settings on either side."""
+    """Describe changes of pytest's settings. Empty if the file has no settings on either side."""
     both = list[Mapping[str, Any]]()
     for text, is_before in ((change.before, True), (change.now, False)):
         try:
@@ -333,7 +333,7 @@ def _scatter(values: Sequence[float]) -> float:
 
 
 def _ratio(before: float, now: float, unit: str, *, more: str, less: str) -> Iterator[str]:
-    """Yield the change of a value, as a percentage or, from 1.1 on, as a factor."""
+    """Yield the change of a value: as a factor if it is at least 1.1, and otherwise as a percentage."""
     if before == now:
         return
     if not before or not now or before < 0 or now < 0:

@@ -9,19 +9,19 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
-# Number of standard deviations by which a tenth of a curve may differ. If normal, 1 in 60,000 differs by
-# more.
+# Number of standard deviations by which a tenth of a curve may differ. In a normal distribution, 1 in 60,000
+# values differs by more.
 LOSS_SIGMAS = 4.3
-# Degrees of freedom of a launch: fewer than ten, because its tenths correlate (by simulation).
+# Degrees of freedom of a launch, by simulation: fewer than ten, because its tenths are correlated.
 LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
 UNCLIPPED = "unclipped_norm"
-NORMS = {  # names of gradient norms, by figure. The first is not affected by clipping, so it is used first
+NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
     UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
     "gradient_norm": f"the norm of the gradients in step {COUNTED_STEP}, after clipping",
 }
-NORM_DEGREES = 1  # degrees of freedom of a launch for a norm, of which it has only one value
-FEWEST = 3  # minimum number of launches that show the scatter, and which of them is an outlier
+NORM_DEGREES = 1  # degrees of freedom of a launch for a norm: a launch has only one value of it
+FEWEST = 3  # minimum number of launches needed to estimate the scatter and to find an outlier
 MOST_SCATTER = 0.2  # maximum relative scatter of norms: with more scatter, they cannot be called equal
 Launches = Sequence[BaselineLaunch]
 Curve = Sequence[float]
@@ -34,7 +34,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     """Return why runs differ from the baseline in loss or gradients; None if they do not.
 
     The reason is one of three: a common factor in all steps, the first tenth of the steps in which the loss
-    of a run differs by more than is allowed, or a different gradient norm. From a spike of the baseline on, a
+    of a run differs by more than is allowed, or a different gradient norm. After a spike of the baseline, a
     loss differs only if it is above the spike. `whose` names the baseline in the message.
     """
     then = baseline.launches
@@ -57,9 +57,9 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 
 
 def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str) -> str | None:
-    """Explain a loss that has another `scale` in every step; None if the gradients show that it is harmless.
+    """Explain a loss that differs by the factor `scale` in every step; None if the gradients are the same.
 
-    A library that computes the mean over micro-batches after backward instead of before it reports a
+    If a library computes the mean over micro-batches after backward instead of before, it reports a
     different loss with the same gradients. Only the norm before clipping can show this, because clipping
     makes all norms equal.
     """
@@ -102,7 +102,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """Describe a gradient norm that differs from the baseline's. The loss may hide it for many steps."""
+    """Describe a gradient norm that differs from the baseline's. The loss can hide it for many steps."""
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)
@@ -123,7 +123,7 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
 def may_differ(then: Launches, now: Launches) -> str | None:
     """Return what differs by more than rounding between the first launches of two sides; None if nothing.
 
-    Launches without a seed also differ by this much. Only more launches can tell (`steadily_differ`).
+    Launches without a seed also differ by this much. Only more launches show more (`steadily_differ`).
     """
     before = then[0]
     today = now[0]
@@ -216,8 +216,9 @@ def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: i
 
 
 def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
-    """Explain a loss that is a multiple of the loss of `whose` in every step; None if not, or if harmless.
+    """Explain a loss that is the same multiple of the other side's loss in every step.
 
+    Returns None if there is no such factor, or if it is harmless. `whose` names the other side in messages.
     One launch on each side is enough, because scatter would not be the same in every step.
     """
     scale = _scale(now, _usual_loss(then))
@@ -275,13 +276,13 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
 
 
 def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
-    """Return whether the loss is a multiple in every step, and the gradients show that this is harmless."""
+    """Return whether a factor scales the losses of all steps, and is harmless according to the gradients."""
     scale = _scale(now, _usual_loss(then))
     return scale is not None and _scaled_computation(scale, then, now, "") is None
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
-    """Report that the loss is a multiple of the baseline's, but the gradients are not; empty if not so."""
+    """Report a loss that is a multiple of the baseline's although the gradients are equal; empty if not."""
     then = baseline.launches
     now = from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))
@@ -333,7 +334,7 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     - the quantile times the median relative spread of all places, times the mean
     - `LOSS_FLOOR` times the mean
 
-    The quantile is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches). With fewer than
+    A new launch is compared with an estimated mean, hence the factor sqrt(1 + 1 / launches). With fewer than
     `fewest` curves, only the third applies. Each launch except the first adds `degrees` degrees of freedom.
     """
     count = len(curves)
@@ -366,6 +367,6 @@ def _deviation(values: Sequence[float], mean: float) -> float:
 
 
 def _near(spreads: Sequence[float], tenth: int) -> float:
-    """Return the spread of a tenth, or the root mean square with its neighbours' if that is larger."""
+    """Return the spread of a tenth, or the root mean square of it and its neighbours if that is larger."""
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

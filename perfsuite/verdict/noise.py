@@ -1,12 +1,13 @@
-"""Estimate how much launches of unchanged code scatter on a hardware class, from its baselines. Pure.
+"""Use the baselines of a hardware class to estimate how much launches of unchanged code scatter. Pure.
 
-The noise has two standard deviations of log(cost), so they are relative: `sigma` between launches of one
-session, and `session_sigma` of the shift that all launches of a session have in common. Each variance
-component is a mean square minus the part that the levels below explain, and at least 0 (Searle, Casella,
-McCulloch, Variance Components, 1992).
+The noise is described by two standard deviations of log(cost), which are relative. `sigma` is the standard
+deviation between launches of one session, and `session_sigma` that of the shift that all launches of a
+session have in common. Each variance component is a mean square minus the part that the levels below explain,
+and is at least 0 (Searle, Casella, McCulloch, Variance Components, 1992).
 
 A probe is a fixed piece of work that is timed between the steps of a launch. It is used to remove the drift
-of the machine: if the machine slows down both, seconds / probe_seconds**exponent scatters less than seconds.
+of the machine: if the machine slows down steps and probe, seconds / probe_seconds**exponent scatters less
+than seconds.
 The exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's
 positive-part estimator (James and Stein 1961; here F replaces chi-squared).
 """
@@ -39,13 +40,13 @@ a few sessions may agree by chance. The last factor applies to 9 degrees of free
 
 @dataclass(frozen=True, kw_only=True)
 class ClassNoise:
-    """The noise of each metric on a hardware class, and how strongly its speed follows the probe."""
+    """The noise of each metric on a hardware class, and how strongly the speed follows the probe."""
 
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
     """Noise by name of the metric. If the exponent is above 0, the noise of the metrics in `PROBE_CORRECTED`
     is the noise after correction. Here, `session_sigma` is the standard deviation of one session about the
     mean of all sessions; `against` converts it to that of a new session against a baseline."""
-    probe_exponent: float = 0.0  # exponent, 0 to 1, with which seconds per step follow the probe's seconds
+    probe_exponent: float = 0.0  # exponent (0 to 1) with which seconds per step follow the probe's seconds
     knows_exponent: bool = False  # whether there are enough launches to estimate it; 0 then means no relation
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
     """Noise of the corrected metrics before correction, for launches without a probe."""
@@ -124,7 +125,7 @@ def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> f
 
 
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
-    """Return variances between sessions: observed, expected of launches and cases, and excess of one case."""
+    """Return three variances between sessions: observed, expected from noise, and excess of a single case."""
     rows = []  # for each case, the deviation of each session from the mean of the case
     for case in cases:
         means = [location(sorted_logs(case[name]), sigma or math.inf) for name in cases[0]]
@@ -152,7 +153,7 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 
 
 def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
-    """Return the costs by session. With an exponent, launches are corrected, or left out without a probe."""
+    """Return the costs by session. With an exponent, correct them and leave out launches without a probe."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     kept = []
     for session, launch in baseline.by_session():

@@ -89,8 +89,9 @@ def _unless_other(
 ) -> Verdict:
     """Return the verdict, or `failed` if the launches compute something other than the baseline of counts.
 
-    Two launches on each side show whether values differ or only scatter. With one launch, only a common
-    factor fails. If `is_judged`, a baseline of times has already judged the loss, using its own scatter.
+    Two launches on each side show whether values differ or only scatter. With one launch, the verdict is
+    `failed` only if a common factor scales the loss. If `is_judged`, a baseline of times has already judged
+    the loss, using its own scatter.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:
@@ -117,7 +118,7 @@ def _unless_other(
 def _if_same(
     counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, times: Baseline | None
 ) -> CountCheck:
-    """Return the check of the counts. Less work is only listed if the computation may have changed."""
+    """Return the check of the counts. If the computation might have changed, less work is only listed."""
     if counts.outcome != "improved":
         return counts
     then = Computed.of_counts(baseline)
@@ -140,7 +141,7 @@ def _if_same(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """Return the verdict after profiles, given by arm name. Incomplete counts can only show regressions."""
+    """Return the verdict given profiles by arm name. Counts that lack work can only show regressions."""
     unseen_of = {
         name: profile.profile.unseen for name, profile in taken.items() if profile.profile is not None
     }
@@ -188,7 +189,7 @@ def explained_by_counts(
 
 
 def _is_of(span: str, check: Check) -> bool:
-    """Return whether a check is of the seconds of a span or a part of it; if the span is empty, of steps."""
+    """Return whether a check is of the seconds of a span or its part. An empty span stands for the steps."""
     timed = timed_span(check.metric)
     if timed is None or not span:
         return timed is None and not span

@@ -8,12 +8,12 @@ after each pair has one of the outcomes of `verdict.sequential`. It is `passed` 
 is excluded in both directions.
 
 On a machine with two speeds, all launches of A may be fast and all of B slow by chance. For n pairs, the
-probability is 2 / 4^n. A change is therefore reported only from `MIN_CHANGED` pairs on, and nearly all pairs
-must show it.
+probability is 2 / 4^n. A change is therefore reported only after `MIN_CHANGED` pairs or more, and nearly all
+pairs must show it.
 
 Drift can be too fast for pairs to cancel. If a probe follows it (`verdict.noise`), it is corrected, at the
 cost of degrees of freedom and a stricter threshold. There is no correction if the probe clearly differs
-between the arms. If it may differ, a decision must hold with and without the correction.
+between the arms. If it might differ, a decision must hold with and without the correction.
 
 Source of paired differences: Student, Biometrika 6 (1908) 1; for other sources see `robust`. The constants
 were chosen by simulation: tests/verdict/test_simulated_pairs.py.
@@ -54,7 +54,7 @@ _Z_CORRECTED = 2.8  # regressed, improved, if an exponent was estimated from the
 _Z_PASS = 2.3  # passed
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 3.0  # 1.645 for a power of 95%, the rest for clipping and early decisions
-_Z_PROBE_MAY_DIFFER = 1.6  # the probe may differ between the arms
+_Z_PROBE_MAY_DIFFER = 1.6  # the probe might differ between the arms
 _Z_PROBE_DIFFERS = 4.0  # the probe clearly differs between the arms
 _LIKELY_PASS = 0.6  # share of the tolerance; below it, an uncorrected change makes `passed` likely
 _SHOWN = 0.4  # share of the change that a pair must reach to count as showing it

@@ -1,8 +1,8 @@
 """Robust estimates, on which one outlying launch has little effect, and quantiles of Student's t.
 
-Location and scale are estimated from logarithms of seconds. Clipping: Huber, Robust Statistics (1981), with
-one step from the median for the location. Student's t: Wallace, Annals of Mathematical Statistics 30 (1959)
-1121.
+Location and scale are estimated from logarithms of seconds. Clipping follows Huber, Robust Statistics (1981).
+The location is one step of the iteration from the median. Student's t follows Wallace, Annals of Mathematical
+Statistics 30 (1959) 1121.
 """
 
 import math

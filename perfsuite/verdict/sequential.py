@@ -38,10 +38,11 @@ Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"
 
 MAX_LAUNCHES = 15
 """Maximum number of launches of a case in a session. With a noise of 1% and a tolerance of 3%, 10 would be
-enough (98% of drops are detected). With 15, a drop of twice the noise is detected 95 times in 100 (with 10:
-85, with 20: 97). This costs hardly any extra launches if the code is unchanged: 1.7 to 2.9 on average."""
-# Minimum number of launches for reporting a change. With 2, and if 1 launch in 20 is slow, 1 session in 400
-# would be a false alarm.
+enough (98% of drops are detected). A drop of twice the noise is detected 95 times in 100 with 15 launches, 85
+times with 10, and 97 times with 20. With unchanged code, 15 cost hardly more: 1.7 to 2.9 launches on
+average."""
+# Minimum number of launches for reporting a change. If it were 2, and 1 launch in 20 were slow, 1 session in
+# 400 would be a false alarm.
 FEWEST_LAUNCHES = 3
 SIGMA_FLOOR = 0.002
 """Lower limit of the noise between launches, 0.2%. Consecutive launches share temperature, node and file
@@ -54,11 +55,11 @@ cache. If a few of them agree to 0.05%, that does not mean that next week's laun
 _Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
-_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case that is faster than the baseline by this is launched again
+_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by this
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 _OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
-_DISAGREEMENT = 0.5  # the same for the standard deviation of today's launches
+_DISAGREEMENT = 0.5  # minimum noise, as a share of the standard deviation of today's launches
 
 
 @dataclass(frozen=True, kw_only=True)

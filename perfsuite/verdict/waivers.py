@@ -88,7 +88,7 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
 def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
     """Return why a waiver does not apply to a regression that it names; None if it applies."""
     if waiver.until < today:
-        return f"{waiver.name} ended on {waiver.until}, {waiver.owner}, {waiver.issue}"
+        return f"{waiver.name} ended on {waiver.until}, owner {waiver.owner}, issue {waiver.issue}"
     if isinstance(waiver.tolerated, str):
         # pragma: no mutate 6 to 7: it also removes what floats add
         is_within = round(regression.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
