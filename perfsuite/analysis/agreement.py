@@ -1,4 +1,4 @@
-"""Check what only all ranks together show: one model, the claimed number of tokens, no hidden work."""
+"""Check what only the reports of all ranks can show: one model, the claimed tokens, no hidden work."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01  # allowed difference of replicas' norms, as a share of the change by training
-ROUNDING = 5e-7  # relative difference of norms due to rounding, as devices sum in different orders
+ROUNDING = 5e-7  # relative difference of norms due to rounding: devices sum in different orders
 # Allowed relative difference between the tokens given to a model and the claimed number.
 TOKENS_OFF = 0.02
 
@@ -17,8 +17,8 @@ CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
 """Allowed difference of a clock from the kernel's, as a share, plus the time of two interrupted readings."""
 OF_THE_FORMULA = 0.9
-"""Minimum share of the forward's FLOPs that must be counted. The baselines here have at least 1.00 per
-step."""
+"""Minimum share of the forward's FLOPs that must be counted. In this repository's baselines, the share of a
+step is at least 1.00."""
 OF_THE_GRADIENTS = 1e-4
 """Minimum share of the gradients' bytes that ranks must exchange in a step. Compressed gradients exceed it,
 even PowerSGD of rank 1 for matrices up to 20,000 wide. Ranks that exchange only a gradient norm or a loss
@@ -57,7 +57,7 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _by_accelerate(reports: Sequence[RankReport]) -> str:
-    """Return additional advice if accelerate should wrap the model on a CPU, but was not told to use it."""
+    """Return additional advice if accelerate should wrap the model, but is not configured for a CPU."""
     observed = [report.observed for report in reports if report.observed is not None]
     is_imported = any("accelerate" in rank_observed.environment for rank_observed in observed)
     if not is_imported or any(rank_observed.settings.get("device") != "cpu" for rank_observed in observed):
@@ -163,7 +163,7 @@ def not_checked(
 
 
 def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return a note about the claims about a script that its launch could not confirm."""
+    """Return a note that lists a case's claims about a script that its launch could not confirm."""
     observed = reports[0].observed
     if case.framework.promises.builds_model or observed is None:
         return ()
@@ -249,7 +249,7 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Yield a reason if all ranks together compute less than a forward takes: 2 N + 4 L H Q S per token."""
+    """Yield a reason if all ranks together compute less than a forward pass: 2 N + 4 L H Q S per token."""
     flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has those of the whole model
     if (
         flops is None

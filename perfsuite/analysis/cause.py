@@ -104,7 +104,7 @@ def with_oom_kills(failure: Failure, kills: int) -> Failure:
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
-    """Return the failure of ranks without a report. `by_ranks` only say that another rank was gone."""
+    """Return the failure of ranks without a report. Those in `by_ranks` only name another rank."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
     dead = [node for node in nodes if not run_dir.launch(node).exists()]
@@ -151,7 +151,7 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_explanation(failure: Failure, run_dir: RunDir, case: Case) -> Failure:
-    """Add to the reason why a job was killed why its ranks waited for each other, if their calls show it."""
+    """Add an explanation to the failure of a killed job if calls show why its ranks waited for each other."""
     why = hang.explain(hang.calls_of(run_dir, case.topology.world_size))
     return failure if why is None else failure.replace(message=f"{failure.message}: {why}")
 
@@ -191,7 +191,7 @@ def _end(path: Path) -> str:
 def read_stacks(run_dir: RunDir) -> str:
     """Return all stacks as one text; empty if no process wrote stacks.
 
-    Stacks are sorted by their number of ranks, rarest first. If two have equally many, a stack outside torch
+    Stacks are sorted by their number of ranks, rarest first. If the numbers are equal, a stack outside torch
     comes first, because the other ranks wait in a collective. Processes without a rank come last.
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)

@@ -50,8 +50,8 @@ WALL_CLOCK_AGREES = 0.05
 LOSS_STEPS = 3
 """Minimum number of steps at each end whose mean losses are compared to see whether the loss falls. It is a
 tenth of all steps if that is more. By this rule, the loss falls in all of 48 runs of 12 steps (the tiny
-models, with learning rates 1e-3 and 1e-4). If only the first and last step are compared, it does not fall in
-2 of them."""
+models, with learning rates 1e-3 and 1e-4). If only the first and last step are compared, it falls in 46 of
+them."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if training no longer learned"
 )
@@ -257,9 +257,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
-    """Return the counts by rank. Differences in Python calls of the start-up that may be chance are removed.
+    """Return the counts by rank, without random differences in the Python calls of the start-up.
 
-    Some calls of a start-up depend on addresses, but only ranks with equal counts share an entry.
+    Some calls of a start-up depend on memory addresses. Only ranks with equal counts share an entry.
     """
     first = next(iter(counted.values()), Counts())
 
@@ -282,7 +282,7 @@ def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Rename the start-up in all reports to a cold one if any rank compiled: the others wait for it."""
+    """Rename the start-up in all reports to a cold one if any rank compiled: all others wait for it."""
     if not any(report.compiled_anew for report in reports):
         return reports
     renamed = []
@@ -302,7 +302,7 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
     """Return the longest duration of each occurrence of each span. Not all ranks need to have a span.
 
     If a span occurred a different number of times on different ranks, for example because only one rank
-    writes a log, the rank with the most seconds represents all.
+    writes a log, the rank with the most seconds represents all ranks.
     """
     longest: dict[str, SpanTimes] = {}
     for name in dict.fromkeys(name for spans in of_ranks for name in spans):

@@ -19,13 +19,13 @@ ROLL = 5  # steps of the rolling median: one slow step hardly affects it, and fi
 FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
-"""Number of first steps of a case that are never measured. In the second step, the worker observes what runs
-(`perfsuite.worker.observation.observe`). If a step is counted, no step up to it is measured
-(`COUNTED_STEP`)."""
+"""Number of steps at the beginning of a case that are never measured. In the second step, the worker observes
+what runs (`perfsuite.worker.observation.observe`). If the work of a step is counted, no step up to
+`COUNTED_STEP` is measured."""
 SETTLED_WARMUP_S = 10
 SETTLED_WINDOW_S = 20
 """Minimum seconds of warm-up (after the steps that are never measured) and of the measured window on a GPU.
-If they are shorter, its clock and temperature have not settled, and launches on other machines or days
+If they are shorter, the GPU's clock and temperature have not settled, and launches on other machines or days
 differ."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, but only the peak of fp32 is known"
 NO_BF16_PEAK = "no MFU: this GPU has no tensor cores for bf16, and the peak of its emulation is unknown"
@@ -35,10 +35,10 @@ NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, but the number of b
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     """Compute the seconds of each step of the job from those of each rank.
 
-    The job has finished a step when the last rank has: C(i) is the maximum over ranks of the sum of their
-    first i steps, and step i took C(i) - C(i-1). If a rank stalls after its last collective of a step, the
-    other ranks wait in the next step. Here such a stall counts once; in the maximum over ranks of each step
-    it would count twice.
+    The job has finished a step when the last rank has finished it. C(i) is the maximum over ranks of the sum
+    of their first i steps, and step i took C(i) - C(i-1). If a rank stalls after its last collective of a
+    step, the other ranks wait in the next step. Here such a stall counts once; in the maximum over ranks of
+    each step it would count twice.
     """
     series = []
     behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of the rank's first i-1 steps

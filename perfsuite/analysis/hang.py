@@ -143,7 +143,7 @@ def _tensors(call: CollectiveCall) -> str:
 
 
 def _odd_ones_out(call: _StuckCall, values: Mapping[int, str], joint: str = "") -> str:
-    """Say which ranks call something else than most of the ranks do."""
+    """Describe how the calls of a few ranks differ from the calls of most ranks."""
     ordered = [value for value, _ in Counter(values.values()).most_common()]
     by_value = {value: [rank for rank in values if values[rank] == value] for value in ordered}
     usual, odd, *_ = ordered

@@ -25,20 +25,20 @@ are normal."""
 NOTED_LAG = 0.10
 """Share by which the slowest GPU may lag behind the fastest in equal work without a note."""
 UNEQUAL_LAG = 0.25
-"""The same share for a launch that counts, unless a baseline knows how unequal the GPUs are. The speed of
-healthy GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
+"""Share by which the slowest GPU may lag behind in a launch that is evidence, unless a baseline shows how
+unequal the GPUs are. The speed of healthy GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the steps"
 # pragma: no mutate seconds=0, steps=0: nobody reads them without samples
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 BUSY = "busy or unavailable"  # CUDA's error 46: the GPU is in exclusive mode, or waits for its reset
-HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified failure may be a bug in a kernel
+HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified failure can be a bug in a kernel
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",
     "gpu is lost",
     "fallen off the bus",
     "unspecified launch failure",
-    "system not yet initialized",  # error 802: the Fabric Manager of an NVSwitch system does not run
+    "system not yet initialized",  # error 802: the Fabric Manager of an NVSwitch system is not running
     "nvrm: xid",
     "xid error",
     BUSY,
@@ -116,7 +116,7 @@ def unequal_gpus(run: Run) -> list[str]:
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:
-    """Return whether others used the machine more than is healthy. Unlike throttling, this may end soon."""
+    """Return whether others used the machine more than is healthy. Unlike throttling, this can end soon."""
     if health is None:
         return False
     if machine.device == "cpu":

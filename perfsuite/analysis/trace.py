@@ -28,7 +28,7 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
 GRAPH_LAUNCH = "GraphLaunch"  # occurs in the names of calls that replay a CUDA graph
-LONGEST_NAME = 160  # maximum characters of a kernel's name, as templates are long; a digest replaces the rest
+LONGEST_NAME = 160  # maximum characters of a kernel's name: templates are long; a digest replaces the rest
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
@@ -230,7 +230,7 @@ def _on_gpu(
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
     """Return when the steps begin and end on the device, in the stream that computes most.
 
-    Other streams, such as streams for copies, may be ahead of it.
+    Other streams, such as streams for copies, can be ahead of it.
     """
     busy = defaultdict[Any, float](float)
     for kernel in ours:

@@ -29,9 +29,9 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-Unit = Literal["tokens", "samples"]  # the unit that a case counts; figures are named after tokens in any case
+Unit = Literal["tokens", "samples"]  # the unit that a case counts; names of figures always contain `tokens`
 
-MOST = 100_000_000  # limit for numbers without a smaller one: beyond it, arithmetic may fail
+MOST = 100_000_000  # limit for numbers that have no smaller limit; beyond it, arithmetic can fail
 
 
 class Topology(Data):
@@ -66,7 +66,7 @@ class LoRA(Data):
     """Ranks of some layers, by a regular expression that matches the end of their names. If several match,
     the first in alphabetical order is used."""
     alpha_pattern: _Pattern = Field(default={}, validate_default=True)
-    """The same for alpha."""
+    """Values of alpha for some layers, in the same form."""
 
     @field_validator("targets")
     @classmethod
@@ -159,8 +159,8 @@ class Case(Data):
     learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63, strict=True)
     max_warmup_steps: int = Field(default=20, ge=2, le=MOST, strict=True)
-    """Maximum number of steps before the measured window. Where the window begins is determined from the step
-    times. The first two steps are never measured."""
+    """Maximum number of steps before the measured window. The beginning of the window is determined from the
+    step times. The first two steps are never measured."""
     steps: int = Field(default=50, ge=10, le=MOST, strict=True)
     """Minimum number of measured steps."""
     counted_steps: int | None = Field(default=None, ge=1, le=MOST, strict=True)
@@ -279,7 +279,7 @@ class Case(Data):
 MAX_ID = 200  # maximum characters of an id. With a suffix it becomes a file name, which can have 255
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "counted_steps", "timeout_s", "known_issue", "may_run_out_of_memory"})
-"""Fields that say where a case runs, how long it may take and how it may fail, but not what it measures."""
+"""Fields that define where a case runs, how long it may take and how it may fail, but not its work."""
 
 
 def check_same(first: Case, case: Case) -> None:
@@ -293,7 +293,7 @@ def check_same(first: Case, case: Case) -> None:
 
 
 class CollectedTest(Data):
-    """A test with its case, as collected by pytest. It may not be selected."""
+    """A test with its case, as collected by pytest. It is not necessarily selected."""
 
     nodeid: str
     case: Case

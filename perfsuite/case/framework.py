@@ -33,7 +33,7 @@ class Promises:
     """Supported values by field of a case. A case with another value is refused."""
     loss: LossRule | None = "falls"  # rule for losses; None: they are not observed, which each run reports
     tokens_vary: bool = False  # whether the number of tokens varies between steps, so it is not checked
-    replicas_differ: bool = False  # whether parameters differ between data-parallel ranks, so not checked
+    replicas_differ: bool = False  # whether data-parallel ranks have different parameters: no check
 
 
 class FrameworkOptions(Data):
@@ -56,7 +56,7 @@ class FrameworkOptions(Data):
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework in a file that is not installed here, or is broken. Its cases can be read, but not run."""
+    """A framework, named in a file, that is missing here or broken. Its cases can be read, but not run."""
 
     model_config = ConfigDict(extra="allow")
     package: ClassVar[str | None] = None  # the package that provided it when the file was written

@@ -32,7 +32,7 @@ class Accelerator(NamedTuple):
     if no datasheet gives it."""
     capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
     source: str  # the source of the peaks and the link; datasheets give the sum of both directions
-    usable_source: str | None  # where `usable_gib` was seen
+    usable_source: str | None  # the source of `usable_gib`
 
     @property
     def memory_bytes(self) -> int:
@@ -129,7 +129,7 @@ class Machine(Data):
 
     @property
     def architecture(self) -> str:
-        """What determines which kernels run: `cpu`, `sm90`, or the hardware class if a GPU is unknown."""
+        """The architecture that determines the kernels: `cpu`, `sm90`, or an unknown GPU's hardware class."""
         if self.device == "cpu":
             return "cpu"
         capability = ARCHITECTURES.get(self.hardware_class.split("-")[0])
@@ -139,7 +139,7 @@ class Machine(Data):
         """Return the dense peak FLOP/s of one device at a case's precision; None if unknown, never a guess.
 
         For `float8`, including block scales, this is twice the 16-bit peak. All `PRODUCTS` that have float8
-        (compute capability 8.9 or more) give that in their datasheets, except that the L40S rounds it up by
+        (compute capability 8.9 or more) give that in their datasheets; only the L40S rounds it up, by
         1%. The peak of bf16 is unknown on a GPU that emulates it.
         """
         if self.emulates(precision):

@@ -35,7 +35,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Return why the installed torch cannot train on `machine`, or None. pip does not constrain its build."""
+    """Return why the installed torch cannot train on `machine`, or None. pip does not check its build."""
     build = installed()
     if not build:
         return f"torch is not installed: {_OR_NEWER}"

@@ -19,7 +19,7 @@ LARGEST = 200_000_000
 """Maximum size of a file with settings, or of a line of a trace, in bytes."""
 LARGEST_DOCUMENT = 1_000_000_000
 """Maximum size of a perfsuite document, in bytes. Reading one takes four times as much memory. The results of
-1,000 cases with 8 launches on 2 ranks have 216 MB."""
+1,000 cases with 8 launches on 2 ranks take 216 MB."""
 LARGEST_LOG = 2_000_000_000
 """Maximum size of a TensorBoard log, in bytes. It is read record by record and can contain pictures."""
 LARGEST_OWN = 1_000_000
@@ -53,7 +53,7 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return the contents of a file. Raises the errors of `open_file`, also if it turns out to be too large.
+    """Return the contents of a file. Raises the errors of `open_file`, also for a file that grows too large.
 
     The size that the kernel reports is not enough: a file can grow, and files in /proc have size 0.
     """
@@ -67,7 +67,7 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST, *, errors: str = "strict") -> str:
-    """Read UTF-8 text, with `\\n` at the end of each line. Raises as `read_bytes`, or UnicodeDecodeError."""
+    """Read UTF-8 text; lines end in `\\n`. Raises UnicodeDecodeError, and the errors of `read_bytes`."""
     text = read_bytes(path, most).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -62,7 +62,7 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
             content = tomllib.loads(text)
         else:
             sections = IniConfig(file, data=text).sections
-    # `TOMLDecodeError` is a ValueError. A number with thousands of digits raises a ValueError, too.
+    # `TOMLDecodeError` is a ValueError. A number with thousands of digits also raises a ValueError.
     except (ParseError, ValueError, RecursionError) as error:
         raise FileError(f"{file} cannot be read: {error}") from error
     if file.suffix == ".toml":

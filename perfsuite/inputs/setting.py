@@ -7,7 +7,7 @@ from typing import Any
 
 from perfsuite.errors import CaseError
 
-Parse = Callable[[str], Any]  # parses a value. Raises `ValueError`; its text follows `give` in the message
+Parse = Callable[[str], Any]  # parses a value; the text of its `ValueError` follows `give` in the message
 
 OFF = ("", "0", "f", "false", "n", "no", "off")  # values in an ini file that turn a flag off
 
@@ -30,7 +30,7 @@ class Setting:
     metavar: str = ""
     """Placeholder of the value; empty for a flag. For `one|other`, the second word means True."""
     parse: Parse = str
-    """Parses a value. Raises `ValueError` with what is allowed; it follows `give` in the message."""
+    """Parses a value. Raises `ValueError` with the allowed values, which follow `give` in the message."""
     default: str = ""  #: The default as text, parsed like any other value; empty for None.
     ini: bool = False  #: Whether a repository can set it in pytest's ini file.
 

@@ -59,7 +59,7 @@ def replay_nothing(benchmark: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add versions and, if known, the hardware to the JSON. It may contain no case, only other benchmarks."""
+    """Add versions and, if known, the hardware to the JSON, even if it only contains other benchmarks."""
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}
@@ -88,7 +88,7 @@ def pytest_benchmark_compare_machine_info(
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Groups, Groups]:
-    """Leave cases, which perfsuite's table has, out of pytest-benchmark's, unless `TABLE_OPTIONS` are set."""
+    """Leave cases out of the table: perfsuite has its own. With one of `TABLE_OPTIONS`, they are included."""
     groups = yield
     arguments = [*config.invocation_params.args, *config.getini("addopts")]
     if any(str(argument).startswith(TABLE_OPTIONS) for argument in arguments):

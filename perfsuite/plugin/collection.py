@@ -58,7 +58,7 @@ MORE_LAUNCHES = (
     "Cases cannot be measured by repeating their test: --perf-min-launches=N launches each N times"
 )
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""The group matches names in `-m`, except names after `not`, which select nothing, and in arguments."""
+"""The group matches names in `-m`, but not those in arguments, or after `not`, which select nothing."""
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(
     """Check the collected tests before any is deselected.
 
     A test whose parametrization found no case has no hardware marker. Unless it has markers of its own, it
-    stays selected, whatever `-m` is: otherwise nobody would notice that it measures nothing.
+    stays selected with any `-m`. Otherwise, nobody would notice that it measures nothing.
     """
     try:
         check_collected(config, items)

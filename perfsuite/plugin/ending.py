@@ -176,9 +176,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 
 def _write_same_work(terminal: Any, record: Record) -> None:
-    """Say in how many cases the counts of the work are the same, if any were compared.
+    """Report in how many cases the counts of the work are the same, if any were compared.
 
-    Counts have no noise, so they are judged even on a busy machine, where times may remain undecided.
+    Counts have no noise, so they are judged even on a busy machine, where times can remain undecided.
     """
     checks = [result.verdict.counts for result in record.results if result.verdict.counts is not None]
     if any(check.compared and check.outcome != "recorded" for check in checks):

@@ -115,8 +115,8 @@ def asks_for_cases(config: pytest.Config) -> bool:
 def is_elsewhere(config: pytest.Config) -> bool:
     """Return whether the command line only names directories outside the directory in `perf_cases`.
 
-    A directory inside `perf_cases` is a deliberate selection. A directory outside is not: the cases may have
-    moved while the command remained the same.
+    A directory inside `perf_cases` is a deliberate selection. A directory outside is not, because the cases
+    might have moved while the command remained the same.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     """Return the ids of the cases that `-m` would select if their test lacked one of its marks.
 
-    A case that lacks a mark, or is meant for other hardware, is not included: it may have been lost.
+    A case that lacks a mark, or is meant for other hardware, is not included: it might have been lost.
     """
     if not config.option.markexpr:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Answer for a comparison: does a step do more, is it slower, and what was not checked? Pure."""
+"""Answer three questions about a comparison: what does more, what is slower, what was not checked? Pure."""
 
 from collections.abc import Sequence
 

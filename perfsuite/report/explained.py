@@ -1,4 +1,4 @@
-"""Explain one case as data that only needs formatting: terminal, Markdown, HTML, GitHub issue. Pure."""
+"""Explain one case as data, which the terminal, Markdown, HTML and GitHub issues format. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
 def _memory(fit: Fit) -> list[str]:
     outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
     whole = f"the model before it is sharded: {_size(fit.built)}"
-    nominal = " (nominal: the usable memory of this GPU is unknown, and less)" if fit.card_is_nominal else ""
+    nominal = " (nominal; the usable memory of this GPU is less, but unknown)" if fit.card_is_nominal else ""
     needs = f"rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}"
     bound = "" if fit.reserved_upper is None else f", at most {_size(fit.reserved_upper)}"
     return [

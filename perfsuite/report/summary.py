@@ -102,7 +102,7 @@ def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict.
 
     `shadow` means that the verdict does not fail its test, `shared` that other jobs used the machine and
-    figures prove nothing, `blind` that the gate may miss a change, `not counted` that the work of a step
+    figures prove nothing, `blind` that the gate can miss a change, `not counted` that the work of a step
     could not be counted, and `dry run` that nothing was computed.
     """
     is_blind = any(check.blind for check in result.verdict.checks)
@@ -276,7 +276,7 @@ def _machine(machine: Machine, *, simulated: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Say that a session was interrupted or is running, and name the case; None if the session ended."""
+    """Report that a session was interrupted or is running, and its case; None if the session has ended."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""

@@ -46,7 +46,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
     """Return whether rounding two amounts to `digits` changes their ratio by at most 1%.
 
-    Always True if an amount is, or is rounded to, 0.
+    Always True if an amount is 0 or is rounded to 0.
     """
     then = round(before / factor, digits)
     today = round(now / factor, digits)

@@ -1,4 +1,4 @@
-"""Baselines: the accepted or recorded results of a case. `perfsuite.results.store` knows their files."""
+"""Baselines: the accepted or recorded results of a case. `perfsuite.results.store` manages their files."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class BaselineDocument(Document):
 
     @property
     def folder(self) -> str:
-        """The value of the field that `FOLDER` names: what the baseline depends on besides the case."""
+        """The value of the field that `FOLDER` names. In addition to the case, the baseline depends on it."""
         return str(getattr(self, self.FOLDER))
 
 

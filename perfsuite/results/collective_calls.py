@@ -1,4 +1,4 @@
-"""The last collective calls of one rank, as torch's flight recorder knows them while the job hangs."""
+"""The last collective calls of one rank of a job that hangs, from torch's flight recorder."""
 
 from __future__ import annotations
 

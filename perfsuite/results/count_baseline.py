@@ -1,4 +1,4 @@
-"""Baselines of counts: the accepted or recorded counts of a case's step. They belong to no machine."""
+"""Baselines of counts: the accepted or recorded counts of a case's step. They do not belong to a machine."""
 
 import re
 from collections.abc import Iterable, Sequence

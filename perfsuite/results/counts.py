@@ -31,8 +31,9 @@ READS_OF_THE_HOST = "dispatch-1"
 do not make the host wait. Everything except host reads is therefore compared."""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
-"""The first two counted steps, numbered from 1. The counts of the second are reported. The first shows which
-storages exist, so a storage that first appears in the second was created by work that is not counted."""
+"""The first two counted steps, numbered from 1. The counts of `COUNTED_STEP` are reported. The step before it
+shows which storages exist: a storage that first appears in `COUNTED_STEP`, but not in a counted operator, was
+created by work that is not counted."""
 
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
@@ -104,7 +105,7 @@ class Compiled(Data):
     graphs: int
     breaks: dict[str, int] = Field(default_factory=dict)  # number of graph breaks by reason
     recompilations: int
-    # Number of kernels that inductor generated; None: unknown, because a dry run generates none.
+    # Number of kernels that inductor generated; None: unknown, because a dry run generates no kernels.
     kernels: int | None
     # Number of calls of kernels that inductor did not generate, such as matmuls; None: unknown.
     extern_calls: int | None
@@ -162,8 +163,8 @@ class Counts(Data):
     blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
-    # None in a launch of a compiled model, whose buffers cannot be observed. In a dry run of one, the peak is
-    # that before fusion.
+    # None in a launch of a compiled model, whose buffers cannot be observed. In a dry run of a compiled
+    # model, the peak is the one before fusion.
     memory: StepMemory | None = None
     # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations. If `kernels` is
     # unknown, the operators before fusion.
@@ -172,28 +173,28 @@ class Counts(Data):
     # are missing from `flops`.
     without_flops: dict[str, int] = Field(default_factory=dict)
     compiled: Compiled | None = None  # None if nothing was compiled
-    python: PythonCalls | None = None  # None: not counted, as in a dry run or next to the user's profiler
+    python: PythonCalls | None = None  # None: not counted, for example in a dry run or under a profiler
     worker_batch: WorkerBatch | None = None  # None: no worker processes, or not counted
     modules: dict[str, int] | None = None  # number of imported modules by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
     # The next three fields are counted only for spans that are not steps, at their first occurrence, on one
     # rank.
-    # Bytes that saving functions known to perfsuite wrote into files; None: no such write was detected.
+    # Bytes written to files by the saving functions that perfsuite knows; None: no such write was detected.
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
     collectives_begun: int | None = None
     # Peak of the GPU's caching allocator in bytes, if higher than before the span; None: unknown.
     allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
-    # Counts of other spans by name: of other counted steps, if they differ from these counts, and of the
-    # first occurrence of each event and phase.
+    # Counts of other spans by name. The spans are counted steps whose counts differ from these, and the first
+    # occurrence of each event and phase.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:
         """Return the counts of a step; None if it was not counted.
 
-        For any step except `self.step`, launch-wide counts are left out. Memory is known only if the step
-        before was counted too, because that shows which storages are alive.
+        For any step except `self.step`, launch-wide counts are left out. Memory is known only if the
+        previous step was also counted, because it shows which storages are alive.
         """
         if step == self.step:
             return self

@@ -37,14 +37,14 @@ class Fit(Data):
     live: int  # peak of live tensors
     allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
     reserved: int  # estimated peak of the memory that the caching allocator reserves
-    # The same if no block that several streams use can be used again in the step that frees it; None: the dry
-    # run is older than this bound.
+    # Upper bound of `reserved`, reached if no block that several streams use can be used again in the step
+    # that frees it. None in a dry run by an older perfsuite.
     reserved_upper: int | None = None
-    reserved_expandable: int  # the same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
+    reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
     card: int  # total memory of the device
-    card_is_nominal: bool = False  # CUDA's total is unknown for this product, and `card` is more than that
+    card_is_nominal: bool = False  # whether `card` is nominal, and CUDA's smaller total is unknown
     verdict: FitWord
 
     @property
@@ -65,7 +65,7 @@ class Roofline(Data):
     peak_flops: float  # dense peak in FLOP/s, at the case's precision or at float8
     wire_bytes: float  # sent between GPUs of one machine, in one direction
     link_bytes_per_s: float | None  # one-way rate of their link; None (no datasheet): sending takes no time
-    between_machines_bytes: float  # sent in groups that span machines: takes no time, as the link is unknown
+    between_machines_bytes: float  # sent in groups that span machines; takes no time, as the link is unknown
     tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
 
     @property
@@ -90,7 +90,7 @@ class Roofline(Data):
 
     @property
     def is_bound(self) -> bool:
-        """Whether this limits a step, rather than the time to launch its kernels."""
+        """Whether this minimum limits a step, rather than the time to launch its kernels."""
         return self.step_s >= LAUNCHES_S
 
     @property

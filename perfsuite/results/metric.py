@@ -56,7 +56,7 @@ class Metric:
     counts, even in a single launch. `shown`: never judged."""
     _: KW_ONLY
     judged_on_cpu: Judged | None = None
-    """How it is judged on a machine without an accelerator; None: as on other machines."""
+    """How the metric is judged on a machine without an accelerator; None: in the same way as with one."""
     tolerances: Mapping[Device, float] = field(default_factory=dict)
     """Largest relative growth of the cost (see `cost`) that passes, by device. CPUs are noisier, so they need
     a larger tolerance."""
@@ -78,7 +78,7 @@ class Metric:
             )
 
     def of(self, figures: Figures) -> float | None:
-        """Return its value in the figures of a launch, of a baseline's launch or of a case; or None."""
+        """Return the value of the metric in the figures of a launch or a case; None if it is unknown."""
         return figures.get(self.name)
 
     def counting(self, unit: Unit) -> Metric:
@@ -107,8 +107,8 @@ class Metric:
     def change(self, of_cost: float) -> float:
         """Convert a relative change of the cost into a relative change of the figure, as shown in reports.
 
-        15% more seconds per token (+0.15) are 13% fewer tokens/s (-0.13). -1 for one is infinity for the
-        other.
+        For example, 15% more seconds per token (+0.15) are 13% fewer tokens/s (-0.13). If one of the two
+        changes is -1, the other is infinite.
         """
         if self.better == "lower":
             return of_cost
@@ -128,7 +128,7 @@ class Metric:
         return 0.0
 
     def bound(self, of_cost: float) -> float:
-        """Return the size of the figure's change for a growth of the cost: 0.15 is 0.13 for tokens/s."""
+        """Return the size of the figure's change if the cost grows by `of_cost`: 0.15 is 0.13 in tokens/s."""
         return abs(self.change(of_cost))
 
     def interval(self, of_cost: tuple[float, float]) -> tuple[float, float]:
@@ -146,8 +146,8 @@ class PartOfStep(Metric):
     """A metric in seconds for a part of the step that can be close to 0 or unknown.
 
     Relative growth is meaningless for a part near 0. The test therefore judges `rest_s` plus the part, which
-    is the reference's step with this part, and changes are shares of a step. Changes up to `floor` do not
-    count.
+    is the time of the reference's step with this part. Changes are shares of a step. Changes up to `floor` do
+    not count.
     """
 
     _: KW_ONLY

@@ -1,4 +1,4 @@
-"""The quantities of a step's counts, one number each. `exact` judges and `count_sentences` describes them."""
+"""The quantities of a step's counts, one number each: `exact` judges them, `count_sentences` shows them."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: a f
 COLLECTIVE_SHARE = 0.01
 """Share by which the bytes of a group may differ without being judged, if the number of calls is equal. The
 difference is limited to `FLOOR`: 64 KiB take 3 us at 25 GB/s, whereas NCCL needs 10 us for an all-reduce of
-any size. A different number of calls is judged, however little they send."""
+any size. A different number of calls is judged, however few bytes they send."""
 FLOPS_FLOOR = 0.001  # share by which a step's FLOPs may differ without being judged
 PYTHON_FLOOR = 1000
 PYTHON_SHARE = 0.2
@@ -36,10 +36,10 @@ varies between releases of a library, and 1,000 calls take less than a milliseco
 MODULES_FLOOR = 50
 """Number by which imported modules may differ without being judged. It varies between releases of a library,
 and an import takes only a millisecond or two."""
-PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches, as progress bars depend on time
-PYTHON_FEW = 20  # number of calls that is always allowed to vary: 2% of a short part is next to nothing
+PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
+PYTHON_FEW = 20  # number of calls that may always vary, because 2% of a short part is almost nothing
 OF_A_WORKER = "of a loader's worker per batch"
-LOOSE = 0.005  # share by which memory varies between launches, as threads free memory at any time
+LOOSE = 0.005  # share by which memory varies between launches: threads free memory at any time
 
 
 class Change(NamedTuple):
@@ -141,7 +141,7 @@ def _empty(kind: str, ranks: int, apart: int) -> Quantity:
 def _python(version: str) -> Quantity:
     """Return the `Quantity` of Python calls under one Python version.
 
-    Counts from other versions are unknown, because these make different calls for the same code.
+    Counts from other versions count as unknown, because other versions make different calls.
     """
     name = f"Python {version} calls"
 
@@ -345,7 +345,7 @@ ALLOCATOR_PEAK = Quantity(
     floor=lambda _: FLOOR,
 )
 OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # quantities that are counted in events and phases only
-# 0 graphs means that nothing is compiled. This is worse, whereas for all other quantities more is worse.
+# A change to 0 graphs is a regression, because nothing is compiled any more. Otherwise, more is worse.
 GRAPHS = Quantity(
     name="compiled graphs",
     unit="calls",
@@ -383,7 +383,7 @@ def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
 def differing(launches: Iterable[Counts]) -> set[str]:
     """Return the fields that differ between these counts of one rank by more than is allowed.
 
-    Fields of other spans than the reported step begin with the span's name: `step 10: kernels in forward`.
+    Fields of spans other than the reported step begin with the span's name: `step 10: kernels in forward`.
     """
     first, *others = launches
     fields = set[str]()
@@ -417,7 +417,7 @@ def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -
 
 
 def differ_by_chance(calls: int, usual: int) -> bool:
-    """Return whether two numbers of Python calls differ by so little that it may be chance."""
+    """Return whether two numbers of Python calls differ so little that the reason can be chance."""
     return abs(calls - usual) <= max(PYTHON_LOOSE * usual, PYTHON_FEW)
 
 

@@ -76,7 +76,7 @@ class Flops(Data):
 class Observed(Data):
     """The settings and environment that a worker observed, as opposed to what was requested."""
 
-    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` lists the ones to be equal
+    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` lists those to be equal
     environment: dict[str, str]  # versions and variables: verdicts list the differences
 
 
@@ -123,7 +123,7 @@ class SpanTimes(Data):
 RESIDENT_MEMORY = "resident memory"
 LIVE_MEMORY = "live tensors"
 PINNED_MEMORY = "pinned memory"
-"""Kinds of memory whose level is read between steps; `LIVE_MEMORY` and `PINNED_MEMORY` only on a GPU."""
+"""Kinds of memory whose level is read between steps: `LIVE_MEMORY` and `PINNED_MEMORY` only on a GPU."""
 SIMULATED_CLOCK = "simulated"  # value of `clock` for ranks that trained nothing
 
 
@@ -154,9 +154,9 @@ class RankReport(Sealed):
     # Choices of torch.compile's autotuning by kernel name, from this launch or an earlier launch with the
     # same cache. Only in the report of rank 0.
     autotuned: dict[str, str] = Field(default_factory=dict)
-    wall_s: float = 0  # host seconds of all steps, without the time between them: should equal their sum
+    wall_s: float = 0  # host seconds of all steps, without the time between them; should equal sum(step_s)
     elapsed_s: float = 0  # host seconds from the start of the first step to the end, including everything
-    uptime_s: float | None = None  # the same from the kernel's uptime, to 0.01 s; None: unknown
+    uptime_s: float | None = None  # `elapsed_s` by the kernel's uptime, to 0.01 s; None: unknown
     loss: tuple[float, ...] = ()
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
@@ -173,7 +173,7 @@ class RankReport(Sealed):
     gradient_squares: float | None = None
     unclipped_squares: float | None = None  # the same before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
-    # Number of Python threads that were started or computed in the counted step, besides the training thread.
+    # Number of Python threads, except the training thread, that were started or computed in the counted step.
     other_threads: int = 0
     hidden: tuple[str, ...] = ()  # reasons why `counts` may lack work of the counted step; empty: none
     fit: Fit | None = None  # predicted memory of the rank; None except in a dry run

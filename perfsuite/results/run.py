@@ -17,7 +17,7 @@ from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observ
 
 
 class DeviceHealth(Data):
-    """One GPU during the steps. A field is None if NVML does not report it."""
+    """The state of one GPU during the steps. A field is None if NVML does not report it."""
 
     index: int = Field(ge=0)  # number of the GPU among those visible to the job
     node: str | None = None  # name of its node; None on a single machine
@@ -119,7 +119,7 @@ class Figures(Data):
     tokens_per_s_mean: float | None = None
     """Global tokens per step over the mean step time. Unlike `tokens_per_s`, it shows stalls."""
     own_tokens_per_s: float | None = None
-    """Reported by the framework, possibly including warm-up. Shown next to perfsuite's own, never judged."""
+    """Speed that the framework reports, possibly including warm-up. Shown for comparison, never judged."""
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     step_s_mean: float | None = None
@@ -131,7 +131,7 @@ class Figures(Data):
     data_wait_s: float | None = None
     """Mean host seconds per step that the training waits for batches, on the rank that waits longest. None if
     no loader was detected in the measured steps."""
-    data_wait: float | None = None  #: The same as a share of all measured steps, 0 to 1.
+    data_wait: float | None = None  #: The same wait as a share of all measured steps, 0 to 1.
     gc_s_per_step: float | None = None
     """Mean seconds of Python's garbage collector per step, on the rank where it takes longest. Shown."""
     peak_memory_bytes: float | None = None  #: On the rank that used most, like all memory figures.
@@ -232,14 +232,14 @@ class Run(Document):
     health: Health | None = None  #: The worst values of all nodes. None if nothing was computed.
     nodes: tuple[Node, ...] = ()  #: The nodes in rank order; empty for a launch on one machine.
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """Rates of the device before the workload was built, by name. Each is that of the slowest rank."""
+    """Rates of the device before the workload was built, by name. Each is the rate of the slowest rank."""
     rank_probes: tuple[dict[str, float], ...] = ()  #: The same rates for each rank, in rank order.
     counts: tuple[RankCounts, ...] = ()
     """The counts of a step (`perfsuite.results.counts`); empty if it was not counted."""
     other_threads: int = 0
-    """Python threads that were started or computed in the counted step, besides the training thread: the
-    highest number of all ranks. Their kernels are not counted, and before Python 3.12 neither are their
-    calls."""
+    """Number of Python threads, except the training thread, that were started or computed in the counted
+    step, on the rank with the most. Their kernels are not counted. Before Python 3.12, their calls are not
+    counted either."""
     hidden: tuple[str, ...] = ()  #: Why a step was not counted: ranks did work that counting cannot observe.
     dry_facts: DryFacts | None = None  #: The predictions of a dry run; None for a launch.
     notes: tuple[str, ...] = ()  #: Remarks for readers of the figures.

@@ -186,8 +186,8 @@ class RunDir:
     def request_address(self, pid: int) -> str:
         """Return the address of the socket on which a process waits for a request for its `collectives`.
 
-        The leading NUL makes it an abstract address (unix(7)), so that no file is left behind, and the
-        path of the directory may have any length.
+        The leading NUL makes it an abstract address (unix(7)), so that no file is left behind and the
+        path of the directory can have any length.
         """
         return f"\0perfsuite-{hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:32]}-{pid}"
 

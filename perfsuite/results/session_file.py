@@ -125,7 +125,7 @@ class PytestRun(Data):
 
 
 class Conditions(Data):
-    """The conditions of a session's verdicts, besides commit and machine. `--perf-resume` compares them."""
+    """The conditions of verdicts in addition to commit and machine, which `--perf-resume` compares."""
 
     changes: str | None  # digest of the uncommitted changes; None if there are none
     options: dict[str, str]  # values of the options that affect verdicts
@@ -142,7 +142,7 @@ class ArmFacts(Data):
 class JudgeChanges(Data):
     """Changes since a base commit to the files that affect verdicts, such as baselines."""
 
-    base: str | None  # the base commit; None if it could not be found: then a sentence says why
+    base: str | None  # the base commit; None if it could not be found, for the reason that a sentence gives
     sentences: tuple[str, ...]
 
 
@@ -179,8 +179,8 @@ class Skipped(Data):
     case_id: str
     framework: str
     reason: str
-    not_reached: bool = False  # whether the budget did not reach it: then it counts as not judged
-    by_test: bool = False  # whether its own test skipped it: then it counts as not judged
+    not_reached: bool = False  # whether the budget did not reach it; it then counts as not judged
+    by_test: bool = False  # whether its own test skipped it; it then counts as not judged
 
 
 class CaseChange(Data):

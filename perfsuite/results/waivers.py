@@ -19,7 +19,7 @@ def _tolerated(value: Any) -> Any:
     is_share = isinstance(value, str) and re.fullmatch(r"\d{1,6}(\.\d+)?\s*%", value) and value.strip("0.% ")
     if not is_share and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
         raise ValueError(
-            'give a share, such as "22%" or, for a count, its growth in calls, bytes or FLOP, such as 24'
+            'give a share, such as "22%", or the growth of a count in calls, bytes or FLOP, such as 24'
         )
     return value
 
@@ -42,7 +42,7 @@ class Waiver(Data):
     @property
     def terms(self) -> str:
         """The tolerated cost, end date, owner and issue, for messages."""
-        return f"{self.tolerated} tolerated until {self.until}, {self.owner}, {self.issue}"
+        return f"{self.tolerated} tolerated until {self.until}, owner {self.owner}, issue {self.issue}"
 
 
 class _File(Data):

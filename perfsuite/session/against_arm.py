@@ -1,6 +1,6 @@
 """Compare arm A with arm B, which might be slower. Neither arm needs a baseline, and no baseline is written.
 
-AgainstArm   compares times. Launches the arms in turn (A B, B A, A B, ...) until `judge_pairs` has decided.
+AgainstArm   compares times. Launches the arms alternately (A B, B A, ...) until `judge_pairs` has decided.
 ByCounts     compares the counts of a step, which have no noise. Launches each arm once.
 ByDryRuns    compares the counts of a step in one dry run of each arm, which needs no hardware.
 """
@@ -53,7 +53,7 @@ class TwoArms(Mode):
     """Run a case in arm A and in arm B. Faults are only injected into arm B."""
 
     has_waivers: ClassVar[bool] = False
-    # Messages say that this is all that a comparison of two equal arms can do.
+    # The only thing that a comparison of two equal arms can do, for messages.
     of_equals: ClassVar[str] = "only show noise"
 
     def refused(self, task: Task) -> None:

@@ -233,7 +233,7 @@ def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dic
 
 
 def _function(test: CollectedTest) -> tuple[str, str]:
-    """Return the file name and the function of a test, without the directory, which may have moved."""
+    """Return the file name and the function of a test, without the directory, which might have moved."""
     file, _, name = test.nodeid.partition("::")
     return PurePosixPath(file).name, name.partition("[")[0]
 

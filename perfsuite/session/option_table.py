@@ -255,7 +255,7 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="maximum wait for other users of the machine; 0 launches again immediately",
+        help="maximum wait for other users of the machine; with 0, launch again immediately",
         page="It only applies if cases run on this machine",
     ),
     Option(

@@ -74,9 +74,9 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
 def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[Planned]:
     """Return the cases in the order in which a budget is spent.
 
-    Failed and undecided cases come first, then cases that were never measured, then the rest, starting with
-    the oldest measurement. The order of the cases that were never measured rotates by one case a day: this
-    way, no case is always left out.
+    Failed and undecided cases come first, then cases that were never measured, and then all others, starting
+    with the oldest measurement. The order of the cases that were never measured rotates by one case a day, so
+    that no case is always left out.
     """
     by_id = sorted(cases, key=lambda case: case.id)
     turn = today.toordinal() % len(by_id) if by_id else 0
@@ -107,8 +107,8 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
 class Budget:
     """The time of a session, and how much of it is left.
 
-    Every case gets its first launch before another case uses up the time for a second one. So the counts of
-    as many cases as possible are judged, and the times of those that come first.
+    Every case gets its first launch before another case uses up the time for a second launch. This way, the
+    counts of as many cases as possible are judged, and the times of the first cases.
     """
 
     seconds: float
@@ -128,7 +128,7 @@ class Budget:
         return left > 0 and self._needed_s(case.id) <= left
 
     def allows_another(self, case: Case, longest_s: float) -> bool:
-        """Return whether there is time to launch a case again, and each waiting case as often as it must be.
+        """Return whether there is time to launch a case again, and each waiting case as often as required.
 
         `longest_s` is the duration of the longest launch of the case so far, in seconds.
         """
@@ -136,7 +136,7 @@ class Budget:
         return self.has_time_for(case, 1)
 
     def has_time_for(self, case: Case, launches: int) -> bool:
-        """Return whether this many launches of a case fit, besides those that waiting cases need."""
+        """Return whether this many launches of a case fit, together with those that waiting cases need."""
         others = self.waiting - {case.id}
         return launches * self._launch_s(case.id) + sum(map(self._needed_s, others)) <= self._left()
 

@@ -12,7 +12,7 @@ from perfsuite.results.store import BaselineStore, SessionDir, Store
 
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
 """Failures that are not evidence against the code: a cancelled step, a file that cannot be written, a killed
-launcher, a missing baseline that may exist by now."""
+launcher, a missing baseline that might exist by now."""
 MOST_DIFFERENCES = 5  # maximum number of differences listed between two sessions
 
 

@@ -18,7 +18,7 @@ class Tally:
 
     @property
     def failing(self) -> list[Measurement]:
-        """The results that fail the session, whatever the outcome of their tests."""
+        """The results that fail the session, regardless of the outcome of their tests."""
         return [result for result in self.results if not result.shadow and self.options.fails_session(result)]
 
     @property
@@ -33,7 +33,7 @@ class Tally:
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether the session should have measured the code, but no result does."""
+        """Whether the session should have measured the code, but none of its results measures it."""
         return not self.only_shown and all(
             result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )

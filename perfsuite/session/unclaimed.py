@@ -21,9 +21,9 @@ def unclaimed(
 ) -> list[tuple[str, str]]:
     """Return the case id of each unclaimed baseline, and why no case claims it.
 
-    Searches only the hardware folders on which a claimed case is measured. `collected` has all cases by id,
-    and `claimed` the ids of the selected cases. `markers` are the markers in `-m`, if it names hardware.
-    `elsewhere` is the directory of the cases, if the session only has tests of other directories.
+    Searches only the folders of the hardware on which a claimed case is measured. `collected` has all cases
+    by id, and `claimed` the ids of the selected cases. `markers` are the markers in `-m`, if it names
+    hardware. `elsewhere` is the directory of the cases, if the session only has tests of other directories.
     """
     files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     reasons = []
@@ -70,7 +70,7 @@ def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:
 
 
 def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection[str]) -> bool:
-    """Return whether `-m` excludes a case that this machine could judge. `-m gpu` excludes H100 cases."""
+    """Return whether `-m` excludes a case that this machine could judge, as `-m gpu` excludes H100 cases."""
     if not markers or not set(case.markers).isdisjoint(markers):
         return False
     try:

@@ -47,7 +47,7 @@ def test_the_parts_of_a_prediction() -> None:
 def test_says_if_the_memory_of_the_card_is_nominal(name: str, nominal: bool) -> None:
     fit = known(predict(LOG, Counts(), pretended_gpu(name, Topology(processes_per_node=1)), rank=0))
     assert fit.card_is_nominal is nominal
-    said = "of 80.0 GiB (nominal: the usable memory of this GPU is unknown, and less)"
+    said = "of 80.0 GiB (nominal; the usable memory of this GPU is less, but unknown)"
     assert prediction(DryFacts(fit=fit))[0].endswith(said if nominal else "of 79.1 GiB")
 
 

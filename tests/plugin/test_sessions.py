@@ -663,17 +663,17 @@ def test_shows_waived_regressions_everywhere(recorded: pytest.Pytester) -> None:
     waivers = recorded.path / "perf-waivers.toml"
     waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
-    sentence = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, @me, https://example.org/1"
+    sentence = "waived: tokens/s -2*%: 40% tolerated until 2999-12-31, owner @me, issue https://example.org/1"
     slow.stdout.fnmatch_lines([f"*{ID}: {sentence}*", "*XFAIL*waived: *", "*1 xfailed*"])
     (result,) = read_json(recorded)["results"]
     assert (result["outcome"], result["excused"]) == ("regressed", "waived")
     (skipped,) = read_junit(recorded).iter("skipped")
-    assert "40% tolerated until 2999-12-31, @me" in str(skipped.get("message"))
+    assert "40% tolerated until 2999-12-31, owner @me" in str(skipped.get("message"))
     page, summary = read_report(recorded)
     assert "<h1>1 waived" in page
-    assert "40% tolerated until 2999-12-31, @me, https://example.org/1" in page
+    assert "40% tolerated until 2999-12-31, owner @me, issue https://example.org/1" in page
     assert summary.startswith("## perfsuite: 1 waived")
-    assert "40% tolerated until 2999-12-31, &#64;me, https://example.org/1" in summary
+    assert "40% tolerated until 2999-12-31, owner &#64;me, issue https://example.org/1" in summary
 
     waivers.write_text(waiver(tolerated="10%", metric="tokens*") + waiver(tolerated="10%", case="fsdp-*"))
     beyond = run_cpu(recorded, "--perf-inject", "slowdown=30%", "--perf-report=out", status=1)

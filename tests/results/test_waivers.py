@@ -43,11 +43,11 @@ def test_reads_each_waiver_and_its_tolerance(file: Path) -> None:
     first, second = read(file)
     fields = {"case": "fsdp2-*", "metric": "tokens_per_s", "issue": "https://example.org/1", "owner": "@me"}
     assert first == Waiver(**fields, tolerated="22%", until=date(2026, 12, 31))
-    assert first.terms == "22% tolerated until 2026-12-31, @me, https://example.org/1"
+    assert first.terms == "22% tolerated until 2026-12-31, owner @me, issue https://example.org/1"
     assert (second.tolerated, second.until) == (24, date(2026, 12, 30))
 
 
-SHARE = 'give a share, such as "22%" or, for a count, its growth in calls, bytes or FLOP, such as 24'
+SHARE = 'give a share, such as "22%", or the growth of a count in calls, bytes or FLOP, such as 24'
 DAY = "Input should be a valid date"
 UNKNOWN = "unknown field; remove it or correct its name, got 'x'"
 

@@ -91,7 +91,7 @@ def test_waived_regression_passes_after_judgement(sessions: Sessions) -> None:
     (result,) = documents.read(ours.record.directory.results, SessionFile).results
     assert (result.outcome, result.excused) == ("regressed", "waived")
     assert result.waivers == (
-        "waived: tokens/s -49.4%: 60% tolerated until 2999-12-31, @me, https://example.org/1",
+        "waived: tokens/s -49.4%: 60% tolerated until 2999-12-31, owner @me, issue https://example.org/1",
     )
     assert not ours.setup.options.is_failing(result)
     assert (ours.record.tally.judged, ours.record.tally.nothing_measured) == (1, False)

@@ -76,7 +76,11 @@ def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: di
 def test_refuses_an_exceeded_or_expired_waiver() -> None:
     for result, fields, why in (
         (SLOW, {"tolerated": "18.9%"}, "beyond the waiver of tokens_per_s for fake-*: 18.9%"),
-        (SLOW, {"until": YESTERDAY}, f"of tokens_per_s for fake-* ended on 2026-11-23, owner @me, issue {ISSUE}"),
+        (
+            SLOW,
+            {"until": YESTERDAY},
+            f"of tokens_per_s for fake-* ended on 2026-11-23, owner @me, issue {ISSUE}",
+        ),
         (SLOW, {"tolerated": 22}, 'tolerates 22, which is a growth of counts. Give a share, such as "22%"'),
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),  # of none
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),

@@ -88,8 +88,8 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
     caption = (
         "Step times are those of the slowest rank in each step of the measured window. CPU time is the sum "
         "over all ranks in the median step. The time of Python's garbage collector is the mean per step on "
-        "the rank where it takes longest. Peak memory is that of the rank that used the most memory, next "
-        "to that of the rank that used the least. Retries are summed over ranks."
+        "the rank where it takes longest. Peak memory is shown for the rank that used the most memory and "
+        "for the rank that used the least. Retries are summed over ranks."
     )
     return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)
 
