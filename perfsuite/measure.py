@@ -111,7 +111,7 @@ def until_decided(
 
     - `launch` makes one launch or a pair of launches, and returns whether others used the machine meanwhile.
     - `judge` judges all launches so far. It accepts `max_unhealthy`, which is explained in `Policy`.
-    - `is_free` returns whether to launch again after others used the machine. It may wait for them.
+    - `is_free` returns whether to launch again after others used the machine. It can wait for them.
     """
     while True:
         was_shared = launch()

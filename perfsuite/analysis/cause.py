@@ -34,7 +34,7 @@ KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """Matches messages about a killed process, from perfsuite's agent, torch's launcher and its `DataLoader`."""
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """Matches the line of a traceback that names the error. Frames are indented, and further lines are prose."""
-LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report may not fit
+LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report might not fit
 LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
 LONGEST_SECRET = 2**12  # number of bytes before them in which a secret can begin
@@ -170,7 +170,7 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _end(path: Path) -> str:
-    """Return the end of a log with secrets masked, because a script may print a token.
+    """Return the end of a log with secrets masked, because a script can print a token.
 
     If the file cannot be read, the error is returned instead.
     """

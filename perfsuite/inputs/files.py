@@ -42,7 +42,7 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
     _check(path, os.stat(path), most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)  # another file may have replaced it in the meantime
+        status = os.fstat(descriptor)  # another file might have replaced it in the meantime
         _check(path, status, most)
         if stat.S_ISFIFO(status.st_mode):
             os.set_blocking(descriptor, True)  # wait for the writer

@@ -105,7 +105,7 @@ def case_of(item: pytest.Item) -> Case | None:
 def cases_in(values: Iterable[object]) -> list[Case]:
     """Return the cases in these values and in nested containers and dataclasses, each id once."""
     cases = dict[str, Case]()
-    seen = set[int]()  # a list may contain itself
+    seen = set[int]()  # a list can contain itself
     left = [*values][::-1]
     while left:
         value = left.pop()
@@ -261,7 +261,7 @@ def _install(config: pytest.Config) -> None:
     ours.record.mode = make()
     if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
         ours.setup.host.hardware = before.hardware
-    if not is_worker(config):  # with its packages, arm A may now collect other cases
+    if not is_worker(config):  # with its packages, arm A might now collect other cases
         _list_case_changes(config)
 
 

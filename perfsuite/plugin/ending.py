@@ -54,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     finally:
         HoldsInterrupts.release(session.config)
         result = yield
-        _fail_if_due(session, session.exitstatus)  # again: a hook in conftest.py may have changed the status
+        _fail_if_due(session, session.exitstatus)  # again: a hook in conftest.py changed the status
     return result
 
 
@@ -116,7 +116,7 @@ def _nothing_measured(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(trylast=True)  # below the tables of other plugins
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Write the table, explanations of verdicts that may need action, and problems of the session."""
+    """Write the table, explanations of verdicts that might need action, and problems of the session."""
     record = config.stash[SESSION].record
     tally = record.tally
     terminal = terminalreporter

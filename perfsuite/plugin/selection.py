@@ -104,7 +104,7 @@ def is_whole(config: pytest.Config) -> bool:
 def asks_for_cases(config: pytest.Config) -> bool:
     """Return whether the command line names hardware, or paths that can contain cases.
 
-    Otherwise the command may be meant only for the other tests of a repository.
+    Otherwise the command might be meant only for the other tests of a repository.
     """
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
     if is_elsewhere(config):

@@ -57,7 +57,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
 
 def text(value: str) -> str:
     """Escape text as a single line of Markdown that can also be a cell of a table."""
-    # The summary may be read in a terminal, which obeys control characters. Make them visible before `split`,
+    # The summary can be read in a terminal, which obeys control characters. Make them visible before `split`,
     # which would remove those that count as white space.
     flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
     # An underscore ends emphasis only after a word, and > is markup only at the beginning of a line.

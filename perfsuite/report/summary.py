@@ -24,7 +24,7 @@ LONGEST_SENTENCE = 160  # maximum length of a finding in a table, in characters
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ran to the end: their metrics are judged nevertheless, to show regressions."""
 IF_MEANT = "; if this is intended, accept a new baseline, or delete this one if it is not reviewed"
-"""Ending of the line with a baseline's path, if the case may have been changed on purpose."""
+"""Ending of the line with a baseline's path, if the case might have been changed on purpose."""
 CASES_SHOWN = 20  # maximum number of listed cases that arm B lacks or has changed
 NOT_COMPARED = "Cases of arm A that were not compared, so this is not a pass"
 OTHER_CASES = "Other cases in which the arms differ"
@@ -352,7 +352,7 @@ def unclaimed_lines(baselines: Sequence[str]) -> list[str]:
 
 
 def needs_words(result: Measurement) -> bool:
-    """Return whether a case may need action, and is therefore explained instead of only counted."""
+    """Return whether a case might need action, and is therefore explained instead of only counted."""
     return verdict(result) not in QUIET
 
 

@@ -175,7 +175,7 @@ class RankReport(Sealed):
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
     # Number of Python threads, except the training thread, that were started or computed in the counted step.
     other_threads: int = 0
-    hidden: tuple[str, ...] = ()  # reasons why `counts` may lack work of the counted step; empty: none
+    hidden: tuple[str, ...] = ()  # reasons why `counts` might lack work of the counted step; empty: none
     fit: Fit | None = None  # predicted memory of the rank; None except in a dry run
     notes: tuple[str, ...] = ()  # remarks for readers of the figures
     failure: Failure | None = None

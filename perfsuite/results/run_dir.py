@@ -119,7 +119,7 @@ class RunDir:
     def inductor_cache(self) -> Path:
         """The directory of inductor's cache.
 
-        It does not exist if the user chose another directory. That one is not read, because it may contain
+        It does not exist if the user chose another directory. That one is not read, because it can contain
         entries from other training runs.
         """
         return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
@@ -144,7 +144,7 @@ class RunDir:
         return _by_number(self.path.glob("agent-*.log"))
 
     def steps_seen(self) -> int | None:
-        """Return the number of steps in `progress`, which may lag behind; None before rank 0 trains."""
+        """Return the number of steps in `progress`, which can lag behind; None before rank 0 trains."""
         try:
             steps, _ = read_text(self.progress, LARGEST_OWN).split()
             return int(steps)

@@ -77,11 +77,11 @@ class BaselineFiles(Generic[B]):
         return [self.reviewed] if self.local is None else [self.reviewed, self.local]
 
     def reviewed_file(self, folder: str, case_id: str) -> Path:
-        """Return the path of a case's reviewed file, which may not exist."""
+        """Return the path of a case's reviewed file, which might not exist."""
         return self.reviewed / folder / f"{case_id}.json"
 
     def local_file(self, folder: str, case_id: str) -> Path:
-        """Return the path of a case's local file, which may not exist."""
+        """Return the path of a case's local file, which might not exist."""
         assert self.local is not None
         return self.local / folder / f"{case_id}.json"
 

@@ -38,7 +38,7 @@ class Drift(Data):
     last_day: date  # day of the first session after the change, at 99% confidence
     first_commit: str  # commit of the last session before the change
     last_commit: str  # commit of the first session after the change
-    commits_between: int | None  # number of commits that may have caused the change; None: no repository
+    commits_between: int | None  # number of commits that might have caused the change; None: no repository
     # The differences between these two sessions: versions, settings, driver, the case itself.
     environment: tuple[str, ...]
     worse: bool  # whether the cost increased

@@ -41,7 +41,7 @@ class AgainstBaseline(Mode):
         """Launch a case until its verdict is decided, and judge its counts."""
         case = task.case
         options = self.options
-        # Look again: the last session that held the lock may have recorded a baseline.
+        # Look again: the last session that held the lock might have recorded a baseline.
         stored, required = self._baseline_of(task)
         target = target_of(task.machine, dry=False)
         counts = self.baselines.counts.find(target, case) if options.counts else None

@@ -74,7 +74,7 @@ def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
                 session.measure(case, case.id)
             except AllocationOverError:
                 raise
-            except Exception as error:  # recorded as a failed result; the next case may succeed
+            except Exception as error:  # recorded as a failed result; the next case might succeed
                 refused += 1
                 why = error_text(error)
                 say(why if case.id in why else f"{case.id}: {why}")

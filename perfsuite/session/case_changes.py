@@ -1,6 +1,6 @@
 """Find the cases of arm A that arm B has deleted, changed, re-marked or deselected.
 
-Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files may define
+Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files can define
 different cases. pytest collects them with the code and the interpreter of that arm.
 """
 

@@ -50,7 +50,7 @@ def write_files(record: Record, status: Status) -> None:
         try:
             if path is not None:
                 write(path, record.session_file(status))
-        except Exception as error:  # the next file has another format, and may be on another disk
+        except Exception as error:  # the next file has another format, and can be on another disk
             problems.append(errors.error_text(error))
     if problems:
         raise FileError("; ".join(problems))

@@ -182,7 +182,7 @@ class Record:
         """Record a skipped case: this machine cannot run it, the budget is used up, or its test skips it."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
         skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
-        if skip not in self.skipped:  # an earlier part of this session may have skipped it
+        if skip not in self.skipped:  # an earlier part of this session might have skipped it
             self.skipped.append(skip)
 
     def save(self) -> None:
@@ -237,6 +237,6 @@ class Record:
 
     @property
     def misses_baselines(self) -> bool:
-        """Whether the session fails because reviewed baselines have no case: cases may have been lost."""
+        """Whether the session fails because reviewed baselines have no case: cases might have been lost."""
         options = self.options
         return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow

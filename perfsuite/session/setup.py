@@ -222,7 +222,7 @@ class Preflights:
         return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)
 
     def _look(self, nodes: int, machine: Machine) -> None:
-        """Run a preflight of the first nodes. If a node is bad, repeat it: other jobs may have interfered."""
+        """Run a preflight of the first nodes. If a node is bad, repeat it: other jobs might interfere."""
         first = self._preflight(nodes, machine)
         if not first.problems:
             return

@@ -1,4 +1,4 @@
-"""Find reviewed baselines that no case of a complete nightly run claims: a case may have been lost."""
+"""Find reviewed baselines that no case of a complete nightly run claims: a case might have been lost."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path

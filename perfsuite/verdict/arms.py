@@ -146,7 +146,7 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         return verdict
     if difference is not None or may_have_other_tokens(then, now):
         what = difference or "the model was given another number of tokens"
-        reason = f"{what}, so arm B may do less because it computes something else"
+        reason = f"{what}, so arm B might do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
     threads = exact.works_in_threads([b], a.other_threads)
     if threads is not None:
@@ -370,7 +370,7 @@ def _check(
     if is_negligible(metric, decision.outcome, decision.change):
         return check.replace(outcome="passed", note=negligible(metric))
     if decision.disputed is not None:
-        why = disagreement(*decision.disputed, "the probe may also differ between the arms")
+        why = disagreement(*decision.disputed, "the probe might also differ between the arms")
         return check.replace(note=why)
     return check.replace(note=f"decided after {decision.pairs} pairs") if decision.pairs < len(a) else check
 

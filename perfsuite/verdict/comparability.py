@@ -174,7 +174,7 @@ def unexplained(run: Run, baseline: Baseline) -> list[str]:
 
 
 def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
-    """Return all changes since the baseline that may explain a verdict but do not prevent a comparison."""
+    """Return all changes since the baseline that can explain a verdict but do not prevent a comparison."""
     return (
         *environment_changes(run, baseline),
         *_other_nodes(run, baseline),
@@ -224,7 +224,7 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _clock_change(run: Run, baseline: Baseline) -> list[str]:
-    """Return the change of the slowest GPU's SM clock. Someone may have locked it (`nvidia-smi -lgc`)."""
+    """Return the change of the slowest GPU's SM clock. Someone might have locked it (`nvidia-smi -lgc`)."""
     then = baseline.median("sm_clock_mhz")
     now = run.figures.sm_clock_mhz
     if not is_size(then) or not is_size(now) or abs(now / then - 1) <= CLOCK_DIFFERS:

@@ -40,7 +40,7 @@ LAYOUT = (
 MOVED = 1e-6  # minimum share of all elements for a change to count: fewer can be padding of shards
 FEWEST = 3  # minimum number of token counts, over both sides, that show whether they vary
 TOKENS = "tokens_given"
-NAMES = {  # names of values that may be recorded on one side only
+NAMES = {  # names of values that can be recorded on one side only
     UNCLIPPED: "the norm of the gradients before clipping",
     TOKENS: "the number of tokens that the model is given in a step",
     "dtypes": "the dtypes of weights, gradients and optimizer state",

@@ -40,7 +40,7 @@ LATER_LESS = 0.02
 """Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work is doubted."""
 GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work might be uncounted
 MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes are `regressed`
-_OUT_OF_SIGHT = " a step: less than half, so the rest may be done without being counted"
+_OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
 _ACCEPT = ". If the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)"
@@ -230,7 +230,7 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
     today = max(sum(counts.flops.values()) for counts in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and new:
-        rest = f"{', '.join(new)} may do the rest, but without a formula"
+        rest = f"{', '.join(new)} might do the rest, for which there is no formula"
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"
     elif today < GONE * then and not is_known:
         yield f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}"

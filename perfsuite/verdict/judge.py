@@ -51,7 +51,7 @@ OTHER_SOFTWARE = "the software that the probe uses has changed too: accept a new
 THE_BASELINE = "the baseline"
 NOT_THE_SAME = (
     "better, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
-    "the case may compute something else"
+    "the case might compute something else"
 )
 NEGLIGIBLE = f"changes below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, do not count"
 NEGLIGIBLE_SPAN = f"changes below {SPAN_S:g} s do not count"

@@ -35,7 +35,7 @@ PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # metrics that follow the m
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
 """Upper 87.5% confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
-a few sessions may agree by chance. The last factor applies to 9 degrees of freedom (10 sessions) and more."""
+a few sessions can agree by chance. The last factor applies to 9 degrees of freedom (10 sessions) and more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ OF_A_DRY_RUN = (
     "a dry run computes no values: tokens and dtypes were compared, but not the loss and the gradients"
 )
 NOT_COMPARED = (
-    "neither the loss nor the gradients before clipping could be compared, so the case may compute something "
-    "else. Accept the counts again (perfsuite baseline accept --only-counts)"
+    "neither the loss nor the gradients before clipping could be compared, so the case might compute "
+    "something else. Accept the counts again (perfsuite baseline accept --only-counts)"
 )
 ONE_LAUNCH = "Launches without a seed also differ. To be sure, launch each side twice"
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has counts, and these launches cannot become one"
@@ -35,7 +35,7 @@ NOTHING_TO_COMPARE = "counts are not judged: no baseline has counts, and these l
 class Reference:
     """The reference against which the launches of a case are judged."""
 
-    baseline: Baseline | None = None  # None: there is no baseline, and the launches may become one
+    baseline: Baseline | None = None  # None: there is no baseline, and the launches can become one
     counts: CountBaseline | None = None  # the accepted or recorded counts of a step
     noise: ClassNoise = field(default_factory=ClassNoise)  # the noise between launches on this hardware class
     policy: Policy = field(default_factory=Policy)  # the number of launches that the verdict may cost
@@ -52,9 +52,9 @@ def with_counts(
     """Combine `timed`, the verdict on time and memory, with the counts of the launches.
 
     The worse outcome wins. A noisy or new machine does not hide a change of the counts, because counts do not
-    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts, which
-    may not exist yet. In that case the counts are recorded, unless the launches are worse than a baseline of
-    times or a fault was injected. Less work is `improved` only if the launches compute the same as the
+    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts. If it
+    does not exist, the counts are recorded, unless the launches are worse than a baseline of times or a fault
+    was injected. Less work is `improved` only if the launches compute the same as the
     baseline of counts or as `times`, the baseline of times.
     """
     counts = exact.check(runs, baseline)
@@ -132,7 +132,7 @@ def _if_same(
         if not are_compared(then.launches, now.launches):
             why.append(NOT_COMPARED)
         elif (difference := may_differ(then.launches, now.launches)) is not None:
-            why.append(f"{difference}, so the case may compute something else")
+            why.append(f"{difference}, so the case might compute something else")
     if not why:
         return counts
     listed = tuple(finding.replace(outcome="passed") for finding in counts.findings)

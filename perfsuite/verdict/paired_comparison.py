@@ -7,7 +7,7 @@ the noise, so no baseline is needed. All arithmetic is on logarithms of costs (l
 after each pair has one of the outcomes of `verdict.sequential`. It is `passed` if a change by the tolerance
 is excluded in both directions.
 
-On a machine with two speeds, all launches of A may be fast and all of B slow by chance. For n pairs, the
+On a machine with two speeds, all launches of A can be fast and all of B slow by chance. For n pairs, the
 probability is 2 / 4^n. A change is therefore reported only after `MIN_CHANGED` pairs or more, and nearly all
 pairs must show it.
 

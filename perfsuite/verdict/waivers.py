@@ -65,7 +65,7 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     own = [result for result in results if result.runs and fnmatchcase(result.case_id, waiver.case)]
     measured = {result.case_id for result in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
-        return None  # a case that was not measured may need it
+        return None  # a case that was not measured might need it
     names = {name for result in own for check in result.verdict.checks for name in _called(check, result)}
     names |= {name for result in own for name in _counted(result)}
     if names and not _matches(waiver, names):

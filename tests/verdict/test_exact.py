@@ -389,7 +389,7 @@ def test_compiled_models() -> None:
 # What may have gone out of sight
 
 
-MAY_DO_THE_REST = "may do the rest, but without a formula"
+MAY_DO_THE_REST = "might do the rest, for which there is no formula"
 FEW_FLOPS = counts(flops={"forward": 1_700_000_000})
 FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
 
@@ -399,8 +399,8 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
     [
         (
             counts(flops={}),
-            "FLOPs 1.8 GFLOP -> 0 a step: less than half, so the rest may be done without being counted. If "
-            "the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)",
+            "FLOPs 1.8 GFLOP -> 0 a step: less than half, so the rest might be done without being counted. "
+            "If the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)",
         ),
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
         (

@@ -19,7 +19,7 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MOST_ENTRIES = 8
 """Maximum number of `RankCounts` on the page. Ranks with equal counts share one, but in a large job every
-rank may have its own."""
+rank can have its own."""
 
 
 def case_view(

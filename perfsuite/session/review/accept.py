@@ -165,5 +165,5 @@ def _from_git(*arguments: str) -> str | None:
 def _login() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
+    except (KeyError, OSError):  # a container can run as a user without a name
         return f"uid {os.getuid()}"

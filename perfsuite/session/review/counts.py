@@ -60,10 +60,10 @@ def accepted(
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
-    Earlier sessions are left out: the code may have been different, and counts that vary between launches are
-    never judged. Launches whose counting method or versions differ from those of the newest launch are also
-    left out. Returns None if no launch was counted. Raises `PerfsuiteError` if a step does more work than in
-    the reviewed baseline and no reason is given.
+    Earlier sessions are left out, because their code can be different, and counts that vary between launches
+    are never judged. Launches whose counting method or versions differ from those of the newest launch are
+    also left out. Returns None if no launch was counted. Raises `PerfsuiteError` if a step does more work
+    than in the reviewed baseline and no reason is given.
     """
     counted = [run for run in newest_session if can_be_accepted(run)]
     if not counted:

@@ -58,7 +58,7 @@ class Shown(Generic[B]):
         return Text.assemble((recorded.case.id, "bold"), f" {self.on} {recorded.folder}")
 
     def before_after(self, before: B | None, now: B | None) -> Text:
-        """Describe the differences between two baselines of a case, one of which may be missing."""
+        """Describe the differences between two baselines of a case, one of which can be missing."""
         either = now or before
         assert either is not None
         return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])

@@ -53,7 +53,7 @@
   filter.addEventListener("input", show);
   filter.addEventListener("submit", (event) => event.preventDefault());
   filter.hidden = false;
-  show(); // after a reload, the browser may have kept the previous choices
+  show(); // after a reload, the browser might have kept the previous choices
 
   function unfold(id) {
     const details = document.getElementById(id)?.querySelector(":scope > details");
