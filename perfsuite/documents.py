@@ -31,7 +31,7 @@ class Data(BaseModel):
         extra="forbid",
         allow_inf_nan=True,
         ser_json_inf_nan="strings",
-        defer_build=True,  # most processes use only few of the classes that they import
+        defer_build=True,  # most processes use only a few of the classes that they import
     )
 
     if not TYPE_CHECKING:  # type checkers must see the fields in calls, not **values
@@ -185,7 +185,7 @@ def write(path: Path, document: Document) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file atomically, following links; write to a device or FIFO. Raises `FileError`."""
+    """Replace a file atomically, following links. Write directly to a device or FIFO. Raises `FileError`."""
     try:
         if _is_in_place(path):
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:

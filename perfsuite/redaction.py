@@ -1,4 +1,4 @@
-"""Recognise secrets from their format, and from the name of their variable or option.
+"""Recognise secrets by their format, and by the name of their variable or option.
 
 This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
 with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a value

@@ -13,7 +13,7 @@ FOREIGN_MEMORY_BYTES = 256 * 2**20
 # Maximum share of the cores' time that other processes may use: on 2 cores, less than half of one core.
 FOREIGN_CPU_SHARE = 0.20
 HELD_BYTES = 2**30  # maximum GPU memory in use before a launch: desktops use less, stuck jobs more
-# Maximum seconds to wait until the GPUs' memory is free, because drivers clean up after processes.
+# Maximum seconds to wait until the GPUs' memory is free: drivers free it only after a process has ended.
 FREE_S = 30.0
 STEAL_SHARE = 0.10  # maximum share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")

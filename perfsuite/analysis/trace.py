@@ -70,7 +70,7 @@ class _Spans:
 
 
 class _Window:
-    """The profiled steps on the host's clock. `starts` has each step's start, and the end of the last."""
+    """The profiled steps on the host's clock. `starts` has each step's start, and the last step's end."""
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:
         operators = (event for event in events if event.get("cat") in OPERATORS)

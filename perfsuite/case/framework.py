@@ -37,7 +37,7 @@ class Promises:
 
 
 class FrameworkOptions(Data):
-    """The name and options of a framework. Fields are options; equal objects measure the same."""
+    """The name and options of a framework. The fields are its options. Equal objects measure the same."""
 
     name: ClassVar[str] = ""
     """The name in cases, files and ids, which is the name of its entry point."""

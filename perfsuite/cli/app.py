@@ -158,7 +158,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the defaults of --store, --baselines and --cases from pytest's ini file, as pytest does."""
+    """Take the defaults of --store, --baselines and --cases from pytest's ini file, like pytest."""
     try:
         here = Path.cwd()
     except OSError as error:

@@ -43,7 +43,7 @@ ANOTHER_MACHINE = (
 @app.command("list")
 @shares("baselines", "store", "as_json")
 def list_baselines(*, shared: Shared) -> None:
-    """List all baselines, reviewed or recorded here: first of times and memory, then of counts."""
+    """List all baselines, reviewed or recorded here. Those of times and memory precede those of counts."""
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     listed = [_listed(TIMES, store), _listed(COUNTS, store.counts)]
     if shared.as_json:

@@ -40,7 +40,7 @@ def selftest(
     """Inject every fault into a small case, and check that each is caught and that a clean run passes.
 
     With frameworks that train, such as `ddp`, faults that change the work of a step are injected as well.
-    They are found by its counts, in one launch each.
+    They are found by the counts of the step, in one launch each.
 
     The exit status is 1 if a check fails. It is 3 if part of the gate could not be tested, because the
     machine was too unhealthy or something is missing.

@@ -212,7 +212,7 @@ def _trusted(cwd: Path) -> Path | None:
 
 
 def _git_directory(file: Path) -> Path:
-    """Return the directory for a `.git`, which is a file with the path in a worktree or a submodule."""
+    """Return git's directory. In a worktree or a submodule, `.git` is a file that contains its path."""
     if not file.is_file():
         return file
     return file.parent / file.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()

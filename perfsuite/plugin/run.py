@@ -167,10 +167,10 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Pass on the verdict to the terminal and, from a worker of pytest-xdist, all results.
+    """Pass the verdict on to the terminal. A worker of pytest-xdist also passes on all results.
 
     A test with a failing verdict is a failed test, even if it swallowed the failure. If a test ends without a
-    verdict, its case is recorded as skipped by its test, or as failed: every case is in the results.
+    verdict, its case is recorded as skipped by its test, or as failed, so that every case is in the results.
     """
     test_report: pytest.TestReport = yield
     if not uses_bench(item) or runs_no_test(item.config):

@@ -83,7 +83,7 @@ Amounts = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """The facts about one launch. A dry run or a baseline only has counts."""
+    """The facts about one launch. A dry run or a baseline has only counts."""
 
     counts: Sequence[RankCounts] = ()
     step_s: Sequence[float] = ()
@@ -312,13 +312,13 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
 
 
 def _place(start_up: str) -> tuple[bool, int]:
-    """Return the sort key of a start-up or its part: warm before cold, the total first, then in order."""
+    """Return the sort key of a start-up or its part: warm before cold, and the total before its parts."""
     part = start_up.removeprefix(COLD).removeprefix(START_UP).removeprefix(": ")
     return start_up.startswith(COLD), PARTS.index(part) if part in PARTS else -1
 
 
 def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
-    """Return groups of counted steps with equal counts on each side, each with all counted steps."""
+    """Group counted steps with equal counts on each side. Return each group with all counted steps."""
     counted = sorted({step for launch in launches for step in launch.counted_steps} - {*late})
     groups = grouped({step: step for step in counted}, partial(_are_alike, launches))
     return [([*group], counted) for group in groups]
@@ -339,7 +339,7 @@ def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
 
 
 def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Name steps with equal counts by their step, if it is the only or the first one, or by their period."""
+    """Name steps with equal counts: by a single or the first counted step, and otherwise by their period."""
     if len(steps) == 1 or steps[0] == counted[0]:
         return step_name(steps[0])
     return when(steps, counted).removeprefix("in ").partition(" of ")[0]

@@ -32,8 +32,8 @@ do not make the host wait. Everything except host reads is therefore compared.""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
 """The first two counted steps, numbered from 1. The counts of `COUNTED_STEP` are reported. The step before it
-shows which storages exist: a storage that first appears in `COUNTED_STEP`, but not in a counted operator, was
-created by work that is not counted."""
+shows which storages exist, so a storage that first appears in `COUNTED_STEP` was created by work that is not
+counted."""
 
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
@@ -167,7 +167,7 @@ class Counts(Data):
     # model, the peak is the one before fusion.
     memory: StepMemory | None = None
     # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations. If `kernels` is
-    # unknown, the operators before fusion.
+    # unknown, these are the operators before fusion.
     ops: dict[str, int] = Field(default_factory=dict)
     # Operators in `ops` that are named like matmul, convolution or attention but have no formula. Their FLOPs
     # are missing from `flops`.

@@ -33,7 +33,7 @@ class MetricRecorder(Protocol):
         """Start measuring. Called once, after the first step, with the trained model (None if unknown)."""
 
     def boundary(self, step: int) -> None:
-        """Read the model between two steps. Called after each step from the second, with its number."""
+        """Read the model between two steps. Called after each step from the second on, with its number."""
 
     def result(self) -> float | None:
         """Return the value for this rank; None if there is none. Called after the last step."""

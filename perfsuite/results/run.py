@@ -44,7 +44,7 @@ class DeviceHealth(Data):
     energy_j: float | None = None  # energy in joules over `Health.seconds`
     temperature_c: float | None = None  # highest sample
     throttled: dict[str, float] | None = None  # share of samples, 0 to 1, by NVML's name of the reason
-    # Maximum memory that other processes held; also None if it cannot be distinguished from the job's.
+    # Maximum memory that other processes held; also None if it cannot be distinguished from the job's memory.
     foreign_memory_bytes: int | None = None
     # Maximum memory in use beyond `held_before_bytes`: the allocator, NCCL, the CUDA context and libraries.
     job_memory_bytes: int | None = None

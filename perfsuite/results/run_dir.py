@@ -38,7 +38,7 @@ EXTENSIONS = "torch_extensions"
 COMPILE_CACHES = {
     INDUCTOR_CACHE: "inductor",
     "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": EXTENSIONS,  # of C++ code that is compiled when it is first used, as by DeepSpeed
+    "TORCH_EXTENSIONS_DIR": EXTENSIONS,  # C++ code that is compiled on first use, for example by DeepSpeed
 }
 """Directory below `RunDir.compile_caches`, by the environment variable of a job that holds its path. A
 variable that the user has set is not changed."""

@@ -10,9 +10,9 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
-    .perfsuite/runs/<session>/<case id>/profile/            the same of a launch made for a profile
+    .perfsuite/runs/<session>/<case id>/profile/            the files of a launch for a profile
     .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
-    .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
+    .perfsuite/compare/<session>/                           the files of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
     .perfsuite/packages/<name==version>-<digest>/           the releases of an arm (`launch.overlay`)
@@ -98,7 +98,7 @@ class BaselineFiles(Generic[B]):
         """Read the baseline in a file.
 
         Raises `FileError` if the file cannot be read, if its content is that of another case or folder, or if
-        it is local but lacks a digest. A local file needs one, because nobody reviewed it.
+        it is local but lacks a digest. A local file needs a digest, because nobody reviewed it.
         """
         baseline = documents.read(file, self.kind)
         is_local = self.local is not None and file.is_relative_to(self.local)

@@ -125,7 +125,7 @@ class AgainstBaseline(Mode):
         """Return the baseline to compare with, or a failed verdict if one is required but missing.
 
         A local baseline with too few launches does not count, unless the session has no time to record it
-        again with enough of them.
+        again with enough launches.
         """
         stored = self.baselines.find(task.machine.hardware_class, task.case)
         options = self.options

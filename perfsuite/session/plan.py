@@ -120,8 +120,8 @@ class Budget:
     def allows(self, case: Case) -> bool:
         """Begin a case if its fewest launches fit into the time left, and return whether they do.
 
-        A launch of unknown duration is expected to take as long as those of the other cases. If none of them
-        is known, any time left is enough.
+        A launch of unknown duration is expected to take as long as those of the other cases. If none of those
+        is known, any remaining time is enough.
         """
         self.waiting.discard(case.id)
         left = self._left()

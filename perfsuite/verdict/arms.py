@@ -91,7 +91,7 @@ def judge_pairs(
     `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After `max_unhealthy` such
     pairs the verdict is `unhealthy`, unless more pairs are healthy.
 
-    The verdict's `launches` are those of both arms, whereas its `unhealthy_launches` are numbers of pairs.
+    The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` are numbers of pairs.
     With `corrects`, the drift that the probe shows is removed; both arms must then have the same packages and
     variables.
     """
@@ -271,7 +271,7 @@ def _judge_healthy(
     why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:
         counts = _only_growth_judged(counts)
-    # pragma: no mutate +: `arms` counts the launches itself, at its end
+    # pragma: no mutate +: the caller replaces the number of launches
     verdict = worst_verdict(checks, len(a) + len(b)).replace(counts=counts, explained=why)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
@@ -327,7 +327,7 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """Check one metric, on medians if the device reproduces it exactly, and otherwise pair by pair."""
+    """Check one metric: on medians if the device reproduces it exactly, and otherwise pair by pair."""
     metric = metric.against(run.figures for run in a)
     if isinstance(metric, SpanSeconds):
         both = zip(a, b, strict=True)

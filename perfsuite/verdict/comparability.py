@@ -167,7 +167,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `library_choices` if no recorded version or variable differs: other code made the choice."""
+    """Return the `library_choices` if no recorded version or variable differs, so that other code chose."""
     then, now = _observed(run, baseline)
     is_explained = then.environment != now.environment
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]

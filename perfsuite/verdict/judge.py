@@ -274,8 +274,9 @@ def _is_of_cpu_time(check: Check) -> bool:
 def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     """Return the verdict on some checks, which is their worst outcome.
 
-    A span happens only once or a few times in a launch, and can scatter too much to be judged. So can the CPU
-    time. Neither casts doubt on the steps, so only that check is `inconclusive`, not the verdict.
+    A span happens only once or a few times in a launch, and can scatter too much to be judged. The CPU time
+    can also scatter too much. Neither casts doubt on the steps, so only its check is `inconclusive`, not the
+    verdict.
     """
     deciding = [check for check in checks if not _is_left_open(check)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)

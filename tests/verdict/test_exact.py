@@ -321,7 +321,7 @@ def test_old_method_compares_all_but_host_reads() -> None:
         assert [(finding.quantity, finding.outcome) for finding in check.findings] == [
             ("kernels", "regressed")
         ]
-        assert [note for note in check.notes if note.startswith("host reads: not judged, as an older perf")]
+        assert [note for note in check.notes if note.startswith("host reads: not judged, because an older")]
     now = counts(host_reads={"forward": 1}, kernels={"forward": 180})
     none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None

@@ -229,7 +229,7 @@ def _across(steps: int) -> Scale:
 
 
 def _up(low: float, high: float) -> Scale:
-    """Return the vertical scale: from 0 if that takes little space, else with room for a broken axis."""
+    """Return the vertical scale: from 0 if that takes little space, otherwise with a broken axis."""
     low = 0.0 if 0 < low < LITTLE * high else low
     return Scale(low, high, FOOT - CUT if low > 0 else FOOT, TOP)
 
