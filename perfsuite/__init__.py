@@ -7,7 +7,7 @@ their entry points (`pyproject.toml`), so each framework is one file or folder t
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # type checkers treat a name imported `as` itself as public
+if TYPE_CHECKING:  # for type checkers, a name is public if it is imported `as` itself
     from perfsuite.case.case import Case as Case
     from perfsuite.case.case import KnownIssue as KnownIssue
     from perfsuite.case.case import LoRA as LoRA

@@ -143,7 +143,7 @@ def plain(data: Data) -> Any:
     """
     try:
         return json.loads(data.model_dump_json())
-    except PydanticSerializationError:  # lone surrogates: unlike the module json, pydantic must encode UTF-8
+    except PydanticSerializationError:  # lone surrogates, which pydantic cannot encode, but json can
         return _finite(data.model_dump(mode="json"))
 
 

@@ -39,7 +39,7 @@ class LaunchError(PerfsuiteError):
 
 
 class MachineError(PerfsuiteError):
-    """A machine cannot be measured on in its present setup. The message names the GPU and the remedy."""
+    """A machine, as it is set up, cannot be used for measuring. The message names the GPU and the remedy."""
 
 
 class PackageError(PerfsuiteError):

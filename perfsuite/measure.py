@@ -73,7 +73,7 @@ def measure(
     *,
     runs: list[Run] | None = None,
 ) -> tuple[list[Run], Verdict]:
-    """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
+    """Launch `case` until its verdict is decided. Returns the launches and the verdict (never `undecided`).
 
     If there is no time for another launch, the verdict is based on the launches so far.
 

@@ -66,7 +66,7 @@ _VALUE = re.compile(
     | (?i:\bbasic)\s+(?P<basic>[A-Za-z0-9+/]{6,}=*)
     """
 )
-_NAMED = re.compile(  # a name and its value in a text; the value is a group
+_NAMED = re.compile(  # a name and its value in a text; a group matches the value
     r"""(?xi)
     (?: (?:proxy-)?authorization | cookie | (?:private|job)-token )["']?\ ?[:=]\s*["']?
       (?P<header>[^\s"'][^"'\r\n]{3,})
@@ -138,7 +138,7 @@ def _looks_secret(value: str) -> bool:
 
 
 def _is_random(word: str) -> bool:
-    """Return whether letters, upper case and digits alternate more than in a name like `Conv2dForLlama3`."""
+    """Return whether upper case, lower case and digits alternate more than in a name (`Conv2dForLlama3`)."""
     if _HEX.fullmatch(word):
         return True
     if len(re.findall(r"[A-Za-z]+|\d+", word)) >= 5:
@@ -155,7 +155,7 @@ def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
     """Return whether name and value of a variable or option look like a secret.
 
     Hiding a value costs little, so it is enough if the name can mean a secret. With `is_declared`, the value
-    is in a case, which would be refused. In that case, the value must look like a secret as well.
+    is in a case, which would be refused. Then the value must look like a secret as well.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False

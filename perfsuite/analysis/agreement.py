@@ -15,7 +15,8 @@ TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""Allowed difference of a clock from the kernel's, as a share, plus the time of two interrupted readings."""
+"""Allowed difference between a clock and the kernel's: the share `CLOCK_OFF`, plus these seconds, in case
+both readings are interrupted."""
 OF_THE_FORMULA = 0.9
 """Minimum share of the forward's FLOPs that must be counted. In this repository's baselines, the share of a
 step is at least 1.00."""
@@ -207,7 +208,7 @@ class _Seen:
         # pragma: no mutate 0 for: ranks without tokens are not in `of_ranks`
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
         self.of_all_ranks = self.tokens * (parts if parts > 1 else world_size / self.data_parallel)
-        """The number of tokens if all ranks were given different tokens, as with split sequences."""
+        """The number of tokens if all ranks were given different tokens, for example parts of sequences."""
         self.padding = fmean(evidence.padding for evidence in of_ranks) * self.data_parallel
         self.forwards = fmean(evidence.forwards for evidence in of_ranks)
 
@@ -284,7 +285,7 @@ def _less_than_the_gradients(
     moved = any(
         begin != end for rank_evidence in evidence for begin, end in rank_evidence.replicated.values()
     )
-    intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are only averaged now and then
+    intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are averaged only at times
     is_each_step = all(
         rank_evidence.collectives is not None and rank_evidence.collectives >= intervals
         for rank_evidence in evidence

@@ -37,7 +37,7 @@ ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report might not fit
 LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
-LONGEST_SECRET = 2**12  # number of bytes before them in which a secret can begin
+LONGEST_SECRET = 2**12  # number of bytes before the shown end of a log in which a secret can begin
 # The thread that writes a rank's collective calls. It is never where the training hangs.
 OF_OUR_THREAD = re.compile(r'/perfsuite/worker/flight_recorder\.py", line \d+ in _serve\b')
 STACK_LINES = 40  # maximum number of lines shown of one process's stacks
@@ -104,7 +104,7 @@ def with_oom_kills(failure: Failure, kills: int) -> Failure:
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
-    """Return the failure of ranks without a report. Those in `by_ranks` only name another rank."""
+    """Return the failure of ranks without a report. Failures in `by_ranks` only name a lost rank."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
     dead = [node for node in nodes if not run_dir.launch(node).exists()]

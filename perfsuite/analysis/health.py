@@ -129,7 +129,7 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
-    """Return whether figures prove nothing: no launch was healthy, and others used the machine in one."""
+    """Return whether figures prove nothing: no launch was healthy, and others disturbed at least one."""
     return not verdict.healthy(runs) and any(is_shared(run.health, run.machine) for run in runs)
 
 
@@ -138,7 +138,7 @@ def _exceeds(value: float | None, bound: float) -> bool:
 
 
 def _few_cores(health: Health, whose: str) -> list[str]:
-    """Return a problem if others leave less than one core per rank: then kernels are launched late."""
+    """Return a problem if others leave less than one core per rank, so that kernels start late."""
     ranks = sum(device.node == health.node for device in health.devices)
     if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
         return []

@@ -140,7 +140,8 @@ class Case(Data):
     ]
     framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
-    """Tokens per sequence. None, only for a `Script`: samples are counted, and speeds are in samples/s."""
+    """Tokens per sequence. With None, which only a `Script` can have, samples are counted instead of tokens,
+    and speeds are in samples/s."""
     micro_batch: int = Field(ge=1, le=MOST, strict=True)
     gradient_accumulation: int = Field(default=1, ge=1, le=MOST, strict=True)
     precision: Precision = "fp32"

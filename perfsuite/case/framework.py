@@ -32,8 +32,8 @@ class Promises:
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Supported values by field of a case. A case with another value is refused."""
     loss: LossRule | None = "falls"  # rule for losses; None: they are not observed, which each run reports
-    tokens_vary: bool = False  # whether the number of tokens varies between steps, so it is not checked
-    replicas_differ: bool = False  # whether data-parallel ranks have different parameters: no check
+    tokens_vary: bool = False  # whether the number of tokens varies between steps; if so, no check
+    replicas_differ: bool = False  # whether parameters differ between data-parallel ranks; if so, no check
 
 
 class FrameworkOptions(Data):
@@ -104,7 +104,7 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
 
 
 def as_json(framework: FrameworkOptions) -> dict[str, Any]:
-    """Return the input of `parse`. For another package's framework, it includes package and slug."""
+    """Return the form that `parse` reads. For another package's framework, it includes package and slug."""
     package = _package(type(framework))
     origin = {} if package is None else {"package": package, "slug": framework.slug()}
     return {"name": framework.name, **origin, **framework.model_dump()}

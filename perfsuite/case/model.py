@@ -77,7 +77,7 @@ class Model(Data):
 
 def _read_json(path: Path) -> Any:
     try:
-        # Not strict, like transformers: some configurations have NaN.
+        # Parse loosely, like transformers, because some configurations contain NaN.
         return json.loads(files.read_text(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error

@@ -304,7 +304,7 @@ def _may_run(host: Host, case: Case | None) -> bool:
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find tests without a case. Raises `UsageError` for tests that would not measure it properly."""
+    """Find tests without a case. Raises `UsageError` for tests that would not measure their case properly."""
     benchmarks = [item for item in items if uses_bench(item)]
     config.stash[BENCHMARKS] = benchmarks
     without = set[int]()
@@ -343,7 +343,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
     """Raise `UsageError` if the parameters of a test contain a case that bench would not measure.
 
-    The ids of parameters without a case are added to `without`, because many tests can share a large one.
+    The ids of parameters without a case are added to `without`, because many tests can share a large value.
     """
     values = [value for value in parameters(item).values() if id(value) not in without]
     cases = cases_in(values)

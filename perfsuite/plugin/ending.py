@@ -54,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     finally:
         HoldsInterrupts.release(session.config)
         result = yield
-        _fail_if_due(session, session.exitstatus)  # again: a hook in conftest.py changed the status
+        _fail_if_due(session, session.exitstatus)  # again: a hook in conftest.py might have changed it
     return result
 
 

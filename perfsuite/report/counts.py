@@ -165,7 +165,7 @@ def _compiled_table(compiled: Compiled) -> Table:
 
 
 def outcome_of_counts(check: CountCheck, against: str | None = None) -> str:
-    """Return the verdict on the counts in a few words; `against`: see `text.sentence`."""
+    """Return the verdict on the counts in a few words. `text.sentence` explains `against`."""
     if not check.compared and check.outcome in ("not counted", "passed"):
         return "not judged" if check.outcome == "passed" else not_counted(check)
     if against is not None and check.compared:
@@ -217,7 +217,7 @@ def remarks(check: CountCheck) -> list[str]:
 
 
 def table_of_findings(check: CountCheck, against: str | None) -> Table:
-    """Return the findings with their amounts as a table; `against`: see `text.sentence`."""
+    """Return the findings with their amounts as a table. `text.sentence` explains `against`."""
     before = against or "baseline"
     rows = [
         (

@@ -28,7 +28,7 @@ MAX_NOTE = 200  # length of a note in a table, in characters
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
-    """Render the totals, the cases that need attention with reasons and, folded, all other cases."""
+    """Render the totals, the cases that need attention (with reasons) and, folded, all other cases."""
     results = [result for session in sessions for result in session.results]
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.needs_words(result)]

@@ -380,7 +380,7 @@ def _finite(seconds: Iterable[float]) -> list[float]:
 
 
 def _time(seconds: float) -> str:
-    """Format a duration, in seconds from 1 s on, because events take longer than steps."""
+    """Format a duration in seconds if it is at least 1 s, because events take longer than steps."""
     return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
 
 

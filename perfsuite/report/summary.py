@@ -37,7 +37,7 @@ def verdict(result: Measurement) -> str:
 
 
 def speed_unit(results: Iterable[Measurement]) -> Unit:
-    """Return the unit for the heading of speeds: samples if every case counts samples, else tokens."""
+    """Return the unit for the heading of speeds: samples if every case counts samples, otherwise tokens."""
     units = {result.unit for result in results if result.runs}
     return "samples" if units == {"samples"} else "tokens"
 

@@ -12,14 +12,14 @@ from perfsuite.results.outcome import Check
 
 NONE = "\N{EN DASH}"  # stands for an unknown value
 SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
-UNKNOWN = (-0.9, 9.0)  # intervals are not shown beyond these changes: a tenth, and ten times
+UNKNOWN = (-0.9, 9.0)  # intervals are not shown beyond these changes: to a tenth, and to ten times
 
 WIDTH = 100  # columns of prose in reports, on a terminal and in a log
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of text or, on the HTML page, charts. Its first column names the rows. False without rows."""
+    """A table of text or, on the HTML page, charts. Its first column names the rows. Without rows: false."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -21,7 +21,7 @@ class BaselineLaunch(Data):
     figures: Figures  # rounded to 6 significant digits
     loss: tuple[float, ...] = ()  # the loss curve (see `loss_curve`)
     device_probe: dict[str, float] = Field(default_factory=dict)  # rates of the device before the workload
-    # For each of these rates, that of the slowest rank as a share of that of the fastest.
+    # For each of these rates, the rate of the slowest rank as a share of the fastest rank's rate.
     slowest_share: dict[str, float] = Field(default_factory=dict)
     session: str | None = None  # name of its session; None: all launches without a name form one session
     nodes: tuple[str, ...] = ()  # names of the nodes that it ran on; empty on a single machine

@@ -247,7 +247,7 @@ def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
 
 
 def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
-    """Group values by rank or step, in ascending order. All values of a group are like its first."""
+    """Group values by rank or step, in ascending order. All values of a group are like its first value."""
     groups: list[dict[int, T]] = []
     for number, its in sorted(by_number.items()):
         group = next((group for group in groups if is_alike(group[min(group)], its)), None)

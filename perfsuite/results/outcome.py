@@ -66,7 +66,7 @@ class Check(Data):
     change: float | None = None  # estimated relative change of the figure
     interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is detected 95 times in 100
-    probe_exponent: float | None = None  # exponent of the probe's correction for machine speed; None: none
+    probe_exponent: float | None = None  # exponent of the correction by the probe; None: no correction
     note: str | None = None
 
     @property

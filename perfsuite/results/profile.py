@@ -32,7 +32,7 @@ class StepSplit(Data):
     """The time of a step in parts. All parts except `hidden_us` and `unseen_us` add up to `step_us`."""
 
     step_us: float
-    compute_us: float  # kernels on a GPU, operators on a CPU; without the optimizer's
+    compute_us: float  # kernels on a GPU, operators on a CPU; without the optimizer
     optimizer_us: float
     exposed_us: dict[str, float] = Field(default_factory=dict)  # communication not overlapped, by kind
     hidden_us: dict[str, float] = Field(default_factory=dict)  # communication overlapped by compute, by kind

@@ -1,4 +1,4 @@
-"""The quantities of a step's counts, one number each: `exact` judges them, `count_sentences` shows them."""
+"""The quantities of a step's counts. `exact` judges them, and `count_sentences` describes them."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -141,7 +141,7 @@ def _empty(kind: str, ranks: int, apart: int) -> Quantity:
 def _python(version: str) -> Quantity:
     """Return the `Quantity` of Python calls under one Python version.
 
-    Counts from other versions count as unknown, because other versions make different calls.
+    Counts from other versions are treated as unknown, because other versions make different calls.
     """
     name = f"Python {version} calls"
 

@@ -54,7 +54,7 @@ class Failure(Data):
 
 
 class Memory(Data):
-    """Memory of one rank, in bytes. On a GPU from the caching allocator's counters; on a CPU only `peak`."""
+    """Memory of one rank, in bytes: on a GPU from the caching allocator's counters, on a CPU only `peak`."""
 
     peak: int  # peak allocated memory; on a CPU, peak RSS minus the RSS before the model was built
     reserved: int | None = None

@@ -40,7 +40,7 @@ COMPILE_CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCH_EXTENSIONS_DIR": EXTENSIONS,  # C++ code that is compiled on first use, for example by DeepSpeed
 }
-"""Directory below `RunDir.compile_caches`, by the environment variable of a job that holds its path. A
+"""Directories below `RunDir.compile_caches`, by the environment variable of a job that contains the path. A
 variable that the user has set is not changed."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of its flight recorder's files
@@ -59,7 +59,7 @@ class Below:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A descriptor of a file name with the number of a node or rank, which maps the number to a path."""
+    """A descriptor that maps the number of a node or a rank to the path of its file."""
 
     name: str
 
@@ -196,7 +196,7 @@ class RunDir:
         return self.path / f"worker-{os.environ.get(NODE, '0')}-{pid}.json"
 
     def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:
-        """Return the `stacks` files of one node or all as (rank, pid, file), with unknown ranks first."""
+        """Return the `stacks` files of one node or all nodes as (rank, pid, file), unknown ranks first."""
         files = self.path.glob(f"stacks-{'*' if node is None else node}-*-*.txt")
         names = [(file.stem.split("-")[2:], file) for file in files]
         stacks = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]

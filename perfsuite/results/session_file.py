@@ -142,7 +142,7 @@ class ArmFacts(Data):
 class JudgeChanges(Data):
     """Changes since a base commit to the files that affect verdicts, such as baselines."""
 
-    base: str | None  # the base commit; None if it could not be found, for the reason that a sentence gives
+    base: str | None  # the base commit; None if it could not be found; a sentence then says why
     sentences: tuple[str, ...]
 
 
@@ -195,7 +195,7 @@ class CaseChange(Data):
 
 
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
-    """Return the selected cases of arm A that vanished in arm B, as they have no result."""
+    """Return the selected cases of arm A that vanished in arm B: they have no result."""
     measured = {result.case_id for result in results}
     lost = (change for change in changes if change.asked and change.kind != "new")
     return tuple(change for change in lost if change.case_id not in measured)
@@ -228,7 +228,7 @@ class SessionFile(Sealed):
 
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:
-        """The selected cases of arm A that vanished in arm B, as they have no result."""
+        """The selected cases of arm A that vanished in arm B: they have no result."""
         return lost_cases(self.case_changes, self.results)
 
     @property

@@ -86,7 +86,7 @@ class BaselineFiles(Generic[B]):
         return self.local / folder / f"{case_id}.json"
 
     def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
-        """Return the files in one folder or all whose case ids match a pattern, reviewed files first."""
+        """Return the files of cases whose ids match a pattern, in one folder or all, reviewed files first."""
         return [
             file
             for directory in self._directories

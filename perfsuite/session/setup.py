@@ -100,7 +100,7 @@ class Host:
     def why_not(self, case: Case) -> str | None:
         """Return why this machine cannot run `case`, or None.
 
-        Raises `CaseError` if it could run the case with another build of torch.
+        Raises `CaseError` if the machine could run the case with another build of torch.
         """
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
@@ -210,7 +210,7 @@ class Preflights:
     _bad: dict[int, str] = field(default_factory=dict)
 
     def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
-        """Return the problems of the nodes that a case would use. A case that needs no torch has none."""
+        """Return the problems of the nodes that a case would use; none if the case needs no torch."""
         nodes = case.topology.nodes
         if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
             return ()

@@ -55,7 +55,7 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
-"""Matches the advice on how to correct the case, which ends the message of a mismatch, at its beginning."""
+"""Matches the beginning of the advice on how to correct the case, at the end of a mismatch's message."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
@@ -115,8 +115,8 @@ def judge_pairs(
 def judge_counts(a: Run, b: Run) -> Verdict:
     """Judge the counts of a step in arm B against arm A, from one launch or dry run of each arm.
 
-    Kernels and memory are judged even if versions differ, because they can be the question. The verdict is
-    `inconclusive` if a step did work that is not counted, or if nothing was counted.
+    Kernels and memory are judged even if versions differ, because a comparison can be about versions. The
+    verdict is `inconclusive` if a step did work that is not counted, or if nothing was counted.
     """
     failed = _failed([a], [b])
     if failed is not None:
@@ -180,7 +180,7 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 
 def needs_more(a: Run, b: Run) -> bool:
-    """Return whether more launches must show if both arms compute the same, for example without a seed."""
+    """Return whether more launches are needed to see if both arms compute the same: their values differ."""
     then = Computed.of([a])
     now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
@@ -213,7 +213,7 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
         if run.failure is not None
     ]
     by_the_change = {kind for kind, _ in failed} == {"mismatch"} and not any(run.failure for run in a)
-    if by_the_change:  # the case is right, as arm A matches it
+    if by_the_change:  # the case is right, because arm A matches it
         failed = [("mismatch", _changed_by(why)) for _, why in failed]
     if not failed:
         return None

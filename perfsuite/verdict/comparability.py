@@ -167,7 +167,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `library_choices` if no recorded version or variable differs, so that other code chose."""
+    """Return the `library_choices` if no recorded version or variable differs: the cause is unknown."""
     then, now = _observed(run, baseline)
     is_explained = then.environment != now.environment
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
@@ -205,7 +205,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
     measured = sorted({name for launch in baseline.launches for name in launch.nodes})
     new = ", ".join(node.name for node in run.nodes if node.name not in measured)
-    reason = f"nodes: {new} measured nothing of the baseline, which was measured on {', '.join(measured)}"
+    reason = f"nodes: {new} did not measure the baseline, which was measured on {', '.join(measured)}"
     return [reason] if measured and new else []
 
 

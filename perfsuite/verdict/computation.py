@@ -88,7 +88,7 @@ class Computed:
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List why these launches compute something other than `whose`.
+    """List why these launches compute something other than the baseline or arm that `whose` names.
 
     Reasons are less precision, fewer parameters, different trained parameters, or another number of tokens.
     """

@@ -57,7 +57,7 @@ class FileChange(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Paths of the files that affect verdicts, relative to the top of the repository (`.`)."""
+    """Paths of the files that affect verdicts, relative to the top of the repository, which is `.`."""
 
     root: str  # pytest's root directory
     baselines: str

@@ -123,7 +123,8 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
 def may_differ(then: Launches, now: Launches) -> str | None:
     """Return what differs by more than rounding between the first launches of two sides; None if nothing.
 
-    Launches without a seed also differ by this much. Only more launches show more (`steadily_differ`).
+    Launches without a seed also differ by this much. Only more launches can show the cause
+    (`steadily_differ`).
     """
     before = then[0]
     today = now[0]

@@ -171,7 +171,7 @@ def explained_by_counts(
     """Explain checks by the largest change of counts. Returns None if the counts do not explain anything.
 
     Checks with the first of `outcomes` that occurs are explained. Counts of the start-up or of a checkpoint
-    explain its own seconds, and counts of steps explain everything else.
+    explain its seconds. Counts of steps explain everything else.
     """
     occurred = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not occurred:

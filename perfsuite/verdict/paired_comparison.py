@@ -149,8 +149,8 @@ def minimum_detectable_difference(
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs. On a machine without drift, that is
     sqrt(2) times the standard deviation between launches. The formula is (T + 3.0) sigma / sqrt(N), where T
-    is the quantile of Student's t at which a change is reported. From 8 pairs on, the result is up to 10%
-    too small; with fewer pairs, it depends on single launches.
+    is the quantile of Student's t at which a change is reported. With 8 pairs or more, the result is up to
+    10% too small; with fewer pairs, it depends on single launches.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))
@@ -251,7 +251,7 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Return whether all pairs show the change, except 1 of at least 8, 2 of at least 10 or 3 of 12 pairs."""
+    """Return whether nearly all pairs show the change: of 8, 10 or 12 pairs, 1, 2 or 3 need not show it."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)

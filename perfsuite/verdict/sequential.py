@@ -9,11 +9,11 @@ changes are relative. `decide` judges the launches so far and returns one of
     undecided     launch once more
     inconclusive  `max_launches` are used up, or the remaining launches would hardly decide
 
-The test: Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline launches has
-variance sigma^2 (1/K + 1/n). As a function of 1/variance it is a Brownian motion, so Wald's boundary holds
-although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal. The noise of the
-class and of today's launches are combined as in Smyth's moderated t (Statistical Applications in Genetics and
-Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
+The test follows Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
+launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance it is a Brownian motion, so Wald's
+boundary holds although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal. The
+noise of the class and of today's launches are combined as in Smyth's moderated t (Statistical Applications in
+Genetics and Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
 tests/verdict/test_simulated_gate.py.
 """
 
@@ -39,8 +39,8 @@ Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"
 MAX_LAUNCHES = 15
 """Maximum number of launches of a case in a session. With a noise of 1% and a tolerance of 3%, 10 would be
 enough (98% of drops are detected). A drop of twice the noise is detected 95 times in 100 with 15 launches, 85
-times with 10, and 97 times with 20. With unchanged code, 15 cost hardly more: 1.7 to 2.9 launches on
-average."""
+times with 10, and 97 times with 20. If the code is unchanged, a maximum of 15 hardly costs extra
+launches: a case takes 1.7 to 2.9 on average."""
 # Minimum number of launches for reporting a change. If it were 2, and 1 launch in 20 were slow, 1 session in
 # 400 would be a false alarm.
 FEWEST_LAUNCHES = 3
@@ -116,7 +116,7 @@ def decide(
 ) -> Decision:
     """Compare today's launches with the baseline's. All are seconds per step, in the same unit.
 
-    Call it after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
+    Call this after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
     the relative slowdown that must not pass: 0.03 is 3%. Raises ValueError if it is out of range.
     """
     if not 0 < tolerance < 1:

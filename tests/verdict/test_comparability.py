@@ -301,7 +301,7 @@ GROWN = (
 )
 GONE = "in the baseline, but not judged, because the package that measures it is not installed"
 METRICS = [run_with(extra={name: 1.0}) for name in ("zz_gone", "aa_gone", "zz_gone")]
-NO_NODE = "measured nothing of the baseline, which was measured on n1, n2, n3"
+NO_NODE = "did not measure the baseline, which was measured on n1, n2, n3"
 NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
 
 

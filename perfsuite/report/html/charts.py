@@ -77,7 +77,7 @@ class Scale(NamedTuple):
 
 
 def thin(values: Sequence[float]) -> list[Point]:
-    """Return a series as (index, value), reduced to each bucket's extremes if it is long: stalls remain."""
+    """Return a series as (index, value), reduced to each bucket's extremes if it is long. Stalls remain."""
     points = list(enumerate(values))
     if len(points) <= 2 * BUCKETS:
         return points

@@ -147,7 +147,7 @@ def accept(
 
 
 def _acceptance(reason: str | None) -> Acceptance:
-    """Return an `Acceptance` by git's user name, or else the login name, now and at the current commit."""
+    """Return an `Acceptance` with git's user name or the login name, the date and the current commit."""
     return Acceptance(
         by=_from_git("config", "user.name") or _login(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

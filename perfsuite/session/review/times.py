@@ -155,7 +155,7 @@ def accepted(
 def _choose(
     launches: Sequence[Launch], before: Baseline | None, another_machine: bool, left_out: Counter[str]
 ) -> list[Launch]:
-    """Return the healthy launches that are comparable with the newest; count the others in `left_out`."""
+    """Return the healthy launches that are comparable with the newest one. Count others in `left_out`."""
     chosen: list[Launch] = []
     for launch in reversed(launches):
         run = launch.run
