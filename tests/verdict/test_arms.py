@@ -233,7 +233,7 @@ def test_slowdown_that_slows_the_probe_remains() -> None:
     check = check_of(judged(a, b, corrects=True, max_pairs=len(a)), "tokens_per_s")
     assert check.outcome == "inconclusive"
     assert check.note == (
-        "regressed as measured, but passed when corrected for the machine's own speed; the probe may also "
+        "regressed as measured, but passed when corrected for the machine's own speed; the probe might also "
         "differ between the arms"
     )
 
@@ -328,7 +328,7 @@ KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351}
         (launch(), launch(KERNEL_MORE), "regressed", "kernels in forward: 177 -> 178"),
         (launch(KERNEL_MORE), launch(), "improved", "kernels in forward: 178 -> 177"),
         (launch(), launch(KERNEL_MORE, torch="2.14.0"), "regressed", "kernels in forward: 177 -> 178"),
-        (launch(), launch(counts(collectives=())), "inconclusive", "less than half, so the rest may be done"),
+        (launch(), launch(counts(collectives=())), "inconclusive", "less than half, so the rest might be"),
         (launch(), launch(counts=()), "inconclusive", "no launch was counted"),
         (launch(counts=()), launch(), "inconclusive", "nothing was counted"),
         (launch(), launch(counts(method="hooks-1")), "failed", "use the same perfsuite in both"),
