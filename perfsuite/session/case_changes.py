@@ -112,7 +112,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
-    """Return whether a test was selected. It was not selected if node ids only select others of its file."""
+    """Return whether a test was selected. If node ids select only other tests of its file, it was not."""
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
     asked = [

@@ -39,7 +39,7 @@ class Planned:
     past: Past | None
     # Last duration of the case or, if unknown, the median of measured cases with the same world size.
     seconds: float | None
-    launch_s: float | None  # duration of one launch or, if unknown, the same kind of median
+    launch_s: float | None  # duration of one launch or, if unknown, the median as above
 
     @property
     def gpu_hours(self) -> float | None:

@@ -87,9 +87,9 @@ def judge_pairs(
     """Judge the pairs so far, in launch order. While `undecided`, call this again after one more pair.
 
     The verdict is `undecided` as long as `metric` is. Without a `metric`, it is `undecided` as long as
-    tokens/s or any other metric is, unless a metric is worse. `tolerance` applies to
-    `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After `max_unhealthy` such
-    pairs the verdict is `unhealthy`, unless more pairs are healthy.
+    tokens/s is. After that, it is `undecided` as long as any other metric is, unless a metric is worse.
+    `tolerance` applies to `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After
+    `max_unhealthy` such pairs the verdict is `unhealthy`, unless more pairs are healthy.
 
     The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` are numbers of pairs.
     With `corrects`, the drift that the probe shows is removed; both arms must then have the same packages and
