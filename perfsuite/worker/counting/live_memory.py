@@ -1,6 +1,7 @@
 """Track the storages of one process: when they are created, resized and freed. Each storage counts once.
 
-Three kinds of storages count as zero bytes, because the training does not decide when they come and go:
+Three kinds of storages count as zero bytes, because the training does not decide when they are created and
+freed:
 
 - storages that are in shared memory when they are first seen, such as a batch from workers of a `DataLoader`
 - storages that appear in host memory while a `DataLoader` without workers makes a batch, or at any time if
@@ -137,7 +138,7 @@ class LiveMemory:
         if address in self._living:
             number, _ = self._living[address]
             if self._part[number] != RECEIVED:
-                self._change(number, size)  # an operator may have enlarged an `out=` that was too small
+                self._change(number, size)  # an operator can enlarge an `out=` that is too small
             return number
         if part == RECEIVED:
             size = 0

@@ -59,7 +59,7 @@ class NamedFunction:
         return True
 
     def module_may_be_main(self) -> None:
-        """Check whether the module is the script itself. multiprocessing may have replaced `__main__`."""
+        """Check whether the module is the script itself. multiprocessing might have replaced `__main__`."""
         self._is_of_main = self.module in _names_of_main()
 
     @property
