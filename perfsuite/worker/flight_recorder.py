@@ -76,13 +76,13 @@ def listen(run_dir: RunDir) -> None:
     with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
         requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))
-        # Not a `threading.Thread`: a script may list those, and starting one calls Python functions.
+        # Do not use `threading.Thread`: a script can list such threads, and starting one calls Python code.
         _thread.start_new_thread(_serve, (requests, run_dir))
         opened.pop_all()  # the thread keeps the socket open
 
 
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
-    with contextlib.suppress(OSError):  # a script may close all its files
+    with contextlib.suppress(OSError):  # a script can close all its files
         while requests.recv(1):
             with contextlib.suppress(Exception):  # the hang then has no explanation
                 documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())

@@ -135,7 +135,7 @@ class _Runs:
         ]
 
     def possible(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that can be launched or run dry here, and print why other cases cannot.
+        """Return the cases for which a launch or dry run is possible here. For other cases, print why not.
 
         Raises `CaseError`, before anything is installed, if no case can be run.
         """

@@ -300,7 +300,7 @@ def alike(nodes: Sequence[Described]) -> Machine:
 
 
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
-    """Return the failure that Slurm reports about the end of a step. None if an agent has explained the end.
+    """Return the failure that Slurm reports about the end of a step, or None if an agent explains the end.
 
     `srun` can report the end of an agent before the abort of its step, or never report the abort. This
     function therefore blames an agent that ended without a report only if no log reports an abort. A report

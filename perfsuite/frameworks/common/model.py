@@ -72,7 +72,7 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 def has_attention(config: Any) -> bool:
     """Return whether a transformers configuration is for a model with attention, unlike Mamba."""
-    # A script can use a transformers older than 4.45, which has no `get_text_config`.
+    # A script can use a version of transformers before 4.45, which has no `get_text_config`.
     text = getattr(config, "get_text_config", lambda: config)()
     return hasattr(text, "num_attention_heads")
 

@@ -38,7 +38,7 @@ OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our
 # Names of our functions that wrap a function of the training: their calls are the training's.
 WRAPPERS = ("watched", "find_and_load")
 
-# Maximum age of a process when its clock begins, in seconds. The start time of an older one is not trusted.
+# Maximum age of a process when its clock begins, in seconds. If it is older, its start time is not trusted.
 OLDEST_S = 600
 # Seconds by which the start of a process can seem to be in the future: the kernel rounds to hundredths.
 FUTURE_S = 0.02
@@ -387,7 +387,7 @@ def _watch_imports(clock: StartUpClock) -> None:
     """Time imports until the first step has ended.
 
     Python calls `importlib._bootstrap._find_and_load` for each module that is not loaded yet. The name is
-    private (seen in Python 3.11). If it is missing, imports count as the parts in which they happen.
+    private (seen in Python 3.11). If it is missing, the time of an import counts for the part around it.
     """
     bootstrap = getattr(importlib, "_bootstrap", None)
     load = getattr(bootstrap, "_find_and_load", None)

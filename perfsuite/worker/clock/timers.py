@@ -16,7 +16,7 @@ BuiltinImporter.exec_module(_time)
 
 
 class HostTimer:
-    """The host's monotonic clock. `stamp` returns a mark, `seconds` the time between two marks."""
+    """The host's monotonic clock. `stamp` returns a mark, and `seconds` the time between two marks."""
 
     name = "perf_counter"
 

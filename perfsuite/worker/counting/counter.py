@@ -183,7 +183,7 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """Yield the methods that no dispatch mode sees, each with a context manager that counts its calls."""
+        """Yield the methods that no dispatch mode sees, each with a context manager for its calls."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
             self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
@@ -433,12 +433,12 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _is_meta(tensor: Tensor) -> bool:
-    """Return `Tensor.is_meta`, without the operator that it dispatches for a fake tensor."""
+    """Return `Tensor.is_meta`, without the operator that reading it from a fake tensor would dispatch."""
     return tensor.device.type == "meta" if isinstance(tensor, FakeTensor) else tensor.is_meta
 
 
 def _is_of_torch(optimizer: Any) -> bool:
-    """Return whether the optimizer's class is one of torch's or derives from one.
+    """Return whether the optimizer's class is a class of torch or derives from one.
 
     Such optimizers count their steps on the host, unless they are fused.
     """

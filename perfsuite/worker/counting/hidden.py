@@ -86,7 +86,7 @@ class Watch:
 
 
 def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, float]:
-    """Return the CPU seconds of each Python thread by id, without this thread and those of perfsuite.
+    """Return the CPU seconds of each Python thread by id, except for this thread and perfsuite's threads.
 
     They are read from /proc, because Python's clocks of threads are undefined once a thread has ended, and
     `threading` lists threads of C++ code that have ended.

@@ -75,7 +75,7 @@ class _Search:
     def __init__(
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
-        self.found: dict[str, int] = {}  # the objects that each name holds, one bit each
+        self.found: dict[str, int] = {}  # the objects that each name holds, one bit per object
         self.with_name: dict[int, tuple[Any, str]] = {}  # named objects whose type does not grow, by id
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)

@@ -92,7 +92,7 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Record a storage on the host that holds data, before an operator uses it."""
+        """Record a storage in host memory that holds data. Call this before an operator uses the storage."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
@@ -216,8 +216,8 @@ def storage_of(tensor: Tensor) -> Any:
 class Batches:
     """Remembers the host tensors in the batches of `DataLoader`s, until `end`.
 
-    Later, they could not be distinguished from other tensors. The device is read from the tensor, because
-    the storage of a fake tensor is on no device.
+    Later, these tensors could not be distinguished from other tensors. The device is read from the tensor,
+    because the storage of a fake tensor is on no device.
     """
 
     def __init__(self) -> None:

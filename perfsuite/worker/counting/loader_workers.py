@@ -96,7 +96,7 @@ class _Counting:
         self._python = PythonCounter(lambda: "forward")
 
     def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
-        """Make a batch, and count it if it is one of the two to count. Raises only errors of `fetch`."""
+        """Make a batch, and count it if it is one of the two to be counted. Raises only errors of `fetch`."""
         self._made += 1
         if self._made == 1:
             _leave_counters_of_the_rank()

@@ -104,7 +104,7 @@ class Search:
         self._before: Any = None
 
     def begin(self) -> None:
-        """Find the functions that already exist, and start looking for the others."""
+        """Find the functions that already exist, and start looking for the missing ones."""
         self._find_main()
         is_started_by_python = multiprocessing.parent_process() is None
         before = sys.getprofile()

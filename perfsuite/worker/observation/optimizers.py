@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perfsuite.worker.observation.frozen import unfrozen
 
 T = TypeVar("T")
-MOST_NAMED = 6  # maximum number of optimizers that a message names; the others are only counted
+MOST_NAMED = 6  # maximum number of optimizers that a message names; it only counts the rest
 
 
 @dataclass(eq=False)
