@@ -47,7 +47,7 @@ class StepClock(Protocol):
         """End the measurement, for a library that keeps running for a while after its last step."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass on this clock, which may be a simulated one."""
+        """Let time pass on this clock, which can be a simulated one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,9 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class DryPlan:
-    """How a case runs dry: built and trained on fake tensors, in one process (`perfsuite.dry`)."""
+    """How to do a dry run of a case: build and train it on fake tensors, in one process (`perfsuite.dry`)."""
 
-    impossible: str | None = None  # the reason why this case cannot run dry; None if it can
+    impossible: str | None = None  # why no dry run of this case is possible; None if one is possible
     pretend: Callable[[], None] = lambda: None
     """Replaces functions that fail on fake tensors, using `perfsuite.frameworks.common.patches`. It is called
     in the process of the dry run, after `load`. Raises `DryRunError` if a function no longer exists."""
@@ -138,14 +138,17 @@ class Engine:
     step: ClassVar[str]
     """The name of the method that takes one training step. It must be called in every step."""
     not_dry: ClassVar[str | None] = None
-    """Why a script that creates an engine cannot run dry; None if it can."""
+    """Why no dry run of a script that creates an engine is possible; None if one is possible."""
 
     def optimizers(self, engine: Any) -> Sequence[Any]:
         """Return the optimizers that an engine steps: its own wrappers and the torch optimizers in them."""
         raise NotImplementedError
 
     def sharding(self, engine: Any) -> str | None:
-        """Describe what an engine partitions among ranks, for `Observed.settings`. None if nothing."""
+        """Describe what an engine partitions among ranks, for `Observed.settings`.
+
+        Returns None if it partitions nothing.
+        """
         return None
 
     def gradient_norm(self, engine: Any) -> float | None:
@@ -196,7 +199,7 @@ class Framework(FrameworkOptions):
         return LaunchPlan()
 
     def dry(self, case: Case) -> DryPlan | None:
-        """Return how `case` runs dry. None if this framework has not been tested on fake tensors."""
+        """Return the plan for a dry run of `case`. None if fake tensors are untested in this framework."""
         return None
 
     def load(self, case: Case, device: Any) -> None:

@@ -181,7 +181,7 @@ class Trainer(ByAccelerate):
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0.0,
             "train_sampling_strategy": "sequential",
-            # Before the end, nothing may be logged, saved or read from the device.
+            # Nothing may be logged, saved or read from the device before the end.
             "logging_strategy": "no",
             "logging_nan_inf_filter": False,
             "save_strategy": "no",

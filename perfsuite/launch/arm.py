@@ -96,7 +96,7 @@ class Arm:
         }
 
     def has_packages_of(self, second_arm: Arm) -> bool:
-        """Return whether both arms use the same interpreter, packages and variables. Commits may differ."""
+        """Return whether both arms use the same interpreter, packages and variables. Commits can differ."""
         mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, second_arm))
         return mine == theirs
 
@@ -144,7 +144,7 @@ def resolve(
     try:
         words = shlex.split(text)
     except ValueError as error:
-        # Do not show the text, because it may contain a secret.
+        # Do not show the text, because it might contain a secret.
         raise CaseError(f"{option}: {error}. {WORDS}") from None
     if not words:
         raise CaseError(f"{option} is empty. {WORDS}")
@@ -205,7 +205,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
         file = worktree / lock if lock else None
         kept = kept_environment(file, commit, store) if file is not None else None
         if file is not None and kept is None and installing is None:
-            # The releases over this environment can only be planned once it exists.
+            # The releases to put over this environment can only be planned once the environment exists.
             arm = replace(arm, lock=lock, is_installed=False, plan=lambda: plan_of_lock(file))
             return _moved(arm, commit, worktree, _top(root))
         if kept is not None:
@@ -213,7 +213,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
         elif file is not None:
             assert installing is not None
             python = environment(file, commit, store, installing.consent, installing.agreed)
-            # The user agreed to the packages of the lock file, but not to the releases over them.
+            # The user agreed to the packages of the lock file, but not to the releases to put over them.
             installing = replace(installing, agreed=None)
         arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
     if releases or lists:

@@ -16,8 +16,9 @@ from perfsuite.results.session_file import Preflight
 class Launcher(ABC):
     """Starts jobs on nodes. The user chooses a launcher with `--perf-launcher NAME`.
 
-    A package adds a launcher as an entry point of the group `perfsuite.launchers`, which must be a subclass
-    of this class. It is called with the value of each of its settings as a keyword argument.
+    A package adds a launcher, which must be a subclass of this class, as an entry point of the group
+    `perfsuite.launchers`. The subclass is called with the value of each of its settings as a keyword
+    argument.
     """
 
     settings: ClassVar[Sequence[Setting]] = ()

@@ -26,7 +26,8 @@ _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
 
 
 Consent = Callable[[str, bool], bool]
-"""Called with a description of the planned download, and whether it is large. Returns whether to proceed."""
+"""A function that gets a description of the planned download, and whether the download is large. It returns
+whether to proceed."""
 
 
 def refuse_large(text: str, is_large: bool) -> bool:

@@ -33,8 +33,8 @@ from perfsuite.results.run_dir import (
 )
 
 REPORTS_S = 1.0  # seconds between checks which ranks have reported
-# Seconds that agents have to end a job. Stacks (with collective calls), NVML and other agents take up to 5 s
-# each.
+# Seconds that agents have to end a job. Up to 5 s each are needed for the stacks (with collective calls), for
+# NVML, and for other agents.
 END_S = 20.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
@@ -134,7 +134,7 @@ def prepare(run_dir: RunDir) -> None:
     """Create the files that nodes wait for, because a node sees changes of a file earlier than a new file.
 
     Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
-    without end. Raises `FileError` if a file cannot be written.
+    forever. Raises `FileError` if a file cannot be written.
     """
     for lock in run_dir.all_extension_locks():
         lock.unlink(missing_ok=True)
@@ -144,7 +144,9 @@ def prepare(run_dir: RunDir) -> None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Return the environment of a job: that of this process, offline, and with the framework's variables.
+    """Return the environment of a job: the variables of this process, of perfsuite and of the framework.
+
+    Hugging Face's libraries run offline.
 
     Compilers keep their caches next to the launch, unless the user has set another directory. With the
     default directory, the time of the first step would depend on earlier sessions.
@@ -164,7 +166,7 @@ def environment(job: Job) -> dict[str, str]:
     flight_recorder = {FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve())}
     if job.machine.device == "cpu":
         return {**flight_recorder, **chosen}
-    # This module must be the first to end a job, not NCCL's own monitor.
+    # NCCL's own monitor must not end a job before this module does.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     return {
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),

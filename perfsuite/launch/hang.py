@@ -3,20 +3,21 @@
 HANG_S = 120
 """A job hangs only after this many seconds without a step. This is longer than a rank needs at its end: it
 waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
-# A job may go without a step for this many times its longest step, for example in an evaluation or
+# A job is allowed to go without a step for this many times its longest step, for example in an evaluation or
 # checkpoint.
 LONGEST_STEPS = 20
 # The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2
-# Until a later step has been timed, a job may go without a step for this many times its longest warm-up step.
+# Until a later step has been timed, a job is allowed to go without a step for this many times its longest
+# warm-up step.
 LONGEST_WARM_UPS = 3
 
 
 class HangDetector:
     """Detects a hanging job: one with no sign of life for a long time.
 
-    That is `hang_s` seconds or `longest_steps` times the longest step, whichever is longer. A sign of life is
-    the start of training, a step, or the report of a rank.
+    A long time is `hang_s` seconds or `longest_steps` times the longest step, whichever is longer. A sign of
+    life is the start of training, a step, or the report of a rank.
     """
 
     def __init__(

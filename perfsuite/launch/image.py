@@ -1,7 +1,7 @@
 """Wrap the Python of a container image in a script, which launches use like any other interpreter.
 
 The container shares this machine's processes, network and shared memory. So perfsuite can monitor and end a
-launch as it does without a container, and NCCL can communicate.
+launch in the same way as without a container, and NCCL can communicate.
 """
 
 import shlex
@@ -36,14 +36,13 @@ GPUS = {
     "podman": "${gpus:+$(printf ' --device=nvidia.com/gpu=%s' $(echo $gpus | tr , ' '))} ",
     **dict.fromkeys(BY_SIF, "--nv "),
 }
-"""How a runtime is given the GPUs with the comma-separated UUIDs in `$gpus`, which may also be `all` or
-empty."""
+"""The option with which each runtime gets the GPUs in `$gpus`: comma-separated UUIDs, `all`, or nothing."""
 SEE_GPUS = """\
 gpus=all
 if command -v nvidia-smi > /dev/null; then
     gpus=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2> /dev/null | grep '^GPU-' | tr '\\n' ,)
     gpus=${gpus%,}
-    # Runtimes know the name `all` for longer than UUIDs.
+    # Old runtimes know the name `all`, but not UUIDs.
     seen=$(echo "$gpus" | tr , '\\n' | grep -c GPU)
     [ "$seen" = "$(echo /dev/nvidia[0-9]* | wc -w)" ] && gpus=all
 fi
@@ -51,8 +50,8 @@ fi
 export NVIDIA_VISIBLE_DEVICES="${gpus:-void}"
 export NVIDIA_DRIVER_CAPABILITIES="${NVIDIA_DRIVER_CAPABILITIES:-compute,utility}"
 """
-"""Lines that find the GPUs that this process may use. A scheduler may have allocated only some of those of
-the machine, and CUDA_VISIBLE_DEVICES counts from the first one of these."""
+"""Lines that find the GPUs that this process may use. A scheduler might have allocated only some of the
+machine's GPUs. CUDA_VISIBLE_DEVICES then counts from the first allocated GPU."""
 MOUNTS = {"enroot": "--mount={0}:{0} ", **dict.fromkeys(BY_SIF, "--bind={0} ")}
 SCRIPT = """\
 #!/bin/sh

@@ -38,7 +38,7 @@ OURS = {
     "NO_COLOR": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     **{f"PIP_{name}": "0" for name in ("DRY_RUN", "QUIET", "REQUIRE_VIRTUALENV", "USER", "VERBOSE")},
-    # Safe mode: an installer must not import modules from the repository that it runs in.
+    # Safe mode, because an installer must not import modules from the repository that it runs in.
     "PYTHONSAFEPATH": "1",
 }
 """Variables for an installer. In pip, they override its configuration files."""
@@ -176,7 +176,7 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
 def versions(package: str) -> list[Version]:
     """Return the versions of a package that pip finds, oldest first.
 
-    Pre-releases are included, yanked releases are not. Raises `PackageError` if pip finds no version.
+    Pre-releases are included, but yanked releases are not. Raises `PackageError` if pip finds no version.
     """
     said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
@@ -189,7 +189,7 @@ def pip(
     cwd: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Run pip and return its output. If it fails, raises `PackageError` with the line of the reason."""
+    """Run pip and return its output. Raises `PackageError`, with the reason in one line, if pip fails."""
     return run(python, "-m", "pip", *words, cwd=cwd, variables=variables)
 
 

@@ -31,7 +31,7 @@ from perfsuite.launch.installed import DONE, UV_LOCK, once, requirements_of
 from perfsuite.launch.installer import InstallerError, Package, pip, run, would_install
 
 LIBRARIES = ("nvidia-", "cuda-")  # prefixes of the names of the libraries that torch loads
-LONGEST_NAME = 80  # maximum number of characters with which a directory's name lists its packages
+LONGEST_NAME = 80  # maximum number of characters of the list of packages in a directory's name
 BELOW = "perfsuite-below.pth"
 _ASK = """
 import json, platform, site, sys
@@ -167,9 +167,9 @@ def _resolved(
 ) -> tuple[dict[str, Package], dict[str, str]]:
     """Return the packages that pip would install, and why other packages are incompatible with them, by name.
 
-    pip ignores installed packages that need another version of a new package. Packages that pin the version,
-    as torchvision pins its torch, are therefore also requested. Other packages are kept, because pip might
-    try hundreds of their versions.
+    pip ignores installed packages that need another version of a new package. Packages that pin the version
+    are therefore also requested. An example is torchvision, which pins its torch. Other packages are kept,
+    because pip might try hundreds of their versions.
     """
     changes = _by_name(would_install(*words, python=below.python))
     pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]
@@ -293,7 +293,7 @@ def python_in(directory: Path) -> str | None:
 def _install_into(target: Path, planned: Plan, python: str, directory: Path) -> None:
     named = [f"{package.name}=={package.version}" for package in planned.changes if package.version]
     by_url = [f"{package.name} @ {package.url}" for package in planned.changes if not package.version]
-    # pip unpacks into its temporary directory, which may be on a smaller disk.
+    # pip unpacks into its temporary directory, which can be on a smaller disk.
     temporary = directory / ".temporary"
     temporary.mkdir()
     into = ("--upgrade", "--target", str(target))

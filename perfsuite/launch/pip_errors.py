@@ -48,7 +48,7 @@ class Missing:
         return f"pip finds no {what}{by} for Python {minor}. The nearest versions are {', '.join(nearest)}"
 
     def nearest(self) -> tuple[str, ...]:
-        """Return the known versions next to the missing version, oldest first.
+        """Return the known versions just before and after the missing version, oldest first.
 
         If the requirement does not name a version, returns the newest versions.
         """

@@ -31,9 +31,9 @@ GPU_SHARE = 0.75
 """Lowest healthy rate of the slowest GPU of a node, as a share of the best rate of another node. The speed of
 GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
-"""The same for CPU cores. It is lower, because others may be using them: with a load of 8 on two cores, the
-worse of two equal nodes had 88% of the other's matmul rate and 50% of its copy rate, in the worst of 10
-preflights."""
+"""The same for CPU cores. It is lower, because other processes might be using the cores. With a load of 8 on
+two cores, the worse of two equal nodes had 88% of the other's matmul rate and 50% of its copy rate, in the
+worst of 10 preflights."""
 LINK_SHARE = 0.5
 """Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. It is
 low, because paths differ in length."""
@@ -120,7 +120,7 @@ def _nodes(
 
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:
-    """Return the nodes that caused a failure. Empty if nothing points to some of the nodes."""
+    """Return the nodes that caused a failure. Empty if nothing points to particular nodes."""
     nodes = range(len(names))
     per_node = case.topology.processes_per_node
     if cause.rank is not None and cause.kind != "missing_report":

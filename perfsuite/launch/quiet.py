@@ -97,10 +97,10 @@ def name_of(pid: int) -> str:
 
 
 def gpu_users(nvml: Any, devices: int) -> list[str]:
-    """Return a line for each of the first `devices` visible GPUs of which others hold too much memory.
+    """Return a line for each GPU on which other processes hold too much memory.
 
-    In a container, NVML does not list the processes of others. Only the memory in use then shows that they
-    exist.
+    Only the first `devices` visible GPUs are checked. In a container, NVML does not list the processes of
+    other users. Only the memory in use then shows that they exist.
     """
     users = []
     nvml.nvmlInit()
@@ -158,7 +158,7 @@ class Neighbours:
         self._before = self.see_cores() if machine.device == "cpu" else None
 
     def during_launch(self, machine: Machine, devices: int) -> str:
-        """Name the users since `launch_begins`. All processes of the launch must have ended."""
+        """Name the other users since `launch_begins`. All processes of the launch must have ended."""
         if machine.device == "cuda":
             try:
                 return "; ".join(self.see_gpus(devices)) or "nobody is visible now"
@@ -205,7 +205,7 @@ class Neighbours:
         return seen()
 
     def _look(self, machine: Machine, devices: int) -> Callable[[], list[str]]:
-        """Return a function that returns what other users did since its last call. Empty if it was quiet."""
+        """Return a function that returns what other users did since its last call (see `look`)."""
         if machine.device == "cuda":
             return lambda: self.see_gpus(devices)
         seen = [self.see_cores()]

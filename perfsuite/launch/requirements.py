@@ -110,7 +110,7 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _fields,
     _finetuning,
     _configuration,
-    # This must precede the checks that use the framework's plan, because the plan may use the library to read
+    # This must precede the checks that use the framework's plan, because the plan can use the library to read
     # a file.
     lambda case, machine: missing_package(*case.framework.packages),
     _fast_mamba,

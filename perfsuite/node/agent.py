@@ -60,7 +60,7 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
     """Give each node except the first its own directories for compiler caches.
 
     On NFS, if one node replaces a file while another reads it, the read fails. torch names its temporary
-    files by process and thread id, which may be the same on two nodes.
+    files by process and thread id, which can be the same on two nodes.
     """
     caches = run_dir.compile_caches.resolve()
     for name in COMPILE_CACHES:
@@ -79,7 +79,7 @@ def _watched(
 
     The first thread that acquires the lock `ending` writes this node's launch file, once. It is the agent's
     thread if all ranks have ended or cannot be started, or the lease's thread if the driver ends the job. If
-    the driver is gone, nothing is written, because ranks that are killed then have not failed.
+    the driver is gone, nothing is written, because ranks that are killed for that reason have not failed.
     """
     # Not imported at the top, because this imports psutil: ranks load this module and must not need psutil.
     from perfsuite.node.health_sampler import HealthWatch, sampler
@@ -178,7 +178,7 @@ def _end_the_job(number: int, frame: Any) -> NoReturn:
 def _end(why: str, status: int = 1) -> NoReturn:
     """End the job on this node from any thread, and log why."""
     try:
-        with contextlib.suppress(OSError):  # the log's disk may be full
+        with contextlib.suppress(OSError):  # the log's disk might be full
             print(f"perfsuite: {why}", flush=True)
         _sweep()
     finally:

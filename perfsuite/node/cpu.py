@@ -32,10 +32,10 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int], ranks: int = 1) -> None:
-    """Bind a new process to those of these cores that this process may use.
+    """Bind a new process to `cores`, except for cores that this process must not use.
 
-    `ranks` is the number of processes that share the cores. The process is not bound if they would not get a
-    core each, for example because the job runs on another socket.
+    `ranks` is the number of processes that share the cores. The new process is not bound if there is less
+    than one core for each of them, for example because the job runs on another socket.
     """
     allowed = os.sched_getaffinity(0)
     near = cores & allowed

@@ -65,8 +65,8 @@ class Sampler:
         self._cards: tuple[DeviceHealth, ...] = ()
         # The cores near each GPU, after `prepare`; empty if unknown.
         self.near_cores: tuple[frozenset[int], ...] = ()
-        # The value of CUDA_VISIBLE_DEVICES with which the job sees only its GPUs, after `prepare`. None if it
-        # sees no others.
+        # The value of CUDA_VISIBLE_DEVICES with which the job sees only its GPUs, after `prepare`. None if
+        # the job sees no other GPUs anyway.
         self.only_visible: str | None = None
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
@@ -245,7 +245,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     before = readings[0].energy_j
     after = readings[-1].energy_j
     energy_j = None
-    if before is not None and after is not None and after > before:  # else the counter was reset, or missing
+    if before is not None and after is not None and after > before:  # neither reset nor missing
         energy_j = round(after - before, 3)
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes

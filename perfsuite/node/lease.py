@@ -1,6 +1,6 @@
 """Let the agents of a job know whether its driver is alive, and whether the driver wants the job to end.
 
-There are two leases, because either of them may get lost:
+There are two leases, because either of them can get lost:
 
 - An agent's stdin is a pipe that closes when the driver ends. In a Slurm step, the pipe goes through `srun`.
 - The driver keeps changing the text in `RunDir.lease`. The text stops changing if the driver dies together
@@ -22,7 +22,7 @@ from typing import Literal
 from perfsuite.errors import FileError
 from perfsuite.inputs.files import LARGEST_OWN, read_text
 
-BEAT_S = 1.0  # seconds between two texts of the driver
+BEAT_S = 1.0  # seconds until the driver writes the next text
 LOOK_S = 0.25  # seconds between an agent's checks of the text
 LOST_S = 30.0  # seconds without a new text after which the driver is considered dead
 LEASE_S = "PERFSUITE_LEASE_S"
@@ -69,7 +69,10 @@ class Beats:
 
 
 def text_of(count: int, wish: Wish) -> str:
-    """Return a text of the driver. All texts have the same length, and `count` makes each one different."""
+    """Return the text that the driver writes into its file.
+
+    All texts have the same length, and `count` makes each of them different.
+    """
     return f"{count:010d} {wish:3}\n"
 
 
@@ -113,6 +116,6 @@ class Lease:
                 self._on_lost(f"{NO_SIGN} for {self._lost_s:g} s")
                 return
             time.sleep(LOOK_S)
-            # The duration of a read does not count: while a shared file system stalls, the driver cannot
-            # write, either.
+            # The duration of a read does not count, because the driver cannot write either while a shared
+            # file system stalls.
             silent_s += LOOK_S

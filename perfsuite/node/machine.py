@@ -61,7 +61,7 @@ def _detect_gpu() -> Machine:
         for index, handle in enumerate(handles):
             with _readable(pynvml, str(index), handle):
                 names.add(pynvml.nvmlDeviceGetName(handle))
-                # The GPU may have no memory of its own (GB10, Jetson).
+                # The GPU might have no memory of its own (GB10, Jetson).
                 with contextlib.suppress(pynvml.NVMLError_NotSupported):
                     memory.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
             _refuse_mig(pynvml, index, handle)

@@ -1,6 +1,6 @@
 """Read the job's GPUs with NVML at one moment. A value that a device does not provide is None, never 0.
 
-Any call may block if the GPU driver no longer answers, so `node.health_sampler` makes the calls in a thread.
+Any call can block if the GPU driver no longer answers, so `node.health_sampler` makes the calls in a thread.
 """
 
 import contextlib
@@ -197,7 +197,7 @@ class Gpus:
         return tuple(faults), tuple(pending)
 
     def _nvlinks(self, index: int) -> tuple[int | None, int | None]:
-        """Return the number of NVLinks that are up, and of those that are down; None without NVLink."""
+        """Return the number of NVLinks that are up, and the number that are down; None without NVLink."""
         nvml = self._nvml
         states: list[int] = []
         with contextlib.suppress(Exception):  # this product has fewer links, or none
@@ -233,7 +233,7 @@ class Gpus:
             return None
         self._listed.add(index)
         pids = {process.pid for process in processes}
-        # An unknown process may belong to the job: it may have started since the last scan.
+        # An unknown process might belong to the job, because it might have started since the last scan.
         if pids - self._job.pids - self._strangers:
             self._job.scan()
             self._strangers |= pids - self._job.pids

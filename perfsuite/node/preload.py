@@ -1,7 +1,7 @@
 """Load the modules that every rank needs, once in the fork server. Only the fork server imports this module.
 
-It also makes the server end with the agent. The server's pipe does not close early enough for that, because
-the ranks hold the pipe open as well, and they only end with the server.
+This module also makes the server end with the agent. The server's pipe does not close early enough for that,
+because the ranks hold the pipe open as well, and they only end with the server.
 
 The clock of the ranks' start-up begins here. It is paused while perfsuite is imported and ranks are forked.
 """

@@ -31,7 +31,7 @@ JOB_MARK = "PERFSUITE_JOB"
 def captured(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
     """Run a command without stdin, and return its output and exit status.
 
-    `how` has more arguments of `subprocess.run`.
+    `how` has further arguments for `subprocess.run`.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     return subprocess.run(command, check=False, **pipes, **how)
@@ -143,7 +143,7 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
 
     kept = {os.getpid(), agent, *spare}
     deadline = time.monotonic() + KILL_S
-    while True:  # a process may fork while it is being killed
+    while True:  # a process can fork while it is being killed
         of_job = [*([] if mark is None else marked(mark)), *([] if agent is None else descendants(agent))]
         left = [process for process in of_job if process.pid not in kept]
         if not left:

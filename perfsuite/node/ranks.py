@@ -43,13 +43,13 @@ from perfsuite.worker.clock.startup_clock import COUNTS_CALLS
 from perfsuite.worker.rank import LEAVE_S
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""Environment variable that says what NCCL's watchdog does after an error. torchrun sets it to 1 unless the
-user has set it, so the ranks of a script behave as under torchrun.
+"""Environment variable that determines what NCCL's watchdog does after an error. Like torchrun, perfsuite
+sets it to 1 unless the user has set it. The ranks of a script then behave in the same way.
 
 With 1, the watchdog aborts the communicators before it ends the process. With 3, it only ends the process. An
-abort could prevent the file of the flight recorder (pytorch issue 121055). This is no longer so: the watchdog
-lets all ranks write their files, and waits, before it aborts (`Watchdog::runLoop` in ProcessGroupNCCL.cpp).
-perfsuite's own records do not depend on it: ranks write them while the watchdog still waits."""
+abort could once prevent the file of the flight recorder (pytorch issue 121055). Now the watchdog lets all
+ranks write their files, and waits, before it aborts (`Watchdog::runLoop` in ProcessGroupNCCL.cpp).
+perfsuite's own records do not depend on the abort: ranks write them while the watchdog still waits."""
 OF_A_LAUNCHER = re.compile(
     f"{RANK}|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
     "|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
@@ -62,7 +62,7 @@ SERVER_S = 1.0  # seconds to wait for the exit of the fork server after its conn
 # Seconds after the last report until ranks are killed. Their alarm ends them earlier, unless they block it.
 STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
-# multiprocessing reports this exit code if the fork server is gone, but a rank may use it as well.
+# multiprocessing reports this exit code if the fork server is gone, but a rank can use it as well.
 NO_EXIT_CODE = "exit code 255"
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
@@ -96,7 +96,7 @@ def run(job: AgentJob) -> list[Failure]:
     """Run this node's ranks until they have ended. Returns their failures."""
     case = job.request.case
     files = job.run_dir.files
-    files.mkdir(exist_ok=True)  # another node may have created it
+    files.mkdir(exist_ok=True)  # another node might have created it
     os.environ[FILES] = str(files)
     os.environ.pop(COUNTS_CALLS, None)
     if job.request.counted_steps is not None:  # nothing is timed
@@ -114,8 +114,8 @@ def run(job: AgentJob) -> list[Failure]:
         return _fork(job, multiprocessing.get_context("fork").Process, {})
     os.environ |= _model_code(job.request)
     multiprocessing.set_forkserver_preload(["perfsuite.node.preload"])
-    # The server imports torch, which takes seconds. Started here, it does so while this node waits for node
-    # 0's port.
+    # The server imports torch, which takes seconds. Because it is started here, it imports torch while this
+    # node waits for the port of node 0.
     forkserver.ensure_running()
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         return _fork(job, multiprocessing.get_context("forkserver").Process, meeting)
@@ -172,7 +172,7 @@ def _server_ended(server_s: float) -> list[Failure]:
 
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
-    """Keep each rank on the cores near its GPU: host-bound steps are slower on another socket's cores."""
+    """Keep each rank on the cores near its GPU: on another socket's cores, host-bound steps are slower."""
     for process, cores in zip(ranks, job.near_cores, strict=False):
         if process.pid is not None:
             cpu.bind(process.pid, cores, job.near_cores.count(cores))

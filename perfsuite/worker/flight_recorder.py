@@ -28,7 +28,7 @@ from perfsuite.results.run_dir import NODE, RunDir
 from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
 from perfsuite.worker.hooks.named import replace_everywhere
 
-MOST_CALLS = 50  # maximum number of calls that are written of each group, the newest ones
+MOST_CALLS = 50  # maximum number of calls per group that are written; the newest calls are chosen
 MOST_SIZES = 8  # maximum number of tensors of a call whose sizes are written
 MOST_NAME = 80  # maximum number of characters of a name that torch or the training chose
 GLOO = "gloo"
@@ -76,13 +76,13 @@ def listen(run_dir: RunDir) -> None:
     with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
         requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))
-        # Not a `threading.Thread`: a script may list those, and starting one calls Python functions.
+        # Do not use `threading.Thread`: a script can list such threads, and starting one calls Python code.
         _thread.start_new_thread(_serve, (requests, run_dir))
         opened.pop_all()  # the thread keeps the socket open
 
 
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
-    with contextlib.suppress(OSError):  # a script may close all its files
+    with contextlib.suppress(OSError):  # a script can close all its files
         while requests.recv(1):
             with contextlib.suppress(Exception):  # the hang then has no explanation
                 documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
@@ -125,7 +125,7 @@ def groups_of(
         earlier = collectives.setdefault(key, [])
         if not entry["is_p2p"]:
             if call.number == 1 and earlier and earlier[-1].number > 1:
-                earlier.clear()  # they are of a group of the same name that was destroyed
+                earlier.clear()  # they belong to a destroyed group of the same name
             earlier.append(call)
         elif not call.is_done:
             messages.setdefault(key, []).append(call)
@@ -143,7 +143,7 @@ def groups_of(
 
 
 def _newest(calls: list[CollectiveCall]) -> tuple[CollectiveCall, ...]:
-    """Return the newest calls, and the oldest one that is not done: the other ranks may lack that one."""
+    """Return the newest calls, and the oldest call that is not done: other ranks might not have made it."""
     kept = calls[-MOST_CALLS:]
     is_open = next((call for call in calls if not call.is_done), None)
     return tuple(kept if is_open is None or is_open in kept else [is_open, *kept])
@@ -165,9 +165,10 @@ def _call(entry: Mapping[str, Any], function: str, *, is_gloo: bool, now_ns: int
 
 
 def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return file and line of the innermost frame of the training's own code, or else outside torch.
+    """Return file and line of the innermost frame in the training's own code.
 
-    `frames` are the frames of a call, the innermost first. Returns None if torch alone made the call.
+    If there is none, returns those of the innermost frame outside torch. `frames` are the frames of a call,
+    the innermost first. Returns None if torch alone made the call.
     """
     outside = [
         frame

@@ -144,8 +144,8 @@ def _preflight(rank: Rank) -> RankReport:
 def wait_as_long_as_the_driver(case: Case) -> None:
     """Set the timeout of all process groups of this rank.
 
-    Groups that a framework creates have NCCL's default of 10 minutes. Its watchdog would end ranks that wait
-    for another rank whose first step compiles for longer.
+    Otherwise, groups that a framework creates would have NCCL's default timeout of 10 minutes. If the first
+    step of one rank compiled for longer than that, NCCL's watchdog would end the ranks that wait for it.
     """
     with contextlib.suppress(PrivateNameError):
         from perfsuite.frameworks.common.private import process_groups, set_pg_timeout
@@ -181,7 +181,7 @@ def _leave_process_group() -> None:
 
     signal.alarm(WAIT_S + LEAVE_S)
     if dist.is_initialized():
-        dist.barrier()  # a rank that left early would break the connections of the others
+        dist.barrier()  # a rank that left early would break the connections of the other ranks
         dist.destroy_process_group()
 
 

@@ -49,7 +49,7 @@ NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
 OF_NCCL = "NCCL error"
 LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S.*)")
-"""Matches the line of an NCCL error that names the cause. It is several lines below the first one."""
+"""Matches the line of an NCCL error that names the cause, several lines below the first line."""
 NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
 LEAVE_S = 30  # seconds in which a rank must exit after all measurements; then an alarm ends it
@@ -167,7 +167,7 @@ class Rank:
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
             Memory.model_rebuild()  # creates objects, which must not count as kept by steps
-        try:  # torch may lack a private name
+        try:  # torch might lack a private name
             from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
@@ -180,7 +180,7 @@ class Rank:
             self._start()
 
     def _start(self) -> None:
-        self._tell_progress()  # before everything else, because the file system may be slow
+        self._tell_progress()  # before everything else, because the file system can be slow
         if self.request.metrics:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
@@ -394,7 +394,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 def _in_a_line(error: BaseException) -> str:
     """Return the class and the first line of an error, and those of the error that caused it.
 
-    Libraries that import lazily raise their own error, which may only say where to look for the cause.
+    Libraries that import lazily raise their own error, which might only say where to look for the cause.
     """
     message = _class_and_message(error)
     root = _root(error)

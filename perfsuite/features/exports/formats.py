@@ -41,7 +41,7 @@ def _finite(metric: Metric, runs: Sequence[Run]) -> list[float]:
 
 
 def outcomes(result: Measurement) -> dict[str, str]:
-    """Return the outcome of a case and of its counts, which is `not counted` if they were not judged."""
+    """Return the outcome of a case, and the outcome of its counts (`not counted` if they were not judged)."""
     counts = result.verdict.counts
     counted = "not counted" if counts is None else counts.outcome
     return {"outcome": summary.verdict(result), "counts": counted}
@@ -103,8 +103,9 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
 def openmetrics(session: SessionFile) -> str:
     """Return gauges as OpenMetrics 1.0 text, written by `prometheus_client`.
 
-    There are only gauges without time stamps. They are also valid in the older Prometheus format, in which a
-    node exporter reads its textfile directory. Raises `PackageError` if `prometheus_client` is not installed.
+    The text contains only gauges without time stamps, which are also valid in the older Prometheus format. A
+    node exporter expects that format in its textfile directory. Raises `PackageError` if `prometheus_client`
+    is not installed.
     """
     require("prometheus_client", purpose="to write OpenMetrics")
     from prometheus_client import CollectorRegistry, Gauge

@@ -150,7 +150,7 @@ class PullRequest(NamedTuple):
     number: int
     head: str  # the newest commit
     commits: frozenset[str]
-    comment: str | None  # the API path of the comment that the account of this token wrote; None if none
+    comment: str | None  # the API path of the comment by this token's account; None if there is none
 
 
 class _Comment(Answer):
@@ -214,13 +214,13 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
     if len(parents) == 2 and parents[1] in commits:
         return str(parents[1])
     raise CaseError(
-        f"the results are of commit {shown}, which is neither in pull request {of.number} nor a merge of it. "
+        f"the results are of commit {shown}, which is not a commit or merge of pull request {of.number}. "
         "Give the commit that was measured with --commit"
     )
 
 
 def moved_on(measured: str, head: str) -> str:
-    """Return a sentence if the pull request has a newer commit than the measured one, and "" if not."""
+    """Return a sentence if the pull request has a newer commit than `measured`. Otherwise, return ""."""
     if measured == head:
         return ""
     return f"Measured: {measured[:12]}. The pull request is now at {head[:12]}, which was not measured."
@@ -300,7 +300,7 @@ def propose(
 
 
 def _copied(source: Path, baselines: Path) -> int:
-    """Copy baselines, and return their number. Ignore other files: the job may have run untrusted code."""
+    """Copy baselines, and return their number. Ignore other files: the job might have run untrusted code."""
     if baselines.is_relative_to(Path.cwd()):  # a path from pytest's ini file is absolute
         baselines = baselines.relative_to(Path.cwd())
     if baselines.is_absolute():

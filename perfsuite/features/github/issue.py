@@ -72,8 +72,8 @@ def steps(
     `drifts` are the open regressions of this hardware class over many nights, or None if nobody searched for
     them. `cut_short` contains a reason for each session that was interrupted.
 
-    An issue is closed when all of its cases were measured again and are good, and none of its drifts is found
-    any more. A case keeps the issue open if it was not measured, if its verdict is inconclusive or unhealthy,
+    An issue is closed when all of its cases were measured again and are good, and none of its drifts is still
+    found. A case keeps the issue open if it was not measured, if its verdict is inconclusive or unhealthy,
     or if its work was not counted although it has a baseline of counts. If a session was interrupted, nothing
     counts as good: no case is removed from the issue, and the issue is not closed. An issue whose list cannot
     be read is never closed. It gets a new list as soon as something is bad.
@@ -149,12 +149,15 @@ def fitting(texts: Sequence[str], most: int) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Escape untrusted text: GitHub must find no markup, mention or issue in it."""
+    """Escape untrusted text, so that GitHub finds no markup, mentions or issue links in it."""
     return unlinked(markdown.text(printable(text)[:500]))
 
 
 def unlinked(escaped: str) -> str:
-    """Prevent mentions and issue links in escaped Markdown, which GitHub finds even if they are entities."""
+    """Prevent mentions and issue links in escaped Markdown.
+
+    GitHub would find them even if `@` and `#` are written as HTML entities.
+    """
     return escaped.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 

@@ -121,7 +121,7 @@ def changes(
     baselines: Path = BASELINES,
     period: timedelta = PERIOD,
 ) -> Trend:
-    """Find changes as `trend` does, in the series of the cases with these ids (default: all cases)."""
+    """Find changes like `trend`, in the series of the cases with these ids (default: all cases)."""
     series = sessions.series
     if cases is not None:
         series = {key: points for key, points in series.items() if key.case in cases}
@@ -240,7 +240,8 @@ def _findings(
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
     """Return whether a baseline accepts a change between two levels of cost.
 
-    It does if it was measured on that day (UTC) or later, and is closer to the new level than to the old one.
+    A baseline accepts the change if it was measured on that day (UTC) or later, and is closer to the new
+    level than to the old one.
     """
     try:
         baseline = documents.read(file, Baseline)

@@ -47,7 +47,7 @@ def by_case(
 
 
 def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
-    """Yield each failure of a case, and the night that reversed it, or None.
+    """Yield each failure of a case, and the night that reversed it (None if no night did).
 
     Failures in shadow mode are included. A later night reverses a failure if the case passes against the same
     baselines.

@@ -90,7 +90,7 @@ def seconds_per_step(series: Sequence[float]) -> float:
 
 
 def judge_trace(trace: Trace) -> Decision:
-    """Judge launch by launch, as a real session does. Raises `CaseError` if the noise is unknown.
+    """Judge launch by launch, like a real session. Raises `CaseError` if the noise is unknown.
 
     If all launches have been used without a decision, the outcome is "passed" if they look faster and a
     slowdown beyond the tolerance is excluded. Otherwise, it is "inconclusive". One or two launches can pass,

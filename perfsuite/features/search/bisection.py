@@ -103,12 +103,12 @@ def _narrowed(left: tuple[str, ...], step: Step) -> tuple[str, ...]:
 
 
 class UndecidedError(CaseError):
-    """The machine was unhealthy, or too noisy to decide whether the bad arm is worse. A retry may succeed."""
+    """The machine was unhealthy, or too noisy to decide whether the bad arm is worse. A retry can succeed."""
 
 
 Compare = Callable[[Arm, Arm, BisectFile], Measurement]
-"""Compares the good arm with another arm until the metric of the search (None: every metric) is decided, with
-the tolerance of the search."""
+"""Compares the good arm with another arm, with the tolerance of the search, until the metric of the search is
+decided. If that metric is None, every metric must be decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,5 +317,5 @@ def begun(
                 f"{file}: the field {field} belongs to another search, so the file was edited or damaged. "
                 "Delete it to start a new search"
             )
-    # Test skipped candidates again, because the reason may have gone, such as a network that was down.
+    # Test skipped candidates again, because the reason, such as a network that was down, might be gone.
     return file, stored.replace(steps=tuple(step for step in stored.steps if step.outcome != "skipped"))

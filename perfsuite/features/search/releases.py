@@ -87,8 +87,10 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
     """Return the releases from `first` to `last`, oldest first.
 
     `first` and `last` are included even if pip does not list them. Between them, only releases for this
-    Python count, and neither pre-releases nor yanked releases. Raises `PackageError` if pip does not find the
-    package, and `CaseError` for a bad `first` or `last`, or if there are fewer than two releases.
+    Python are included. Pre-releases and yanked releases are left out.
+
+    Raises `PackageError` if pip does not find the package, and `CaseError` for a bad `first` or `last`, or if
+    there are fewer than two releases.
     """
     try:
         start = Version(first or version(package))
@@ -133,9 +135,9 @@ class _Runs:
         ]
 
     def possible(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that can be run here, dry or launched, and print why other cases cannot.
+        """Return the cases for which a launch or dry run is possible here. For other cases, print why not.
 
-        Raises `CaseError` if no case can be run, before anything is installed.
+        Raises `CaseError`, before anything is installed, if no case can be run.
         """
         usable = []
         refused = []
@@ -201,9 +203,9 @@ class _Runs:
             last = name
 
     def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
-        """Return the runs of a case in these arms, dry or launched, or the reason why this is impossible.
+        """Return the runs (dry runs or launches) of a case in these arms, or why they are impossible.
 
-        All arms are run in the same way, the first that works in all of them.
+        All arms are run in the same way: in the first way that works in all of them.
         """
         device = self._device(arms)
         why: list[str] = []

@@ -45,12 +45,12 @@ class SlurmJob:
     reason: str | None = None
     nodes: tuple[str, ...] = ()  # the nodes, in Slurm's order; empty while the job is waiting
     left_s: int | None = None  # seconds until the time limit; None if there is no limit
-    # Whether GPUs were requested other than per node. A step then does not get all of them.
+    # Whether GPUs were requested in another way than per node. A step then does not get all of them.
     spreads_gpus: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the job's allocation can no longer be used. Its processes may still be ending."""
+        """Whether the job's allocation can no longer be used. Its processes might still be ending."""
         return self.state in ENDED or self.is_completing
 
     @property

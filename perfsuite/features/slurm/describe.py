@@ -52,7 +52,7 @@ def interconnect(sys_class: Path = SYS) -> str | None:
 
 
 def _kind(port: Path) -> str:
-    """Return the kind of a port of RDMA: `ib`, `roce` or `efa`, whose link layer is unknown to Linux."""
+    """Return the kind of an RDMA port: `ib`, `roce` or, if Linux does not know the link layer, `efa`."""
     driver = port.parents[1] / "device" / "driver"
     if driver.resolve().name == "efa":
         return "efa"

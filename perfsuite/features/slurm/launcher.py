@@ -53,7 +53,7 @@ BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
 """The message of `srun` about an agent that ended badly. This process, and not `srun`, then ends the other
 agents. So any message about an aborted step comes from Slurm itself."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
-"""The message of slurmstepd when a step is cancelled, out of time, or has lost a node. It can be missing."""
+"""slurmstepd's message when a step is cancelled, runs out of time, or loses a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
 """The message of `srun` in these cases, and about an agent that got SIGTERM from Slurm."""
 REQUESTS = frozenset(
@@ -186,8 +186,8 @@ class SlurmLauncher(Launcher):
         nodes = job.case.topology.nodes
         if job.python == sys.executable:
             job = replace(job, python=self._python)
-        # Set only for the agents. With the mark, srun would be killed by an agent that ends its job, and
-        # would then signal the other agents.
+        # These variables are set only for the agents. If srun had the mark, an agent that ends its job would
+        # kill srun, and srun would then signal the other agents.
         ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
         # slurmstepd writes the log, so the output does not go through srun.
         log = f"{job.run_dir.path.resolve()}/agent-%n.log"
@@ -217,7 +217,7 @@ class SlurmLauncher(Launcher):
             *("--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--gpu-bind=none"),
             *("--kill-on-bad-exit=0", f"--wait={WAIT_S}"),  # see `BAD_END`
             *options,
-            *self._options,  # last, because srun uses the last of several equal options
+            *self._options,  # these come last, because srun uses the last of several equal options
         ]
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
@@ -300,11 +300,12 @@ def alike(nodes: Sequence[Described]) -> Machine:
 
 
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
-    """Return the failure that Slurm reports about the end of a step. None if an agent has explained the end.
+    """Return the failure that Slurm reports about the end of a step, or None if an agent explains the end.
 
-    `srun` can report the end of an agent before the abort of its step, or never report the abort. An agent is
-    only said to have ended silently if no log reports an abort. A report that an agent wrote while ranks were
-    still running does not explain an abort, because ranks also fail when the ranks of another node are gone.
+    `srun` can report the end of an agent before the abort of its step, or never report the abort. This
+    function therefore blames an agent that ended without a report only if no log reports an abort. A report
+    that an agent wrote while ranks were still running does not explain an abort, because ranks also fail when
+    the ranks of another node are gone.
     """
     logs = [
         files.read_text(log, files.LARGEST_LOG, errors="replace")

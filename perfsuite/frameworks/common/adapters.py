@@ -86,9 +86,9 @@ def short_names(layers: Sequence[Layer]) -> list[str]:
 
 
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
-    """Return whether the adapters match `lora`, even if only some of the layers with a name have one.
+    """Return whether the adapters match `lora`, even if only some of the layers with a name have an adapter.
 
-    This is for a case that gives only the name of its model, and so does not know the layers.
+    This is for a case that gives only the name of its model, so that its layers are unknown.
     """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)
@@ -102,7 +102,7 @@ def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bo
 def described(
     layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
 ) -> str:
-    """Describe the adapters `of` some of `layers`, by rank and alpha.
+    """Describe the adapters of some of `layers`, by rank and alpha. `of` maps these layers to their adapters.
 
     With `exactly`, the names of layers are long enough to match no other layer.
     """
@@ -115,7 +115,7 @@ def described(
 
 
 def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
-    """Return Python for a case, `LoRA(...)`, that describes the adapters of these layers.
+    """Return Python code for a case, `LoRA(...)`, that describes the adapters of these layers.
 
     At least one of the layers must have an adapter.
     """
@@ -158,7 +158,7 @@ _KINDS = ("lora_A", "lora_embedding_A")
 
 
 def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
-    """Return Python for the `targets` that match only a group of `layers`.
+    """Return Python code for the `targets` that match only a group of `layers`.
 
     These are the ends of names or, if no ends match only the group, a regular expression.
     """

@@ -36,7 +36,7 @@ class ConfigFile(Data):
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        """Return the content of a text. Raises `ValueError`, which says what is wrong with the text."""
+        """Parse a text, and return its content. Raises `ValueError`, which says what is wrong with it."""
         import yaml
 
         try:

@@ -1,4 +1,4 @@
-"""Train low-rank adapters (peft) on a frozen model, which may be quantised (bitsandbytes).
+"""Train low-rank adapters (peft) on a frozen model, which can be quantised (bitsandbytes).
 
 For the worker; imports torch.
 
@@ -48,7 +48,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """Quantise the values of `full` in the way of `empty`, a parameter from `quantise_layers`."""
+    """Quantise the values of `full` in the same way as `empty`, a parameter from `quantise_layers`."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):
@@ -199,8 +199,8 @@ def _is_adapter(name: str) -> bool:
 def _ranks_not_pefts(model: nn.Module) -> set[int]:
     """Return the ranks of adapters that are not from peft.
 
-    The field of a layer comes first, because one A of loralib can hold q, k and v. If a layer has no such
-    field, the shape of A gives the rank.
+    The rank is read from a field of the layer, because one matrix A of loralib can hold q, k and v. If a
+    layer has no such field, the shape of A gives the rank.
     """
     ranks = set()
     for module in model.modules():

@@ -26,7 +26,7 @@ MULTIPLE = 16  # the sizes of float8 matmuls on a GPU must be multiples of this
 def unsupported(
     recipe: Recipe | None, case: Case, machine: Machine, *, by_accelerate: bool = False
 ) -> str | None:
-    """Return why a case cannot train in float8 on a machine, or None. None also if `recipe` is None."""
+    """Return why a case cannot train in float8 on a machine, or None. If `recipe` is None, returns None."""
     if recipe is None:
         return None
     if by_accelerate and case.precision != "bf16-mixed":

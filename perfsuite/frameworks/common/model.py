@@ -19,7 +19,7 @@ DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), 
 """A case's precision -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """A case's precision -> dtype of the matmuls."""
-DISTINCT_BATCHES = 16  # number of batches, which are created before the clock starts and used in turn
+DISTINCT_BATCHES = 16  # number of batches, which are created before the clock starts and then repeated
 ALPHABET = 64  # number of distinct tokens in the synthetic text
 
 _NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json` that do not change the model
@@ -72,7 +72,7 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 def has_attention(config: Any) -> bool:
     """Return whether a transformers configuration is for a model with attention, unlike Mamba."""
-    # A script may use transformers before 4.45, which has no `get_text_config`.
+    # A script can use a version of transformers before 4.45, which has no `get_text_config`.
     text = getattr(config, "get_text_config", lambda: config)()
     return hasattr(text, "num_attention_heads")
 

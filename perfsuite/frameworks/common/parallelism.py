@@ -112,7 +112,7 @@ class Degrees(Data):
         return {"context_parallel": str(accelerator.torch_device_mesh["cp"].size())}
 
     def dry_plan(self, *, ranks_differ: bool, offloads: bool) -> DryPlan:
-        """Return how accelerate's FSDP runs dry with these degrees."""
+        """Return the plan for a dry run of accelerate's FSDP with these degrees."""
         plan = dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
         if self.cp_size == 1:
             return plan
@@ -128,8 +128,8 @@ class Degrees(Data):
         """Replace transformers' search for gaps in positions, because a dry run does not know their values.
 
         With context parallelism, a rank has two parts of a sequence, at the same distance from its two ends.
-        They are adjacent only on the last rank. On the others, transformers takes them for two sequences and
-        creates a mask, which accelerate drops.
+        The parts are adjacent only on the last rank. On the other ranks, transformers takes them for two
+        sequences and creates a mask, which accelerate drops.
         """
         import torch.distributed as dist
 
@@ -171,7 +171,7 @@ class Degrees(Data):
         return ParallelismConfig(**self.model_dump()) if self.given else None
 
     def model(self, case: Case, config: Any, device: Any) -> Any:
-        """Build the case's model. Tensor parallelism splits the model as transformers plans for its class."""
+        """Build the case's model. Tensor parallelism splits it by transformers' plan for its class."""
         from perfsuite.frameworks.common.model import blocks, build_model, model_without_weights
         from perfsuite.frameworks.common.private import resolve_parallel_plans
         from perfsuite.frameworks.common.weights import initialise
@@ -196,7 +196,7 @@ class Degrees(Data):
         return model
 
     def patch(self) -> dict[str, str]:
-        """Add a missing class to transformers, which accelerate uses to replicate norms.
+        """Add a missing class to transformers. accelerate uses this class to replicate norms.
 
         Return the settings to record. accelerate 1.15 imports `ReplicateParallel` from transformers, but
         transformers 5.23 no longer has this class.

@@ -1,4 +1,4 @@
-"""Replace private names of torch and other packages for a dry run. No name is looked up before that."""
+"""Replace private names of torch and other packages for a dry run. No name is looked up before a dry run."""
 
 import importlib
 import sys
@@ -49,7 +49,7 @@ def module(name: str) -> Any:
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing. Stands in for a function whose effect is not needed."""
+    """Do nothing. This replaces a function whose effect is not needed."""
 
 
 def _gone(path: str) -> DryRunError:

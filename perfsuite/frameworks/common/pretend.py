@@ -104,11 +104,12 @@ class _NoLog:
 
 
 class _Reducer:
-    """The C++ reducer of a DDP model. Another one takes its place where torch rebuilds the buckets.
+    """The C++ reducer of a DDP model. A new reducer replaces it when torch rebuilds the buckets.
 
-    This is in the first forward after a backward that reduced gradients. Torch would keep the reducer, and
-    send the indices of its new buckets to other ranks. `used` is the length of the map of used parameters,
-    which has one int32 per parameter. `rebuild` returns the new reducer; None: torch rebuilds no buckets.
+    Torch rebuilds them in the first forward after a backward that reduced gradients. It would keep the
+    reducer, and send the indices of the new buckets to other ranks. `used` is the length of the map of used
+    parameters, which has one int32 per parameter. `rebuild` returns the new reducer. It is None if torch does
+    not rebuild the buckets.
     """
 
     def __init__(self, model: Any, used: int, rebuild: Callable[[], Any] | None) -> None:
@@ -135,7 +136,10 @@ class _Reducer:
 
 
 def _all_reduce(reducer, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do the reducer's default all-reduce. Return a filled future: a fake collective never fills its own."""
+    """Do the reducer's default all-reduce.
+
+    Return a filled future, because the future of a fake collective is never filled.
+    """
     reducer.has_reduced = True
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=reducer.group)

@@ -15,7 +15,7 @@ Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 def dry_plan(
     *, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True, built_over: int = 1
 ) -> DryPlan:
-    """Return how torch's DDP and FSDP run dry, whichever library applies them."""
+    """Return the plan for a dry run of torch's DDP or FSDP, whichever library applies them."""
     pinned = "offloading keeps shards in pinned host memory, which is not simulated"
     return DryPlan(
         impossible=pinned if offloads else None,
@@ -66,7 +66,7 @@ def fsdp1_unsupported(
 
 
 def hybrid_unsupported(group: int, case: Case) -> str | None:
-    """Return why ranks cannot be split into at least two groups of `group` that each shard, or None."""
+    """Return why ranks cannot be split into at least two groups of `group` ranks that each shard, or None."""
     ranks = case.topology.world_size
     if group >= 2 and ranks % group == 0 and ranks // group >= 2:
         return None

@@ -25,7 +25,7 @@ def parameters_on_meta() -> Iterator[None]:
 
     def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
-            return None  # unchanged: otherwise, tied parameters would no longer be tied
+            return None  # leave it unchanged, because tied parameters would otherwise no longer be tied
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     handle = register_module_parameter_registration_hook(to_meta)
@@ -44,8 +44,8 @@ def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: tor
     that no rule initialises.
     """
     names = {
-        # The name seeds the values. A layer inside an adapter gets the name that it has without one, and so
-        # the same weights.
+        # The name seeds the values. A layer inside an adapter gets the name that it has without an adapter,
+        # and therefore the same weights.
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }

@@ -45,7 +45,7 @@ TAKEN = frozenset(  # accepted keys: DeepSpeed itself ignores unknown keys
 SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that must be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # what "auto" means for keys that the case has no field for: the values of the other frameworks
+USUAL = {  # values for "auto" of keys without a field in the case: those of the other frameworks
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
@@ -53,8 +53,8 @@ USUAL = {  # what "auto" means for keys that the case has no field for: the valu
 OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" means DeepSpeed's own default
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-"""Attributes of the optimizer that hold a rank's shards of the trained parameters. In this order: in ZeRO 3,
-in ZeRO 1 and 2, and in ZeRO 1 with bf16."""
+"""Attributes of the optimizer that hold a rank's shards of the trained parameters. They belong, in this
+order, to ZeRO 3, to ZeRO 1 and 2, and to ZeRO 1 with bf16."""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
 """Attributes of the optimizer that are true if it offloads optimizer state or parameters."""
 
@@ -248,7 +248,7 @@ class DeepSpeed(Framework):
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return path -> value for all sections, without nulls. A path is such as `zero_optimization.stage`."""
+    """Return path -> value for all sections, without nulls. An example path is `zero_optimization.stage`."""
     values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -265,7 +265,7 @@ def _has_nvcc() -> bool:
 
 
 def _is_built(operator: str) -> bool:
-    """Return whether an operator was compiled when DeepSpeed was installed, as with `DS_BUILD_OPS=1`."""
+    """Return whether an operator was compiled when DeepSpeed was installed (see `DS_BUILD_OPS`)."""
     spec = importlib.util.find_spec("deepspeed")
     places = spec.submodule_search_locations if spec is not None else None
     for place in places or ():

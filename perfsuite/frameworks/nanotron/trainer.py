@@ -112,7 +112,7 @@ def losses_on_every_rank(trainer: Any, ranks: Ranks) -> list[Tensor]:
 
 
 def settings_of(trainer: Any) -> dict[str, str]:
-    """Return the settings that are observed in process groups, modules and the optimizer."""
+    """Return the settings that are observed in process groups, in modules and in the optimizer."""
     from nanotron.config.utils_config import cast_pipeline_engine_to_str
     from nanotron.models import llama
     from nanotron.optim.zero import ZeroDistributedOptimizer
@@ -174,7 +174,7 @@ def _keep_parameters() -> None:
 
 @contextmanager
 def _on_device(device: Any = None, dtype: torch.dtype = torch.float) -> Iterator[None]:
-    """Stand in for nanotron's function, which replaces `torch.empty`: fake tensors need torch's own."""
+    """Replace nanotron's function, which changes `torch.empty`: fake tensors need torch's own `empty`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     with torch.device(device):

@@ -20,8 +20,8 @@ ON_CPU = (
     "the kernels of minimal_async_ep are empty where Triton is not installed",
     "FSDP reduces by plain sums, gloo having no other",
 )
-# What replaces parts of a registered configuration. `spmd_backend` is replaced because the `fully_shard` of
-# torch 2.13 does not support `spmd_types`.
+# The replacements for parts of a registered configuration. `spmd_backend` is replaced because the
+# `fully_shard` of torch 2.13 does not support `spmd_types`.
 REPLACED = (
     "data and tokenizer by perfsuite's tokens; checkpoints, validation and profiler by nothing; the log by "
     "that of the last step; spmd_backend by partial_dtensor"

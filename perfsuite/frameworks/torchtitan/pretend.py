@@ -54,7 +54,7 @@ def _one_kernel(
     out_transform: Any = None,
     **_: Any,
 ) -> Any:
-    """Stand in for attention on tensors of shape (batch, positions, heads, size)."""
+    """Replace attention on tensors of shape (batch, positions, heads, size)."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (q_BLNH, k_BLNH, v_BLNH))
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, sums, *_others = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
@@ -63,7 +63,7 @@ def _one_kernel(
 
 
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
-    """Make stages exchange shapes each time. They would otherwise vote on it, but only one stage exists."""
+    """Make stages exchange shapes each time, because a vote on this is impossible with only one stage."""
     for stage in stages:
         setattr(stage, inference_mode.name, private.InferenceMode.DYNAMIC)
 
@@ -80,7 +80,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return the shapes that a stage would receive: of its input activations, or of its output gradients."""
+    """Return the shapes that a stage would receive, of either its input activations or output gradients."""
     if source > self.stage_index:
         gradients = tuple(replaced(output, requires_grad=False) for output in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)

@@ -53,7 +53,7 @@ query and a value. S: tokens in a sequence.
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
-    """torchtitan's Trainer, which also keeps the losses and tells the clock when training has finished."""
+    """torchtitan's Trainer, which also keeps the losses and stops the clock when training has finished."""
 
     def __init__(self, case: Any, clock: StepClock) -> None:
         super().__init__(trainer_config(case))
@@ -214,7 +214,7 @@ def flight_recorder_fields() -> dict[str, Any]:
     """Return the fields of `CommConfig` that keep torch's flight recorder on in a launch.
 
     torchtitan creates the folder of the recorder's files in the current directory. In a launch, the files
-    belong next to the launch's other files. A dry run has no such place, and needs no recorder.
+    belong in the directory of the launch. A dry run has no such directory, and needs no recorder.
     """
     prefix = os.environ.get(FLIGHT_RECORDER_FILE)
     if prefix is None:
@@ -235,7 +235,7 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         """The arguments of the data loader."""
 
         batches: Callable[[int], list[Tensor]]  # data-parallel rank -> its `synthetic_batches`
-        positions: bool  # whether each sequence is marked as a document, as by torchtitan's own data loader
+        positions: bool  # whether each sequence is marked as a document, as in torchtitan's own data loader
 
     def __init__(self, config: Config, *, dp_rank: int, local_batch_size: int, **unused: Any) -> None:
         self._size = local_batch_size  # the micro-batch or, with a pipeline, a part of it

@@ -8,7 +8,7 @@ from typing import Any
 class CollectorClock:
     """Adds up the seconds of all collections between `start` and `stop`. `now` returns the time.
 
-    Errors are kept in `error`, because nobody could catch an exception of the collector's callback.
+    Errors are stored in `error`, because an exception raised in the collector's callback cannot be caught.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
 
-MOST_READINGS = 100  # maximum number per kind of memory and launch, which is enough for a slope
+MOST_READINGS = 100  # maximum number of readings per launch and kind of memory: enough for a slope
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -33,7 +33,7 @@ class MemoryLevels:
         for kind, read in [*self._readers.items()]:
             try:
                 level = read()
-            except Exception as error:  # such as a custom allocator, or a missing /proc
+            except Exception as error:  # for example with a custom allocator or without /proc
                 level = None
                 self.notes.append(f"{kind}: not read between the steps ({type(error).__name__}: {error})")
             if level is None:

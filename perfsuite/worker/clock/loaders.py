@@ -78,7 +78,7 @@ def is_loading(thread: int) -> bool:
 
 
 def watch() -> None:
-    """Time each `DataLoader` from now on, when it starts its workers and when it yields a batch."""
+    """From now on, time how long each `DataLoader` takes to start its workers and to yield a batch."""
     of_batches = private.or_none("BaseDataLoaderIter")
     for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
         if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
@@ -133,9 +133,9 @@ class _Batches:
 class NamedLoader(NamedFunction):
     """The loader that a case names as `module:name`. It is timed as soon as the script has defined it.
 
-    A function may return one batch per call, or an iterator of batches. If the name is a class, its
-    `__next__` is timed, or else the iterator that its `__iter__` returns. `train:Loader.next_batch` names a
-    method.
+    A function can return one batch per call, or an iterator of batches. If the name is a class, its
+    `__next__` is timed. If the class has no `__next__`, the iterator that its `__iter__` returns is timed.
+    `train:Loader.next_batch` names a method.
     """
 
     def __init__(self, name: str) -> None:

@@ -13,8 +13,8 @@ from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
 WARM_STEPS = 1  # steps in which the profiler runs but records nothing, because its start takes time
-# Maximum size of a trace, in characters. Reducing a larger trace would take minutes, and many times its size
-# in memory.
+# Maximum size of a trace, in characters. Summarising a larger trace would take minutes, and would need many
+# times its size in memory.
 LARGEST_TRACE = 1 << 30
 
 

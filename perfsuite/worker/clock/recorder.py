@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
 
 PROGRESS_EVERY_S = 0.5
-UNSETTLED_STEPS = 2  # number of first steps of a launch, whose times do not represent later steps
+UNSETTLED_STEPS = 2  # number of steps at the start of a launch whose times do not represent later steps
 USUAL_OF_STEPS = 20  # number of recent steps whose median estimates the length of the running step
 
 
@@ -38,8 +38,8 @@ class Recorder:
     `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` is called
     with the step's index before the end of the step is stamped, to inject faults.
 
-    The peak of `memory` is reset after the first step, because a library may allocate memory that is only
-    needed once, and after the counted steps.
+    The peak of `memory` is reset after the first step and after the counted steps. In the first step, a
+    library can allocate memory that is only needed once.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Recorder:
         # Called with the number of finished steps.
         self.on_progress: Callable[[int], object] = lambda step: None
         self.counting: Counting | None = None  # counts the work of some steps
-        self.profiling: Profiling | None = None  # profiles some steps; only set in a launch for a profile
+        self.profiling: Profiling | None = None  # profiles some steps; set only in a profiled launch
         self.growth: Growth | None = None  # counts objects at three step boundaries
         self.levels: MemoryLevels | None = None  # reads the memory in use at some step boundaries
         self.collector: CollectorClock | None = None  # times Python's garbage collector
@@ -149,7 +149,7 @@ class Recorder:
         self._begin_step()
 
     def _count_objects(self, growth: Growth) -> None:
-        """Count objects, and exclude the memory that counting takes from the peak."""
+        """Count objects. The memory that counting needs is excluded from the peak."""
         if self.memory is not None:
             self.memory.fold()
         growth.count()

@@ -26,7 +26,7 @@ DATA = "data"
 FIRST_STEP = "first step"
 BUILD_AND_FIRST_STEP = "build and first step"  # used if the start of the first step is unknown
 PERFSUITE = "perfsuite"  # perfsuite's own work, including its calls and imports
-PERFSUITE_BUILDS = "perfsuite builds"  # the same without imports, which the training needs as well
+PERFSUITE_BUILDS = "perfsuite builds"  # the same without imports, because the training needs these too
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
 PYTHON = "Python"  # name under which all modules of the standard library are counted
 NOT_COUNTED = "the calls of the start-up are not counted: "
@@ -38,9 +38,9 @@ OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our
 # Names of our functions that wrap a function of the training: their calls are the training's.
 WRAPPERS = ("watched", "find_and_load")
 
-# Maximum age of a process when its clock begins, in seconds. The start time of an older one is not trusted.
+# Maximum age of a process when its clock begins, in seconds. If it is older, its start time is not trusted.
 OLDEST_S = 600
-# Seconds by which the start of a process may seem to be in the future: the kernel rounds to hundredths.
+# Seconds by which the start of a process can seem to be in the future: the kernel rounds to hundredths.
 FUTURE_S = 0.02
 
 
@@ -76,7 +76,7 @@ class StartUpClock:
     def count_calls(self, *, in_forks: bool) -> None:
         """Start counting the calls of Python functions that this thread makes.
 
-        With `in_forks`, the calls of forked children are counted, such as the ranks forked from a server.
+        With `in_forks`, the calls of forked children are counted. An example is ranks forked from a server.
         """
         self._calls = _Calls(self, in_forks=in_forks)
 
@@ -186,7 +186,7 @@ class _Calls:
             to[function] = to.get(function, 0) + number
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
-        """Return the calls by part; None if some may be missing (see `why_unknown`)."""
+        """Return the calls by part; None if some might be missing (see `why_unknown`)."""
         self._is_over = True
         if sys.getprofile() is not self._hook:
             return None
@@ -199,14 +199,14 @@ class _Calls:
         return self._error or OTHER_PROFILER
 
     def _give_up(self, error: Exception) -> None:
-        """Stop counting calls. A running search for named functions calls the hook, and continues."""
+        """Stop counting calls. A search for named functions, which calls our hook, continues."""
         self._error = f"{type(error).__name__}: {error}"
         self._by_part.clear()
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
 
     def _forked(self) -> None:
-        profiler = sys.getprofile()  # may be the search for named functions, which calls our hook
+        profiler = sys.getprofile()  # this can be the search for named functions, which calls our hook
         is_ours = getattr(profiler, "__module__", "").startswith("perfsuite.")
         if is_ours and not self._is_over and os.getppid() != self._server:
             sys.setprofile(None)
@@ -217,7 +217,7 @@ class _Code(NamedTuple):
 
     code: CodeType  # keeps the code alive, so that its id is not reused
     function: tuple[str, str] | None  # module and name of the function; None if it is not counted
-    # Whether this function of ours calls other functions for perfsuite. A wrapper calls for the training.
+    # Whether this is a function of ours that makes calls for perfsuite. Wrappers make them for the training.
     calls_for_us: bool
 
 
@@ -289,7 +289,10 @@ _clock: StartUpClock | None = None  # the clock of this process, or of its paren
 
 
 class Part:
-    """A part of the start-up, as a context manager. No effect without a clock or after the first step."""
+    """A part of the start-up, as a context manager.
+
+    It has no effect if there is no clock, or after the first step.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -329,7 +332,7 @@ def pause() -> None:
 
 
 def go_on() -> None:
-    """Include time again after `pause`, which a parent process may have called before a fork."""
+    """Include time again after `pause`, which a parent process might have called before a fork."""
     if _clock is not None:
         _clock.leave()
 
@@ -384,7 +387,7 @@ def _watch_imports(clock: StartUpClock) -> None:
     """Time imports until the first step has ended.
 
     Python calls `importlib._bootstrap._find_and_load` for each module that is not loaded yet. The name is
-    private (seen in Python 3.11). If it is missing, imports count as the parts in which they happen.
+    private (seen in Python 3.11). If it is missing, the time of an import counts for the part around it.
     """
     bootstrap = getattr(importlib, "_bootstrap", None)
     load = getattr(bootstrap, "_find_and_load", None)

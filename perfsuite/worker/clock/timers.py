@@ -8,7 +8,7 @@ from typing import Any
 from perfsuite.frameworks.common import private
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
-CALIBRATION_CYCLES = 10**7  # number of GPU cycles, a few milliseconds, that `CudaTimer.sleep` times once
+CALIBRATION_CYCLES = 10**7  # number of GPU cycles (a few milliseconds) that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
 # Use a fresh copy of `time`: freezegun and libraries that scale time patch the module that scripts import.
@@ -16,7 +16,7 @@ BuiltinImporter.exec_module(_time)
 
 
 class HostTimer:
-    """The host's monotonic clock. `stamp` returns a mark, `seconds` the time between two marks."""
+    """The host's monotonic clock. `stamp` returns a mark, and `seconds` the time between two marks."""
 
     name = "perf_counter"
 
@@ -25,7 +25,7 @@ class HostTimer:
         return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks. Both must be in the past, as all marks are after `settle`."""
+        """Return the seconds between two marks. Both must be in the past (see `settle` and `is_past`)."""
         return float(end - start)
 
     def settle(self) -> None:
@@ -52,7 +52,7 @@ class HostTimer:
         return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass in a busy loop, because `time.sleep` takes longer than a requested millisecond."""
+        """Let time pass in a busy loop, because a `time.sleep` of one millisecond takes longer than that."""
         until = self.host() + seconds
         while self.host() < until:
             pass
@@ -61,7 +61,7 @@ class HostTimer:
 class CudaTimer(HostTimer):
     """Events on a device's current stream, timed by that device's own clock.
 
-    The device need not be the process's current one.
+    The device need not be the current device of the process.
     """
 
     name = "cuda events"
@@ -96,7 +96,7 @@ class CudaTimer(HostTimer):
     def sleep(self, seconds: float) -> None:
         """Keep the device busy after its queued work, and the host for the same time.
 
-        Both are kept busy because either of them may limit the speed of a step. The first call also waits for
+        Both are kept busy because either of them can limit the speed of a step. The first call also waits for
         the device, to measure the length of a cycle.
         """
         import torch

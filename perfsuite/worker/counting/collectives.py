@@ -63,7 +63,7 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
 }
 
 ONE_FOR_EACH = frozenset(name for name in OPERATORS if name.startswith("cplib."))
-"""Operators that call one collective per tensor. The others call one collective for all of their tensors."""
+"""Operators that call one collective per tensor. Other operators call one for all of their tensors."""
 
 
 def call_of(

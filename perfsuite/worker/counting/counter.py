@@ -9,7 +9,7 @@ Torch's own modes are not sufficient, and one mode is cheaper than several:
 - `CommDebugMode` reports calls without bytes, groups or dtypes, and lacks send, recv and barrier.
 - `FSDPMemTracker` follows modules from the start, cannot be entered between two steps, and supports only
   FSDP2.
-- `FlopCounterMode` lacks attention on a CPU, and phases.
+- `FlopCounterMode` does not count attention on a CPU, and does not distinguish phases.
 """
 
 import contextlib
@@ -89,8 +89,8 @@ FLOPS: dict[Any, Callable[..., int]] = {
     operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
 """The formula for the FLOPs of each operator, by operator without overload. Formulas that are not torch's
-(`FROM_TORCH`) are our own. For fused attention, torch's formulas reject grouped-query attention (2.11) and
-lack the CPU operator. For grouped and newer scaled products, torch has no formulas."""
+(`FROM_TORCH`) are our own. For fused attention, torch's formulas reject grouped-query attention (seen in
+2.11) and lack the CPU operator. For grouped and newer scaled products, torch has no formulas."""
 for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
     if hasattr(aten, _name):
         FLOPS[getattr(aten, _name)] = _product_flops
@@ -142,7 +142,7 @@ class StepCounter(TorchDispatchMode):
         self.memory = LiveMemory(self._phase)
         # The first error in counting, which must not reach the training.
         self.error: Exception | None = None
-        # Whether the mode has been entered and not exited. Calls are counted only then, because autograd may
+        # Whether the mode has been entered and not exited. Calls are counted only then, because autograd can
         # reactivate the mode after it was exited.
         self.is_entered = False
         self.collectives: set[str] = set()  # operators of collectives called since the mode was entered
@@ -183,7 +183,7 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """Yield methods to count that no dispatch mode sees, with a context manager for their calls."""
+        """Yield the methods that no dispatch mode sees, each with a context manager for its calls."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
             self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
@@ -346,9 +346,10 @@ class StepCounter(TorchDispatchMode):
             self._note_origin(made or _written(func, args), given)
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
-        """Record results that were computed from other tensors, unlike zeros or tensors that are only scaled.
+        """Record results that were computed from other tensors.
 
-        A tensor that no operator has filled does not count as an origin: its data come from unseen work.
+        Zeros are not computed from other tensors, and neither are tensors that are only scaled. A tensor that
+        no operator has filled does not count as an origin: its data come from unseen work.
         """
         filled = self._storages(results)
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
@@ -432,12 +433,12 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _is_meta(tensor: Tensor) -> bool:
-    """Return `Tensor.is_meta`, without the operator that it dispatches for a fake tensor."""
+    """Return `Tensor.is_meta`, without the operator that reading it from a fake tensor would dispatch."""
     return tensor.device.type == "meta" if isinstance(tensor, FakeTensor) else tensor.is_meta
 
 
 def _is_of_torch(optimizer: Any) -> bool:
-    """Return whether the optimizer's class is one of torch's or derives from one.
+    """Return whether the optimizer's class is a class of torch or derives from one.
 
     Such optimizers count their steps on the host, unless they are fused.
     """

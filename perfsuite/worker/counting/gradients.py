@@ -3,9 +3,9 @@
 Clipping hides a common factor of all gradients: afterwards, the norm is `max_norm` in any case. The norm is
 therefore read when a script or its library begins to clip, and after each backward.
 
-accelerate, the Trainer, Lightning and torchtitan clip with functions of `torch.nn.utils`, including DTensors
-such as FSDP2's. FSDP1 has its own function. Libraries of frameworks can have their own functions as well
-(`Library.clips`), or an engine that knows the norm.
+accelerate, the Trainer, Lightning and torchtitan clip all tensors, including the DTensors of FSDP2, with
+functions of `torch.nn.utils`. FSDP1 has its own function. Libraries of frameworks can also have their own
+functions (`Library.clips`), or an engine that knows the norm.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class NormBeforeClipping:
             _reader = None
 
     def clips(self) -> None:
-        """Read the norm before gradients are clipped, unless this step has clipped before."""
+        """Read the norm before gradients are clipped, unless they were already clipped in this step."""
         if not self._is_clipped:
             self._is_clipped = True
             self._before_clipping = self._unseen(self.read)
@@ -77,7 +77,8 @@ class NormBeforeClipping:
     def backward_ended(self) -> None:
         """Read the norm after a backward. The last backward of a step covers all micro-batches.
 
-        If gradients had overflowed when they were clipped, fp16's scaler has skipped that attempt.
+        If gradients had overflowed when they were clipped, fp16's loss scaler has skipped that step, so the
+        norm is read again.
         """
         self._saw_backward = True
         if self._before_clipping is not None and not math.isfinite(self._before_clipping):
@@ -94,10 +95,10 @@ class NormBeforeClipping:
     def result(self, at_step: float | None) -> float | None:
         """Return the squared norm before clipping; None if it is unknown.
 
-        `at_step` is the squared norm of the gradients that the optimizer gets. If no known function has
-        clipped, and backward left the same norm, `at_step` is the result. If backward left another norm, the
-        training clips in its own way, or averages late, and the result is unknown. It is also unknown if no
-        backward was seen.
+        `at_step` is the squared norm of the gradients that the optimizer gets. If no known clipping function
+        was called, and the norm after backward was the same, `at_step` is the result. If the norm after
+        backward was different, the training clips in its own way, or averages late, and the result is
+        unknown. The result is also unknown if no backward was seen.
         """
         if self._error is not None:
             self.note = f"the norm of the gradients before clipping is unknown: {self._error}"
@@ -126,7 +127,7 @@ class NormBeforeClipping:
 def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
     """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown."""
     by_itself = getattr(optimizer, "grad_scale", None)
-    if by_itself is not None:  # a fused optimizer divides by it
+    if by_itself is not None:  # a fused optimizer divides by the scale
         return _number(by_itself)
     try:
         used = [each for each in scalers if each.is_enabled() and loss_scale(each) is not None]
@@ -187,7 +188,7 @@ def _show(look: Callable[[NormBeforeClipping], None]) -> None:
 def _notice_backward() -> None:
     """Hook the end of each backward, including `Tensor.backward`.
 
-    Scripts and libraries may clip in their own ways, which the hooks on clipping functions do not notice.
+    Scripts and libraries can clip in their own ways, which the hooks on clipping functions do not notice.
     """
     original: Any = torch.autograd.backward
     if hasattr(original, "tells_its_end"):

@@ -20,9 +20,10 @@ from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
 MOST_MISSING = 1
-"""Share of an object per step, and number of objects, that may be missing when the growth per step is rounded
-down to a whole number. If an object goes away once, such as a thread, this must not hide a leak. If the first
-use of a module creates objects in each half of the steps, they must not look like one."""
+"""The growth per step is rounded down to a whole number of objects. A growth that is too small by up to
+`MISSING` objects per step, but at most by `MOST_MISSING` objects in total, is rounded up instead. A leak is
+then still found if one object, for example a thread, goes away. The limits are low, so that objects that the
+first use of a module creates in each half of the steps do not look like a leak."""
 ANY_TYPE = "object"
 """The type of all kept objects if the training calls gc.freeze between the boundaries: objects that it froze
 are counted, but their types are not known."""
@@ -41,9 +42,9 @@ NO_HOLDERS = "the holders of the objects that steps keep are unknown: "
 class Growth:
     """Counts objects by type at three step boundaries: after `first`, after `last`, and in the middle.
 
-    The growth per step is calculated for the first and the second half, and the smaller of the two counts,
-    rounded down (`MISSING`). One-time growth, such as filling a cache, therefore counts as zero, and code
-    that keeps n objects in each step counts as n.
+    The growth per step is calculated separately for the first half and the second half of the steps. The
+    result is the smaller of the two numbers, rounded down (see `MISSING`). It is therefore zero for one-time
+    growth, such as filling a cache, and n for code that keeps n objects in each step.
 
     Between the boundaries, nothing here refers to an object of the training, not even by id.
     """
@@ -133,7 +134,7 @@ class Growth:
                 name = type(instance).__name__
                 if grown.get(name, 0) > 0 and len(new[name]) < MOST_NEW:
                     new[name].append(id(instance))
-        # The collector does not track tuples of numbers. It tracks lists, and the census would count them.
+        # Return tuples of numbers, because the collector does not track them. The census would count lists.
         return {name: tuple(identities) for name, identities in new.items()}
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

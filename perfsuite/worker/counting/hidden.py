@@ -1,7 +1,8 @@
 """Find work of the counted step that the dispatch mode did not see. If there is any, the counts are useless.
 
 Work that does not train, exchanges no data and leaves no other trace is not found: it only takes time. Other
-threads of Python that compute are only counted, because they often belong to loaders and loggers.
+Python threads that compute do not make the counts useless, because they often belong to loaders and loggers.
+Only their number is returned.
 """
 
 import contextlib
@@ -23,17 +24,17 @@ from perfsuite.worker.observation.replicas import local
 
 Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with this rank's part of each gradient
 UNSEEN_GRADIENTS = 0.1
-"""Share of the gradients' elements that unseen work may have computed. Some packages bypass the dispatcher
+"""Largest share of the gradients' elements that unseen work may compute. Some packages bypass the dispatcher
 with kernels that compute the gradients of small parameters, such as norms and a Mamba's scan."""
 ONE_SIDED = ("symm_mem.", "nvshmem.")  # name prefixes of operators whose messages belong to no process group
 SEVERAL = frozenset({
     "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
     "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
 })  # fmt: skip
-"""Collectives that a backend may split into several, as gloo does."""
+"""Collectives that a backend, for example gloo, can split into several."""
 
 
-BUSY_S = 0.001  # CPU seconds in a step from which a thread counts as one that computes
+BUSY_S = 0.001  # minimum CPU seconds in a step of a thread that counts as computing
 
 
 class Watch:
@@ -85,7 +86,7 @@ class Watch:
 
 
 def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, float]:
-    """Return the CPU seconds of each Python thread by id, without this thread and those of perfsuite.
+    """Return the CPU seconds of each Python thread by id, except for this thread and perfsuite's threads.
 
     They are read from /proc, because Python's clocks of threads are undefined once a thread has ended, and
     `threading` lists threads of C++ code that have ended.

@@ -25,14 +25,14 @@ OUTSIDE = "something outside of Python, such as C++ code"
 
 
 class _Link(NamedTuple):
-    """An object, and the link of the object below, which it holds.
+    """An object, and the link of the object below it, which it holds.
 
     A chain of links ends at an object whose holder is searched.
     """
 
     thing: Any
     below: _Link | None
-    ends: int  # the searched objects that this one holds, directly or through others: one bit each
+    ends: int  # the searched objects that this one holds, directly or through others; one bit per object
 
 
 def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
@@ -40,12 +40,12 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     `growing` are the types of the objects. The search follows these rules:
 
-    - An attribute of an object of a growing type is not a holder, because something else holds both.
+    - An attribute of an object of a growing type is not a holder, because something else holds that object.
     - Weak references are left out: they hold nothing, and their own holders do not explain the growth.
     - A holder is left out if it holds fewer objects than there are objects without a named holder, because it
       would hide the holder of those objects.
-    - The search ends at a list, or another object whose type does not grow, if it is the value of a global or
-      an attribute. Other holders of that object, such as the newest object, are only other paths to it.
+    - The search ends at a list, or another object whose type does not grow, if that object is the value of a
+      global or an attribute. Its other holders, such as the newest object, are only other paths to it.
 
     Frozen objects are searched as well. Afterwards they are frozen again, together with all other objects.
     """
@@ -75,7 +75,7 @@ class _Search:
     def __init__(
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
-        self.found: dict[str, int] = {}  # the objects that each name holds, one bit each
+        self.found: dict[str, int] = {}  # the objects that each name holds, one bit per object
         self.with_name: dict[int, tuple[Any, str]] = {}  # named objects whose type does not grow, by id
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)

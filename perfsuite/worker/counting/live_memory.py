@@ -1,6 +1,7 @@
 """Track the storages of one process: when they are created, resized and freed. Each storage counts once.
 
-Three kinds of storages count as zero bytes, because the training does not decide when they come and go:
+Three kinds of storages count as zero bytes, because the training does not decide when they are created and
+freed:
 
 - storages that are in shared memory when they are first seen, such as a batch from workers of a `DataLoader`
 - storages that appear in host memory while a `DataLoader` without workers makes a batch, or at any time if
@@ -91,7 +92,7 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Record a storage on the host that holds data, before an operator uses it."""
+        """Record a storage in host memory that holds data. Call this before an operator uses the storage."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
@@ -137,7 +138,7 @@ class LiveMemory:
         if address in self._living:
             number, _ = self._living[address]
             if self._part[number] != RECEIVED:
-                self._change(number, size)  # an operator may have enlarged an `out=` that was too small
+                self._change(number, size)  # an operator can enlarge an `out=` that is too small
             return number
         if part == RECEIVED:
             size = 0
@@ -215,8 +216,8 @@ def storage_of(tensor: Tensor) -> Any:
 class Batches:
     """Remembers the host tensors in the batches of `DataLoader`s, until `end`.
 
-    Later, they could not be distinguished from other tensors. The device is read from the tensor, because
-    the storage of a fake tensor is on no device.
+    Later, these tensors could not be distinguished from other tensors. The device is read from the tensor,
+    because the storage of a fake tensor is on no device.
     """
 
     def __init__(self) -> None:

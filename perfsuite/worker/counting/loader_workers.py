@@ -33,7 +33,7 @@ from perfsuite.worker.counting.steps import leave
 
 OPERATORS_IN = 2
 CALLS_IN = 3
-"""Numbers of the batches, from 1, in which a worker's operators and Python calls are counted. The first batch
+"""Numbers (from 1) of the batches in which a worker's operators and Python calls are counted. The first batch
 is not counted, because it opens files and fills caches."""
 
 
@@ -47,7 +47,10 @@ def watch(run_dir: RunDir) -> None:
 
 
 def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
-    """Return the total work of these workers for a batch; None if there are none or one was not counted."""
+    """Return the total work of these workers for a batch.
+
+    Returns None if there are no workers, or if one of them was not counted.
+    """
     files = (documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile) for pid in worker_pids)
     batches = [None if file is None else file.batch for file in files]
     counted = [batch for batch in batches if batch is not None]
@@ -93,7 +96,7 @@ class _Counting:
         self._python = PythonCounter(lambda: "forward")
 
     def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
-        """Make a batch, and count it if it is one of the two to count. Raises only errors of `fetch`."""
+        """Make a batch, and count it if it is one of the two to be counted. Raises only errors of `fetch`."""
         self._made += 1
         if self._made == 1:
             _leave_counters_of_the_rank()
@@ -114,7 +117,7 @@ class _Counting:
         python = self._python.result()
         if python is not None and self._operators.is_whole:
             batch = WorkerBatch(python=python, ops=dict(sorted(self._operators.calls.items())))
-            with contextlib.suppress(Exception):  # such as a full disk; the batch is not counted then
+            with contextlib.suppress(Exception):  # for example a full disk; the batch is then not counted
                 documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
 
 

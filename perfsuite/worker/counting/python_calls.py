@@ -47,9 +47,9 @@ def _calls_for_us(frame: FrameType) -> bool:
 class PythonCounter:
     """Counts the Python calls of steps.
 
-    The result of the second step only has the calls that both steps make: calls in only one of them are made
-    once or irregularly. The results of the first step, and of the third and later steps, have all calls
-    except imports, so that calls in every n-th step are seen.
+    The result of the second step contains only the calls that the first step made as well, because calls in
+    only one of the two steps are made once or irregularly. The results of the first step, and of the third
+    and later steps, contain all calls except imports, so that calls in every n-th step are seen.
 
     The following calls are not counted: perfsuite's functions and their direct calls, finalizers that
     Python's garbage collector runs, and calls inside operators. Before Python 3.12, calls in other threads
@@ -136,7 +136,7 @@ class PythonCounter:
 
 
 def outside_of_steps(calls: Mapping[tuple[str, str], int]) -> PythonCalls:
-    """Return the calls that one thread made outside of steps. `calls` has their numbers by function."""
+    """Return the calls that one thread made outside of steps. `calls` has the number of calls by function."""
     functions = Counter[str]()
     for (module, name), count in calls.items():
         functions[f"{module}.{name}"] += count

@@ -41,7 +41,7 @@ IN_BACKWARD = "the optimizer steps in backward"
 
 
 def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
-    """Turn an error in `method` into a note. It ends the counting, but not the training."""
+    """Turn an error in `method` into a note. The error ends the counting, but not the training."""
 
     @functools.wraps(method)
     def guarded(self: Counting, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ class Counting:
         self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
         self._model = model
         self._watch: Watch | None = None
-        # The optimizers that have stepped. The first one is the clock, and may step other optimizers.
+        # The optimizers that have stepped. The first one is the clock, and can itself step other optimizers.
         self._optimizers: list[Any] = []
         self._counter: StepCounter | None = None
         self._norm: NormBeforeClipping | None = None  # reads the norm in the reported step
@@ -172,7 +172,7 @@ class Counting:
         """Read the norms that were not available before the optimizer's step."""
         if self._norm is not None and self._runs_closure:  # a closure leaves the gradients that it used
             self._read_norm(self._norm)
-        # An engine may free the gradients, but know their norm before clipping and without fp16's scale.
+        # An engine can free the gradients but still know their norm before clipping, without fp16's scale.
         norm = engines.gradient_norm(self._optimizers[0])
         if norm is not None:
             self.gradient_squares = self.unclipped_squares = norm**2

@@ -1,4 +1,4 @@
-"""Change the work of a training step, as a mistake in its code would.
+"""Change the work of a training step, like a mistake in the code of the training.
 
 docs/evidence/faults.md lists the faults. A fault begins with the first counted step.
 """

@@ -53,7 +53,7 @@ def _count_thread(thread: threading.Thread) -> None:
 
 
 def watch_packages() -> None:
-    """Notice the messages of packages that communicate without torch, if they are imported already."""
+    """Notice the messages of packages that communicate without torch, if these are already imported."""
     package = sys.modules.get("deep_ep")
     for kind in (getattr(package, name, object) for name in BUFFERS):
         for name, method in [*vars(kind).items()]:

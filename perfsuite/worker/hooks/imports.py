@@ -42,7 +42,7 @@ class AfterImport:
             sys.meta_path.insert(0, self)
 
     def add(self, actions: Mapping[str, Action]) -> None:
-        """Add actions. They run now if their module is already imported, or else after its import."""
+        """Add actions. They run now if their module is already imported, and otherwise after its import."""
         self._actions.update(actions)
         self.look()
 
@@ -66,7 +66,7 @@ class AfterImport:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the other finders' spec for a watched module, and None for all other modules."""
-        # Another finder may ask all finders again, including this one.
+        # Another finder can ask all finders again, including this one.
         is_watched = name in self._actions or name in self._before
         if not is_watched or getattr(self._asking, "now", False):
             return None

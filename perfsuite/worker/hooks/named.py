@@ -59,7 +59,7 @@ class NamedFunction:
         return True
 
     def module_may_be_main(self) -> None:
-        """Check whether the module is the script itself. multiprocessing may have replaced `__main__`."""
+        """Check whether the module is the script itself. multiprocessing might have replaced `__main__`."""
         self._is_of_main = self.module in _names_of_main()
 
     @property
@@ -104,7 +104,7 @@ class Search:
         self._before: Any = None
 
     def begin(self) -> None:
-        """Find the functions that already exist, and start looking for the others."""
+        """Find the functions that already exist, and start looking for the missing ones."""
         self._find_main()
         is_started_by_python = multiprocessing.parent_process() is None
         before = sys.getprofile()

@@ -1,4 +1,4 @@
-"""Find the engines of libraries. An engine's steps count instead of the steps of torch's optimizers in it.
+"""Find the engines of libraries. An engine contains optimizers of torch, but its own steps are counted.
 
 Frameworks name the classes of engines (`perfsuite.frameworks.base.Engine`). Imports no torch.
 """
@@ -30,7 +30,7 @@ def watch() -> None:
     """Notice each engine that is created from now on.
 
     Call this as soon as torch has been imported. The class of an engine is watched when its module has been
-    executed. A module that imports torch may still be executing, so call `look_again` later. An engine that
+    executed. A module that imports torch might still be executing, so call `look_again` later. An engine that
     was created earlier is noticed at its first step.
     """
     global _imports
@@ -104,7 +104,7 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why an engine of this process cannot run in a dry run; None if all engines can."""
+    """Return why an engine of this process cannot be used in a dry run; None if all engines can."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 
@@ -133,7 +133,7 @@ def _is_part(
     callers = _callers(library)
     if not callers:
         return False
-    # Other objects of the library, such as wrappers of optimizers, may have a method of the same name.
+    # Other objects of the library, such as wrappers of optimizers, can have a method of the same name.
     of_kind = _class(kind) or ()
     steppers = (self_ for function, self_ in callers if function == kind.step)
     engine = next((self_ for self_ in steppers if isinstance(self_, of_kind)), None)
@@ -144,7 +144,7 @@ def _is_part(
             f"{name}, with another version of {library}, or without that library"
         )
     if engine is not None and kind.step not in vars(engine):
-        _created.append(kind)  # the engine may be older than `watch`
+        _created.append(kind)  # the engine might be older than `watch`
         _keep(engine)
         step = getattr(engine, kind.step)
 
@@ -169,7 +169,7 @@ def _callers(library: str) -> list[tuple[str, Any]]:
 
 
 def _is_of(library: str, module: object) -> bool:
-    """Return whether a module is the library itself, which may be a single file, or is in it."""
+    """Return whether a module is in the library, or is the library itself (which can be a single file)."""
     return isinstance(module, str) and (module == library or module.startswith(f"{library}."))
 
 

@@ -17,7 +17,7 @@ def has_training_frozen() -> bool:
     """Return whether the training itself has frozen objects.
 
     It has if more objects are frozen now than were frozen before the training and by `unfrozen`. If the
-    training froze only a few objects, this goes unnoticed once as many of the other objects have been freed.
+    training froze only n objects, this is no longer noticed after n of the other frozen objects are freed.
     """
     return gc.get_freeze_count() > _not_by_training
 

@@ -96,14 +96,14 @@ class Observer:
 
     @property
     def steps_copies(self) -> bool:
-        """Whether the optimizer steps tensors of which none is a parameter of the model."""
+        """Whether none of the tensors that the optimizer steps is a parameter of the model."""
         if engines.of(self.optimizer) is not None:
             return False
         parameters = {id(p) for p in self.model.parameters()}
         return not any(id(p) in parameters for p in parameters_of(self.optimizer))
 
     def abandon(self) -> None:
-        """Remove the hooks that may still be on modules."""
+        """Remove the hooks that are still on modules, if there are any."""
         if self.optimizer is not None:
             self._second_step.finish()
 
@@ -114,7 +114,7 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # A rank of FSDP1 may hold only frozen parameters, and those do not change.
+            # A rank of FSDP1 might hold only frozen parameters, and those do not change.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": _compiled(),
         }
@@ -218,8 +218,8 @@ class Observer:
         mode = self.case.activation_checkpointing
         count = len(self._second_step.forwards)
         if not self.case.model.config and not self.case.framework.promises.builds_model:
-            # Only the name of the model is known, and its blocks may not be the ones that were found. So the
-            # check is only whether any block is recomputed.
+            # Only the name of the model is known, and its blocks might not be the ones that were found. So
+            # the check is only whether any block is recomputed.
             if not count:
                 return None
             if (mode != "none") == (not observed.startswith("0 of ")):
@@ -291,11 +291,11 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the outermost modules whose parameters `optimizer` may step as copies; empty if there are none.
+    """Return the outermost modules of which `optimizer` might step copies; empty if there are none.
 
     Copies can be fp32 master weights, or this rank's shard of them, as in Megatron's distributed optimizer.
     So they have at most as many elements as the trained parameters. A module does not count if an optimizer
-    steps its own parameters.
+    steps the module's own parameters.
     """
     inner = {child for module in modules for child in module.children()}
     stepped = set(map(id, parameters_of(*living(torch.optim.Optimizer))))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perfsuite.worker.observation.frozen import unfrozen
 
 T = TypeVar("T")
-MOST_NAMED = 6  # maximum number of optimizers that a message names; the others are only counted
+MOST_NAMED = 6  # maximum number of optimizers that a message names; it only counts the rest
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Stepping:
     tick: int | None = None  # number of steps of the clock when this optimizer last stepped
 
     def follows(self, clock: Stepping) -> bool:
-        """Return whether this may be a rebuilt `clock` with the same parameters, more of them, or fewer."""
+        """Return whether this might be a rebuilt `clock` with the same, more or fewer parameters."""
         both = self.parameters & clock.parameters
         return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)
 
@@ -40,10 +40,11 @@ class Optimizers:
     `wanted` is the name of a class, optionally with a number: `AdamW:2` is the second optimizer of that
     class.
 
-    A script may rebuild the clock's optimizer. A new optimizer of the same class becomes the clock if it
+    A script can rebuild the clock's optimizer. A new optimizer of the same class becomes the clock if it
     steps the same parameters, some of them, or these and more. If each of the two also has parameters that
-    the other lacks, they step in turn, and the clock does not change. An optimizer that already existed when
-    the clock began may step in turn with the clock, so it only becomes the clock if it steps twice in a row.
+    the other lacks, they step alternately, and the clock does not change. An optimizer that already existed
+    when the clock began might alternate with the clock, so it only becomes the clock if it steps twice in a
+    row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
@@ -61,7 +62,7 @@ class Optimizers:
             stepping.is_clock = True
             self._clock = stepping
         if stepping.is_clock and self._clock is not None and stepping is not self._clock:
-            if self._clock.steps < 2:  # the two step in turn, and only one of them can be the clock
+            if self._clock.steps < 2:  # the two alternate, and only one of them can be the clock
                 self._clock.is_clock = False
             self._clock = stepping
         return stepping.is_clock

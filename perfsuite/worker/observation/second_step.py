@@ -108,7 +108,7 @@ class SecondStep:
         return dict(sorted(elements.items()))
 
     def _see_attention(self, index: int, module: nn.Module, args: Any) -> None:
-        # A softmax may belong to a router. Only in the last block is a further search worth the time.
+        # A softmax can belong to a router. A further search is worth the time only in the last block.
         is_last = index == len(self.forwards) - 1
         is_open = index not in self._kernels or (is_last and self._kernels[index] == UNFUSED)
         if is_open and args and isinstance(args[0], Tensor):
@@ -157,8 +157,8 @@ class TokenCount:
     """Counts the tokens passed to a model: the elements of its first input tensor, if they are integers.
 
     The size of the first dimension of that tensor, of any dtype, is the number of samples. If the call of a
-    module is inside the call of another module, only the outer call counts. The outer module may be inside
-    the wrapper, because a script may call the wrapped module directly.
+    module is inside the call of another module, only the outer call counts. The outer module can be inside
+    the wrapper, because a script can call the wrapped module directly.
     """
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def attention_kernel(value: Tensor) -> str | None:
         if re.search("attention|attn|mha", name, re.IGNORECASE):
             return name.removeprefix("ScaledDotProduct")
         if "softmax" in name.lower():
-            kernel = UNFUSED  # the softmax may be a router's, so continue
+            kernel = UNFUSED  # the softmax can be a router's, so continue
     return kernel
 
 
@@ -260,7 +260,7 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
     for child in module.children():
         members = list(child.children())
         linear = [bool(_linears(member)) for member in members]
-        # A pipeline stage keeps placeholders for other stages' blocks. A dictionary may also hold other
+        # A pipeline stage keeps placeholders for other stages' blocks. A dictionary can also hold other
         # modules.
         is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
         if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):

@@ -25,7 +25,7 @@ NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distribut
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return versions and variables that may explain a change but do not make runs incomparable."""
+    """Return versions and variables that can explain a change but do not make runs incomparable."""
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -50,8 +50,8 @@ with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
 TOLD_AFTER = 3  # number of steps after which a mismatch in them ends the launch
-# Number of backward passes without an optimizer step after which the launch fails. It is higher if ten steps
-# of the case need more passes.
+# Number of backward passes without an optimizer step after which the launch fails. The number is higher if
+# ten steps of the case need more passes.
 PASSES_WITHOUT_A_STEP = 100
 
 CAPTURED = (
@@ -132,7 +132,7 @@ class Attached:
         # Take the memory baseline now, because the script can build its model at any time.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
-            # Now: later, the script could have imported `reset_peak_memory_stats` by name.
+            # Do this now, because the script could import `reset_peak_memory_stats` by name later.
             memory.keep_peaks()
         calls.watch()
         frozen.watch()
@@ -142,7 +142,7 @@ class Attached:
         if dist.is_available():
             startup_clock.watch(dist, "init_process_group", startup_clock.PROCESS_GROUP)
         if request.counts:
-            with contextlib.suppress(Exception):  # the import may fail
+            with contextlib.suppress(Exception):  # the import can fail
                 from perfsuite.worker.counting import loader_workers
 
                 loader_workers.watch(run_dir)
@@ -152,7 +152,7 @@ class Attached:
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # process id at the first step, to recognise forked processes
-        # The report without measurements as of the first step, because a rank may leave its group later.
+        # The report without measurements as of the first step, because a rank can leave its group later.
         self._at_first_step: RankReport | None = None
         self._passes = 0  # backward passes before any optimizer step
         calls.before(torch.autograd, "backward", self._before_backward)  # also called by `Tensor.backward`
@@ -271,7 +271,7 @@ class Attached:
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
         empty = self._empty
-        leash.listen(self.run_dir, empty.rank)  # again, because `attach` may not have known the rank
+        leash.listen(self.run_dir, empty.rank)  # again, because `attach` might not have known the rank
         rank = self._new_rank(
             *(self.run_dir, self.request, empty),
             losses=self._losses,
@@ -348,7 +348,7 @@ class Attached:
                 if self._written is not None and self.state == "over":
                     self.rank.write(self._written.replace(notes=(*self._written.notes, failure.message)))
             self._fail(failure)
-        except Exception:  # such as a full disk; the driver notices the missing report
+        except Exception:  # for example because of a full disk; the driver notices the missing report
             traceback.print_exc()
 
     def fail_with(self, error: BaseException) -> None:

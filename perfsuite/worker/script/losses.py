@@ -20,7 +20,7 @@ class Losses:
 
     In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If some
     losses lead to such a parameter, the losses at the other positions are left out of every step. If no loss
-    does, all losses count, because with FSDP the graphs do not end in the optimizer's tensors.
+    leads to one, all losses count, because with FSDP the graphs do not end in the optimizer's tensors.
 
     If the first step has more losses than the second, only its last losses count: the earlier ones were not
     part of the training.
@@ -30,9 +30,9 @@ class Losses:
         self._sums = OwnList[Tensor | None]()  # the loss of each step
         self._summed: list[int] = []  # number of losses in each sum
         self._first: list[Tensor] = []  # the losses of the first step
-        # Whether each loss of a step counts, by position; known after the second step.
+        # For each position in a step, whether the loss at that position counts. Set after the second step.
         self._counts: list[bool] = []
-        self._stepped: set[int] = set()  # ids of the clock's parameters; known after the first step
+        self._stepped: set[int] = set()  # ids of the clock's parameters; set after the first step
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -55,7 +55,7 @@ class Losses:
             self._counted += 1
 
     def _value(self, loss: Tensor) -> Tensor:
-        # Copy the value, because a script may later average its loss over the ranks in place.
+        # Copy the value, because a script can later average its loss over the ranks in place.
         local: Tensor = shard_of(loss)
         return local.detach().to(torch.float32, copy=True)
 

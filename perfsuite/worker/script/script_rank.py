@@ -71,7 +71,7 @@ class Claim:
         self._path = run_dir.training(rank)
 
     def stand(self) -> Standing:
-        """Record that this process is about to train as this rank, and return how it relates to the others.
+        """Record that this process is about to train as this rank. Returns its relation to other processes.
 
         - `first`: no other process has trained as this rank
         - `next`: the process that trained as this rank before has ended by itself
@@ -197,7 +197,7 @@ class ScriptRank(Rank):
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        if self.report.rank == 0:  # checks for all ranks, because their numbers of tokens may differ
+        if self.report.rank == 0:  # checks for all ranks, because their numbers of tokens can differ
             evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=of_rank) for of_rank in evidence]

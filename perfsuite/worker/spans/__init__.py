@@ -1,1 +1,1 @@
-"""Record the spans of a run other than steps: recognised events and phases."""
+"""Record the events and phases of a training run. Its steps are timed by `worker.clock`."""

@@ -43,7 +43,7 @@ EVALUATE: Event = "evaluate"
 
 
 class File(NamedTuple):
-    """The argument of a function that is a path or an open file."""
+    """An argument of a function: a path or an open file."""
 
     position: int
     name: str

@@ -41,7 +41,7 @@ class phase:
     """Mark a part of a training script as a phase: `with phase("rollout"): ...`, or `@phase("rollout")`.
 
     A launch reports the seconds and the work of the phase under this name. Outside of a launch, a phase has
-    no effect. A phase may contain other phases.
+    no effect. A phase can contain other phases.
     """
 
     def __init__(self, name: str) -> None:
@@ -88,7 +88,7 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder = None if is_compiling() else spans  # `spans` may be None when the call ends
+        recorder = None if is_compiling() else spans  # `spans` can be None when the call ends
         span = None if recorder is None else recorder.begin(name, is_event=is_event)
         if recorder is None or span is None:
             return function(*args, **kwargs)
@@ -111,7 +111,7 @@ class NamedPhase(NamedFunction):
     def check(self) -> None:
         """Raise `MismatchError` if the function cannot be timed, or if its imported module lacks it.
 
-        A module that is not imported yet may be imported later. Whether any rank calls the function is only
+        A module that is not imported yet might be imported later. Whether any rank calls the function is only
         known when the run ends.
         """
         why = self._why_not_timed or (self.why_not_found() if self.is_imported else None)

@@ -1,4 +1,4 @@
-"""Record the spans of a run other than steps: events, such as saving a checkpoint, and phases. No torch.
+"""Record the events (such as saving a checkpoint) and phases of a run as spans. Imports no torch.
 
 Only the seconds of the training thread are reported, because other threads do not delay the training. Errors
 in perfsuite never reach the training: they become notes.
@@ -22,7 +22,7 @@ from perfsuite.results.rank_report import SpanTimes
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.spans.running import Running
 
-# Maximum number of span names in a launch, because a script may generate names such as `rollout 17`.
+# Maximum number of span names in a launch, because a script can generate names such as `rollout 17`.
 MOST_NAMES = 50
 
 
@@ -221,7 +221,7 @@ class Spans:
                 f"written when {'the next one began' if span.left.is_mixed else 'the last step ended'}"
             )
             counts = counts.replace(bytes_written=None)
-        return counts.replace(collectives_begun=None)  # a background thread may have begun some
+        return counts.replace(collectives_begun=None)  # a background thread might have begun some
 
     def note(self, why: str) -> None:
         """Add the reason why a value is unknown, unless it is already there."""
@@ -232,7 +232,7 @@ class Spans:
 def _training_thread() -> int:
     """Return the id of the thread that runs the script.
 
-    If optimizers step during backward, the caller may be a thread of autograd, which Python did not start.
+    If optimizers step during backward, the caller can be a thread of autograd, which Python did not start.
     """
     here = threading.current_thread()
     return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0
@@ -248,5 +248,5 @@ def _more(before: int | None, now: int | None) -> int | None:
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
-    """Return the new peak; None if it is not higher, because it then may be the peak of earlier work."""
+    """Return the new peak; None if it is not higher, because it might then be the peak of earlier work."""
     return None if before is None or now is None or now <= before else now

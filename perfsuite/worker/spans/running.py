@@ -43,7 +43,7 @@ class Running:
 
     def look(self) -> None:
         """Write or remove the file if the name to report has changed."""
-        with self._lock, contextlib.suppress(OSError):  # such as a full disk; the report will show it
+        with self._lock, contextlib.suppress(OSError):  # for example a full disk; the report will show it
             name = self._name_of(self._after_s)
             if name == self._reported:
                 return
@@ -54,7 +54,7 @@ class Running:
             self._reported = name
 
     def ended(self) -> None:
-        """Remove the file of a span that has ended, because the process may end before the thread does so."""
+        """Remove the file of a span that has ended: the process can end before the thread removes it."""
         if self._reported is not None:
             self.look()
 

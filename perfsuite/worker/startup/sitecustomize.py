@@ -25,7 +25,7 @@ class AfterTorch:
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return None for every module except torch."""
-        if name != "torch" or getattr(cls._asking, "now", False):  # another finder may ask all finders again
+        if name != "torch" or getattr(cls._asking, "now", False):  # another finder can ask all finders again
             return None
         cls._asking.now = True
         try:

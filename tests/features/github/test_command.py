@@ -164,7 +164,7 @@ def test_merge_inside_the_pull_request_is_itself(on_pull_request: Gh) -> None:
 def test_a_commit_of_another_branch_gets_no_check(on_pull_request: Gh, parents: Sequence[str]) -> None:
     on_pull_request.knows_commit(*parents)
     said = answer(GOOD, commit=MERGE, status=2)
-    assert f"the results are of commit {MERGE[:12]}, which is neither in pull request 12 nor a merge" in said
+    assert f"the results are of commit {MERGE[:12]}, which is not a commit or merge of pull request" in said
     assert "Give the commit that was measured with --commit" in said
     assert "check-runs" not in on_pull_request.calls
 

@@ -198,7 +198,7 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 
 def _explain_missing_scripts(pages: Path) -> None:
-    """Replace asv's page for scripts that cannot be loaded, because it is not helpful."""
+    """Replace the page that asv shows if scripts cannot be loaded, because that page is not helpful."""
     index = (pages / "index.html").read_text(encoding="utf-8")
     hosts = sorted(set(re.findall(r'(?:src|href)="https?://([^/"]+)/[^"]*" integrity', index)))
     text = WITHOUT_SCRIPTS.format(hosts="".join(f"<li>{host}</li>" for host in hosts))
