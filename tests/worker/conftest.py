@@ -18,11 +18,11 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 
 @pytest.fixture
 def new_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `living` pass by what tests/conftest.py has frozen: nothing of a test is there."""
+    """Let `living` ignore what tests/conftest.py froze. No object of a test is among it."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
 
 
 @pytest.fixture(autouse=True)
 def _no_spans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that attaches to this process would leave its recorder to later ones."""
+    """Remove the recorder of a test that attached to this process, so that no later test uses it."""
     monkeypatch.setattr(phases, "spans", None)
