@@ -1,4 +1,4 @@
-"""Calls of pip, without an index: what misleads it, and why it failed."""
+"""Test calls of pip without an index: variables that mislead it, and reasons for failures."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.processes import executable
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which alone pip finds packages."""
+    """Return the only directory where pip finds packages."""
     return only_index(tmp_path / "index", monkeypatch)
 
 
@@ -36,7 +36,7 @@ MISLEADING = {
 def test_variables_of_pip_mislead_nobody(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that say where packages are stay: the only index is in one of them."""
+    """Variables that name the place of packages are kept, because one of them names the only index."""
     write_wheel(index, "plain", "1.0", "VERSION = '1.0'\n")
     for name, value in MISLEADING.items():
         monkeypatch.setenv(name, value)
@@ -46,7 +46,7 @@ def test_variables_of_pip_mislead_nobody(
 
 
 def test_pip_has_the_private_names_we_use() -> None:
-    """Without them an old pip downloads everything before anybody is asked."""
+    """Without these names, an old pip would download everything before anybody is asked."""
     from pip._internal.cli import cmdoptions
     from pip._internal.operations.prepare import RequirementPreparer
 
