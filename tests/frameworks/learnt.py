@@ -56,8 +56,10 @@ def learnt(case: Case, *, data_ranks: int = 2) -> Learnt:
 
 
 def check_learnt(run: Run, case: Case) -> None:
-    """`run` has the losses of `case`, which it trains in another way, and gradients as large if they are
-    counted."""
+    """Check that `run` has the losses that `case` learns in a plain loop.
+
+    If gradients are counted, their norm must agree as well.
+    """
     plain = learnt(case)
     is_counted = case.max_warmup_steps >= COUNTED_STEP
     assert run.loss == pytest.approx(plain.loss, rel=1e-4)

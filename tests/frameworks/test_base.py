@@ -39,10 +39,10 @@ from tests.verdict.judging import CHOSEN
 SMALL = make_case(
     model="llama-tiny", framework=DDP(), sequence_length=32, max_warmup_steps=2, steps=10, timeout_s=240
 )
-"""Of two processes, with micro-batches of two sequences."""
+"""The case has two processes, with micro-batches of two sequences."""
 MIXED = SMALL.replace(precision="bf16-mixed")
 COUNTED = SMALL.replace(max_warmup_steps=4)
-"""The case has two processes, with micro-batches of two sequences."""
+"""The same case with a step that is counted before the measured steps."""
 FOUR = Topology(processes_per_node=4)
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
