@@ -100,7 +100,7 @@ def test_how_much_replicas_may_differ() -> None:
     for one, other, is_apart in (
         ((0.0, 100.0), (0.0, 99.0), False),  # differs by a hundredth of the change by training
         *((((0.0, 100.0), (0.0, end), True)) for end in (98.9, 101.1)),
-        ((0.0, 100.0), (99.5, 99.25), False),  # compared with the rank where it changed most
+        ((0.0, 100.0), (99.5, 99.25), False),  # relative to the rank where it changed most
         # Rounding: at most one part in two million of the larger norm.
         ((2e6, 2e6), (2e6 - 1, 2e6 - 1), False),
         ((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01), True),
@@ -159,7 +159,7 @@ def test_tokens_not_given_to_the_model_mismatch(
 
 
 def test_sequences_may_be_split_among_ranks() -> None:
-    """Context parallelism: each of two ranks, or of two in two groups, is given one half of the same."""
+    """Context parallelism gives each of two ranks half of a sequence. Two groups of two ranks work too."""
     for tokens, changes in (((128, 128), {"data_parallel": 1}), ((64,) * 4, {})):
         world = len(tokens)
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]

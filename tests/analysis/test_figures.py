@@ -129,7 +129,7 @@ def test_counts_a_stall_once_across_ranks(tmp_path: Path, ranks: int) -> None:
     steps = synchronous(work, late)
     assert sum(max(of_ranks) for of_ranks in zip(*steps, strict=True)) == pytest.approx(
         2.5 + 2 * ranks
-    )  # each stall counts twice
+    )  # this counts each stall twice
     reports = [
         make_report(rank, step_s=tuple(seconds), world_size=ranks) for rank, seconds in enumerate(steps)
     ]
@@ -160,7 +160,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
 
 def test_stall_shows_in_mean_unevenness_in_jitter(tmp_path: Path) -> None:
     for steps, p50, mean, jitter in (
-        ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # the 95th percentile omits the stall
+        ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # the stall is beyond the 95th percentile
         ((0.1,) * 20 + (0.3,) * 5, 0.1, 3.3 / 23, 3),
     ):
         figures = collected(both(tmp_path, step_s=steps)).figures
@@ -293,7 +293,10 @@ def test_framework_rate_is_the_ranks_median() -> None:
 
 
 def test_notes_a_gpu_that_had_no_time_to_settle() -> None:
-    """Warm-up begins with the first step that may be measured: the third, or the fifth where steps count."""
+    """Warm-up begins with the first step that can be measured.
+
+    This is the third step, or the fifth if a step is counted.
+    """
     for step_s, start, measured, counted, is_settled in (
         *((2.0, 7, 10, False, True), (2.0, 6, 10, False, False)),
         *((2.0, 9, 10, True, True), (2.0, 8, 10, True, False)),

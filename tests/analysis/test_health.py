@@ -135,7 +135,7 @@ def test_gpu_ranks_need_a_core_each() -> None:
         assert len(said) == (left is not None)
         assert left is None or left in said[0]
         assert not is_shared(busy, make_gpu_machine()), (
-            "waiting for these processes is useless, because they hold no GPU"
+            "perfsuite does not wait for these processes, because they hold no GPU"
         )
 
 

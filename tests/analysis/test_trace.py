@@ -134,7 +134,7 @@ def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thr
 
 
 def test_early_work_changes_no_step() -> None:
-    """The batch on a stream of its own, before the device is done with the steps."""
+    """Early work is, for example, a batch on a stream of its own, copied before a step has ended."""
     late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
     profile = reduced([*gpu_trace(), late], "cuda")
     assert "k<int>" not in profile.calls()
@@ -153,7 +153,11 @@ def test_early_work_changes_no_step() -> None:
 
 
 def test_gpu_syncs_are_reads_waits_and_copies() -> None:
-    """Not a value on the host, as AdamW reads its `step`, nor a copy to pinned memory, as of activations."""
+    """Some similar events wait for nothing.
+
+    Examples are a value that is on the host already (AdamW reads its `step`), and a copy of activations to
+    pinned memory.
+    """
     free = []
     for number in range(3):
         at = 1000 * number

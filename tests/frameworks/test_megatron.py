@@ -130,7 +130,7 @@ def test_tokens_without_padding_depend_on_values(tmp_path: Path) -> None:
 
 
 def test_megatron_fsdp_gathers_each_unit_twice(tmp_path: Path) -> None:
-    """Its `fully_shard` makes one optimizer step without a loss."""
+    """The `fully_shard` of Megatron-FSDP makes one optimizer step without a loss."""
     counts = counted(passed(case_of("megatron-fsdp", "train_megatron_fsdp.py", loss=None), tmp_path))
     inner = 1408
     of_a_layer = padded(4 * HIDDEN**2 + 3 * HIDDEN * inner + 2 * HIDDEN, math.lcm(HIDDEN, inner))

@@ -682,7 +682,10 @@ Summed(LlamaForCausalLM(config), arguments, train_dataset=data).train()
     ids=["plain", "trainer"],
 )
 def test_a_missing_mean_is_found_behind_clipping(tmp_path: Path, text: str) -> None:
-    """Loss and gradients are four times as large, and clipped to the same norm. The steps have less work."""
+    """With the sum, loss and gradients are four times as large, but clipped to the same norm.
+
+    A step does less work.
+    """
     path = script(tmp_path, text)
     runs = []
     for name, more in (("mean", ()), ("sum", ("--sum",))):

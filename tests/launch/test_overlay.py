@@ -62,7 +62,7 @@ def test_releases_bring_their_needs_but_not_torch(index: Path) -> None:
 
 @pytest.mark.launch
 def test_another_torch_gets_an_environment(index: Path) -> None:
-    """It finds every other package where it was, and the libraries of its torch beside it."""
+    """Other packages stay where they are. The libraries of the other torch are installed next to it."""
     write_wheel(index, "torch", "99", "__version__ = '99'\n", "nvidia-thing==1")
     write_wheel(index, "nvidia-thing", "1")
     made = arm("torch==99", index)
@@ -179,7 +179,7 @@ def distribution(place: Path, name: str, version: str, *needs: str) -> PathDistr
 
 @pytest.fixture
 def below(tmp_path: Path) -> Environment:
-    """An environment of a torch 2, a vision that pins it, and a library that needs at least it."""
+    """Return an environment with torch 2, a vision that pins it, and a library that needs torch>=2."""
     distribution(tmp_path, "torch", "2", "cuda-toolkit[blas]==13; python_version > '3'", "sympy")
     distribution(
         tmp_path, "cuda-toolkit", "13", "nvidia-blas==1; extra == 'blas'", "nvidia-fft; extra == 'fft'"

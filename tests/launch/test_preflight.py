@@ -115,7 +115,7 @@ KILLED = Failure(kind="crash", message="an agent ended without a report: n2: tas
     [
         # The node never answered.
         ((0, 2), (), TIMEOUT, "n2: timeout in the preflight: killed after 300 s", None),
-        # Srun then ended the other tasks.
+        # srun then ended the other tasks.
         ((), (), KILLED, f"n2: crash in the preflight: {KILLED.message}", None),
         ((0, 1, 2), (0, 2), None, "n2: missing_report in the preflight: no report from rank 1 of 3", None),
         ((), (), TIMEOUT, None, "timeout in the preflight: killed after 300 s"),
@@ -223,8 +223,8 @@ SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
                 f"n2: {SLOW_LINKS.format('0.5 and 0.3', '1.1')}",
             ],
         ),
-        # A slow link proves nothing if it is the only one, if no other link is known, or if both of its nodes
-        # have good links.
+        # A single slow link proves nothing against its two nodes. Neither does the only known link of a node,
+        # or the only link of all.
         (linked(1.0, 0.1, 1.0, 1.0), []),
         ([*linked(1.0, 1.0, 0.1), SILENT, make_node(4, next_gb_s=0.1)], ["n3: crash: exit code 1"]),
         ([make_node(1, next_gb_s=0.001), NodePreflight(name="n2")], []),

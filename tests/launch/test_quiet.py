@@ -97,7 +97,10 @@ def test_names_a_process_by_program_and_script(
 
 
 def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]:
-    """A GPU of which processes hold so many MiB, by their ids, and others that NVML does not list."""
+    """Return a GPU. `holders` are its processes and their memory in MiB.
+
+    NVML does not list the processes that hold the `unlisted` MiB.
+    """
     listed = [using(pid, mib and mib * 2**20) for pid, mib in holders.items()]
     memory = SimpleNamespace(used=2**20 * (unlisted + sum(mib or 0 for mib in holders.values())))
     return {"nvmlDeviceGetComputeRunningProcesses": (listed,), "nvmlDeviceGetMemoryInfo": (memory,)}

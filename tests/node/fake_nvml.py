@@ -176,7 +176,7 @@ class Clock:
 def sampled(
     steps: Iterable[int | None], *, every_s: float = 1.0, is_last: int | None = None, **settings: Any
 ) -> Health | None:
-    """Return what a sampler reports that was called at these steps. At `is_last`, the job is over.
+    """Call a sampler at these steps, and return its report. At `is_last`, the job is over.
 
     `settings` are the sampler's, by default those of a machine without a GPU.
     """
@@ -192,9 +192,9 @@ def sampled(
 def watched(
     nvml: Nvml, *, samples: int = 20, devices: int | None = None, proc: Path = Path("/nowhere")
 ) -> Health:
-    """Return what a sampler reports that was called every quarter of a second, once per step.
+    """Call a sampler every quarter of a second, once per step, and return its report.
 
-    It knows nothing about the cores, because their use by others has nothing to do with its clock.
+    The sampler knows nothing about the cores, because other programs use them independently of its clock.
     """
     gpus: dict[str, Any] = {"devices": devices or len(nvml.devices), "nvml": nvml}
     health = sampled(range(1, samples + 1), every_s=EVERY_S, proc=proc, **gpus)

@@ -37,7 +37,10 @@ TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID=per
 TORCHELASTIC_USE_AGENT_STORE=False TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 TORCHELASTIC_ERROR_FILE=/dev/null TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
 """
-"""Of the second rank of `torchrun --nproc-per-node 2` (torch's docs, "torchrun", "Environment Variables")."""
+"""The variables of rank 1 of `torchrun --nproc-per-node 2`.
+
+Source: torch's docs, "torchrun", "Environment Variables".
+"""
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
 UNSEEN = "before an optimizer step was seen"
 UNTRAINED = ": it does not train or uses no optimizer of torch"
@@ -314,7 +317,7 @@ def test_reaps_orphans_and_keeps_the_ranks_end() -> None:
 
 
 def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This applies to ranks that perfsuite forks or starts as a user's command, but not to user launchers."""
+    """Ranks that perfsuite forks or starts itself are bound. Those of a command's own launcher are not."""
     pids = iter((71, 72, 81, 82))
     bound: list[tuple[int, frozenset[int], int]] = []
 

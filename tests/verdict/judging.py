@@ -115,9 +115,8 @@ SICK_GPU = on_gpu(600)
 
 CHOSEN = frozenset(
     [
-        # A case can ask for these. A launch whose dtypes or compilation differ from the request is a
-        # `mismatch`. All other settings are not asked for, for example the dtype of adapters or a loss that a
-        # library compiles.
+        # If dtypes or compilation differ from the case, the launch is a `mismatch`. The differences that
+        # remain were not asked for, for example the dtype of adapters or a loss that a library compiles.
         *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
         *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
         *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),

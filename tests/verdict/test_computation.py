@@ -207,7 +207,7 @@ def test_count_baseline_keeps_computed_values() -> None:
 
 
 def observed(counted: Counts | None = None, *, elements: int = 100, **settings: Any) -> Run:
-    """A launch with these settings, whose ranks hold so many elements of parameters and of gradients."""
+    """Return a launch with these settings. Each rank holds `elements` parameters, and as many gradients."""
     environment = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
     seen = Observed(settings={"wrapper": "DDP", **settings}, environment=environment)
     dtypes = {"parameters": {"float32": elements}, "gradients": {"float32": elements}}

@@ -510,7 +510,7 @@ def test_does_not_judge_stalls_without_a_baseline() -> None:
 
 
 def test_python_calls_are_listed_up_to_a_fifth() -> None:
-    """A smaller change (below 2%) is not listed: a progress bar, for example, is redrawn by the clock."""
+    """Changes below 2% are not listed, because a progress bar, for example, is redrawn by the clock."""
     field = "Python 3.11 calls in forward"
     for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):
         now = python(forward=forward, backward=4_000)

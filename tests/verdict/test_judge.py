@@ -187,7 +187,8 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
         ("improved", 3, [run_with(tokens_per_s=2000, peak_memory_bytes=32 * MIB)] * 5, {}),
         ("improved", 3, [run_with(tokens_per_s=2000)] * 5, {}),
         ("missing_metric", 1, [run_with(tokens_per_s=500, peak_memory_bytes=None)] * 5, {}),
-        # Without a baseline, perfsuite records as many launches as it needs to know their noise.
+        # Without a baseline, perfsuite records as many launches as it needs to know their noise. Launches
+        # that are set aside count towards the maximum.
         *(("recorded", n, usual(), {"baseline": None, "record_launches": n}) for n in (1, 5)),
         ("recorded", 6, usual(), {"baseline": None, "min_launches": 6}),
         ("recorded", 5, usual(), {"baseline": None, "record_launches": 5, "min_launches": 2}),
@@ -268,7 +269,7 @@ KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": QUIET.by_metr
 @pytest.mark.parametrize(("now", "outcome"), [(0.100, "passed"), (0.140, "regressed"), (0.070, "improved")])
 @pytest.mark.parametrize("probe", [{}, {"probe_s_p50": 0.01}])
 def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float, outcome: Outcome) -> None:
-    """The probe does not correct CPU time: a busy machine at half its speed does not do half the work."""
+    """The probe does not correct CPU time: a machine that is slow because it is busy does the same work."""
     noise = replace(KNOWN, probe_exponent=1.0, knows_exponent=True) if probe else KNOWN
     before = from_runs(usual(cpu_s_per_step=0.1, **probe)[:5])
     verdict = session(usual(cpu_s_per_step=now, **probe), before, noise)
@@ -285,7 +286,7 @@ def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float
 def test_noisy_cpu_time_holds_up_no_verdict(now: float, launches: int, why: str) -> None:
     """The check of CPU time stays open.
 
-    Where it looks changed, there are as many launches as can show a change.
+    If CPU time looks changed, the session first makes as many launches as can show a change.
     """
     noisy = {"cpu_s_per_step": Noise(sigma=0.15, degrees_of_freedom=30)}
     before = from_runs(usual(cpu_s_per_step=0.1)[:5])
@@ -299,7 +300,7 @@ WITHOUT_LOSS = make_run(machine=H100, loss=())
 
 
 def stalling(rng: random.Random, share: float) -> Run:
-    """Return 50 steps with a noise of 1%, and of 0.5% between launches.
+    """Return a run of 50 steps with a noise of 1%, and of 0.5% between runs.
 
     A share of the steps takes twice as long.
     """
@@ -608,7 +609,7 @@ def test_probe_corrects_as_far_as_speed_follows_it(
 
 
 def test_uncorrected_speed_has_uncorrected_noise() -> None:
-    """The noise of corrected launches would be too small for it, and cause false alarms."""
+    """The noise of corrected launches would be too small: it would raise false alarms and miss drops."""
     corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
     noise = ClassNoise(
         by_metric=dict.fromkeys(NAMES, corrected),

@@ -250,7 +250,7 @@ def test_loss_finding_names_place_value_and_usual() -> None:
 
 
 def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float, ...]:
-    """Return the loss of a launch. Each tenth of the steps scatters by `sigma`, relative to its value."""
+    """Return the loss of a launch. Each tenth of the steps scatters by `sigma` times its value."""
     return tuple((7 - 0.5 * tenth) * factor * rng.lognormvariate(0, sigma) for tenth in range(10))
 
 
@@ -315,7 +315,7 @@ def test_late_scatter_keeps_early_losses_sharp() -> None:
     late = [scaled(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
     assert reason_of(late, scaled(1.03, last=5)) is not None
     assert reason_of(late, scaled(1.15, first=20)) is None
-    # Where a few launches agree by chance, the scatter of most other steps is used.
+    # Where a few launches agree by chance, the scatter of most steps is used.
     usual = [scaled(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)]
     assert reason_of([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
@@ -392,9 +392,9 @@ def test_after_a_spike_only_a_higher_loss_fails() -> None:
 
 
 def test_spike_only_today_is_another_loss() -> None:
-    """In the first baseline the highest loss is the first one.
+    """The highest loss of these baselines is not a spike.
 
-    If that counted as a spike, half of the curve would not be judged.
+    If it were one, no lower loss after it would fail.
     """
     assert reason_of([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
@@ -417,7 +417,10 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 @pytest.mark.parametrize("factor", [1e-9, -3.0, 1.4, 1e6, math.inf])
 @pytest.mark.parametrize("launches", [3, 5, 10])
 def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
-    """However odd: a new launch may differ by 17% at most after three launches, by 7% after five."""
+    """One launch is odd.
+
+    A new launch may still differ by at most 17% after three launches and 7% after five.
+    """
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
     assert reason_of(baseline, TENTHS) is None
     assert reason_of(baseline, changed(TENTHS, range(6, 10), 1.25 if launches == 3 else 1.1)) is not None

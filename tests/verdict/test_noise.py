@@ -30,7 +30,7 @@ ONE = from_runs(make_launches(*SPEEDS))
 
 
 def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any) -> list[Run]:
-    """Return launches that scatter by 5% with the machine, as the probe does, and additionally by `own`."""
+    """Return launches that scatter by 5% with the machine, which the probe sees, and slightly by `own`."""
     rng = random.Random(seed)
     runs = []
     for _ in range(launches):
@@ -53,7 +53,10 @@ def noise_for(noise: ClassNoise, metric: Metric = TOKENS_PER_S, *, corrected: bo
 
 
 def degrees_of(noise: ClassNoise, metric: Metric = TOKENS_PER_S) -> float:
-    """Return the degrees of freedom in launches: each baseline adds its launches less one."""
+    """Return the degrees of freedom in launches, before the clipped estimate's loss of efficiency.
+
+    Each baseline adds its launches less one.
+    """
     return round(noise_for(noise, metric).degrees_of_freedom / SCALE_EFFICIENCY, 9)
 
 
@@ -315,7 +318,7 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
     first = [1.0, 1.001]
     second = [1.1, 1.101]
     for sessions, is_told_apart in (
-        *(((first, second), True), ((first, [1.1]), False)),  # it needs two sessions with repeated launches
+        *(((first, second), True), ((first, [1.1]), False)),  # at least two launches must be repeats
         *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
     ):
         noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
@@ -392,7 +395,10 @@ PARTLY = [
 
 
 def test_shrinks_a_slope_by_the_part_of_chance() -> None:
-    """By hand: the slope within the groups, its squared t statistic F, and (1 - E[F] / F)."""
+    """By hand, the exponent is the slope within the groups times (1 - E[F] / F).
+
+    F is the squared t statistic of the slope.
+    """
     x: list[float] = []
     y: list[float] = []
     for group in PARTLY:

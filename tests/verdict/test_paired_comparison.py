@@ -46,7 +46,7 @@ def test_three_pairs_pass_and_five_show_a_change() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
     assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), (
-        "while it is undecided, the last look counts"
+        "while it is undecided, it is the last look"
     )
     for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
         for pairs in (enough, too_few):
@@ -193,7 +193,10 @@ def test_differing_probes_need_both_to_agree() -> None:
 
 
 def test_fitted_exponent_widens_the_error() -> None:
-    """The uncertainty of the exponent adds to the error: more so, the more the probes of the arms differ."""
+    """The uncertainty of the exponent adds to the error.
+
+    It adds more if the probes of the arms differ more.
+    """
     a, b = followed()
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
     near, far = (look(a, b, probes=probes) for probes in (PROBES, off))
@@ -239,9 +242,9 @@ def test_decisions_are_consistent_in_any_unit(pairs: list[tuple[float, float]], 
 
 
 def test_detectable_change_shrinks_with_pairs() -> None:
-    """The factor of the lab's table is 7.1 sigma / sqrt(8) by simulation.
+    """The lab's table has 7.1 sigma / sqrt(8) by simulation.
 
-    By the formula it is 6.5, and 6.0 with 12 pairs.
+    The formula gives a factor of 6.5 for 8 pairs, and of 6.0 for 12 pairs.
     """
     sigma = 1e-6
     assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)

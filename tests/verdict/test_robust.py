@@ -17,9 +17,9 @@ from perfsuite.verdict.robust import (
 
 
 def test_clipped_square_is_that_of_a_normal() -> None:
-    """Integrate by parts.
+    """Integrate z^2 by parts.
 
-    The integral of z^2 over [-c, c] is P(|z| < c) - 2 c pdf(c); outside it is that of c^2.
+    Within [-c, c] the integral is P(|z| < c) - 2 c pdf(c). Outside, z^2 is clipped to c^2.
     """
     normal = NormalDist()
     clip = SCALE_CLIP
@@ -62,7 +62,10 @@ def test_location_clips_values_at_two_sigmas() -> None:
 
 
 def test_one_large_square_in_ten_hardly_counts() -> None:
-    """One step: all four are below 1.5^2 of their own variance, and the iteration goes on from there."""
+    """The expected values are those of one step, in which none of the four squares is clipped.
+
+    The iteration continues from there.
+    """
     assert clipped_variance([], 0) == 0.0
     even = [1.0] * 4
     assert clipped_variance(even, 4) == pytest.approx(1.0)

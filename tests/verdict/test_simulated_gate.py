@@ -32,7 +32,10 @@ def test_without_scatter_each_drop_has_one_outcome() -> None:
 
 
 def test_draws_baselines_for_the_requested_freedom() -> None:
-    """0.8 for each launch beyond a baseline's first; the clipped variance is so efficient."""
+    """Each launch after a baseline's first one adds 0.8 degrees of freedom.
+
+    That is the efficiency of the clipped variance.
+    """
     for launches, degrees, baselines in (
         *((10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)),
     ):
@@ -66,7 +69,7 @@ def test_launches_scatter_and_sessions_may_differ(session_sigma: float, of_means
 
 def test_one_launch_in_20_is_10_percent_slow() -> None:
     before, today = draw(sigma=1e-9, trials=4000, is_contaminated=True)
-    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # of 200,000 launches
+    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # the mean of 200,000 launches
     assert {round(math.exp(value), 4) for value in before} == {1.0, 1.1}
     assert fmean(value > 0.05 for value in before) == pytest.approx(0.05, abs=0.012)
     tails, _ = draw(is_contaminated=True)

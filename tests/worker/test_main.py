@@ -27,7 +27,7 @@ class StopError(Exception):
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """Write a case for a rank, which this process plays. Do not tie this process to its parent."""
+    """Write the case of a rank. This process acts as the rank, but is not tied to its parent."""
     documents.write(RunDir(tmp_path).case, CaseFile(case=make_case(framework=DDP()), device="cpu"))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

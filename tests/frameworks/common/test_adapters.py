@@ -121,11 +121,11 @@ def test_a_layer_in_a_list_is_named_with_the_list() -> None:
         (("attn1.to_q", "attn2.to_q", "to_k", "to_v", "to_out.0"), None),
         (r".*\.to_(q|k|v|out\.0)", None),
         (("to_k", "to_q", "to_v"), "lora"),
-        # Peft matches it like this: `ff.0` could have an adapter, but has none.
+        # peft matches it like this: `ff.0` could have an adapter, but has none.
         (("to_k", "to_q", "to_v", "0"), None),
         (("to_k", "to_q", "to_v", "to_out.0", "ff.0"), "lora"),
         (("k", "to_q", "to_v", "to_out.0"), "lora"),
-        ("to_q", "lora"),  # a regular expression for the whole name
+        ("to_q", "lora"),  # a regular expression has to match the whole name
         ("all-linear", "lora"),
         ((), "lora"),
     ],

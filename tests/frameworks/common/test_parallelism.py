@@ -62,7 +62,7 @@ def test_names_a_model_whose_mask_stays() -> None:
 def test_position_gaps_match_torchs_parts() -> None:
     """transformers sees a gap on all ranks except the last ones.
 
-    A dry run gets the same answer without values.
+    A dry run has no values, but gets the same answer.
     """
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
     from transformers.masking_utils import find_packed_sequence_indices

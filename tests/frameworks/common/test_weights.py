@@ -72,7 +72,7 @@ def shards_of(case: Any, rank: int, world_size: int) -> Mapping[str, torch.Tenso
 
 
 def test_a_sharded_model_is_never_there_in_full() -> None:
-    """A model of 8 blocks on 8 ranks needs an eighth of its memory, and one complete block at a time."""
+    """With 8 blocks on 8 ranks, a rank holds an eighth of the model, and one complete block at a time."""
     with fake_group(0, 8):
         model, units = sharded_without_weights(TIED)
         made = counted(lambda: initialise(model, units, seed=0, device=CPU))

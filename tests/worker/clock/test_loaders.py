@@ -43,7 +43,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let time pass only in datasets, and remove what the tests changed in torch."""
+    """Let time pass only in datasets, and restore what a test changes in torch."""
     monkeypatch.setattr(loaders, "_now", lambda: Clock.now)
     monkeypatch.setattr(loaders, "_wait", None)
     for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):

@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def now() -> float:
-    """Pretend that this process has just started: it might be too old for a clock."""
+    """Return the current time as the start of a young process. The real one might be too old for a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -262,7 +262,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def work() -> None:
-    """Stand for the work of a training."""
+    """Fake the work of a training."""
 
 
 def calls_of_work(clock: Clock) -> dict[str, int]:

@@ -30,7 +30,7 @@ WEIGHTS = 2 * WIDTH * WIDTH * 4  # bytes of the model
 
 
 class Training:
-    """A small model and its optimizer. Two steps are made first, so that the optimizer has its state."""
+    """A small model and its optimizer, after two steps, so that the optimizer has its state."""
 
     def __init__(self) -> None:
         first, second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
@@ -182,7 +182,7 @@ def received() -> Tensor:
 
 @pytest.mark.parametrize("arriving", [(0, 1, 1), (0, 2, 0), (0, 1, 2), (1, 0, 2), (1, 1, 0)])
 def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
-    """The numbers are batches that arrive before the counted steps, in the first one and in the second one.
+    """`arriving` has the numbers of batches that arrive before the counted steps, and in each of the two.
 
     Each step takes one batch.
     """
@@ -345,7 +345,7 @@ def test_blocking_copies_lack_non_blocking() -> None:
 
 @torch.library.custom_op("counting::fused_attention", mutates_args=())
 def fused_attention(x: Tensor) -> Tensor:
-    """Stand for a package's kernel, which has no formula."""
+    """Fake a package's kernel, which has no formula."""
     return x.clone()
 
 

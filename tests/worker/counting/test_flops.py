@@ -52,7 +52,7 @@ def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence
 def test_mamba_counts_include_the_small_scan() -> None:
     """Linear layers are counted exactly.
 
-    The scan's product of states of 16 is left out, 4.4% in a tiny model.
+    The scan's product of states of 16 is left out, which is 4.4% in a tiny model.
 
     torch counts the backward of a depthwise convolution like that of a full one, so convolutions are ignored.
     """

@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_the_dispatcher(work: Callable[[], object]) -> None:
-    """Work out of sight of the dispatch modes of this thread."""
+    """Run the work out of sight of this thread's dispatch modes."""
     with torch._C._DisableTorchDispatch():
         work()
 
@@ -103,7 +103,7 @@ def below_a_mode(training: Loop) -> None:
 
 
 def fill(gradients: list[Tensor]) -> None:
-    """Write values into the gradients that numpy computed."""
+    """Write values that numpy computed into the gradients."""
     for gradient in gradients:
         gradient.numpy()[...] = 1
 
@@ -168,7 +168,7 @@ def computing(gradient_of: Callable[[Tensor], Tensor]) -> Train:
     return train
 
 
-# Like those that asynchronous tensor parallelism sends.
+# Asynchronous tensor parallelism sends with such an operator.
 gathered = operator_of_a_package("symm_mem::hiding_all_gather")
 put = operator_of_a_package("nvshmem::hiding_put")
 by_an_operator_of_a_package = computing(operator_of_a_package("hiding::gradient"))

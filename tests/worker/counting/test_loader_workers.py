@@ -143,7 +143,7 @@ def test_training_threads_calls_count_as_before(tmp_path: Path, monkeypatch: pyt
 
 
 def test_worker_forked_in_a_counted_step_is_alike(run_dir: RunDir) -> None:
-    """The worker inherits the counter of its rank, which must not slow down or change each batch."""
+    """The worker inherits the counter of its rank, which would otherwise stay active in every batch."""
     alone = counted(run_dir, Rows(50))
     counter = StepCounter([])
     with counter:

@@ -64,7 +64,7 @@ def names(*steps: Step) -> dict[str, int]:
 
 
 def helper() -> None:
-    """Stand for a function that a step calls."""
+    """A function that a step calls."""
 
 
 def test_perfsuite_adds_no_python_call_to_a_step() -> None:
@@ -75,7 +75,7 @@ def test_perfsuite_adds_no_python_call_to_a_step() -> None:
     def see(frame: Any, event: str, _: Any) -> None:
         is_ours = frame.f_globals["__name__"].startswith(
             "perfsuite."
-        )  # as after another test of this process
+        )  # hooks of another test can still be there
         if event == "call" and frame.f_code.co_name != "__eq__" and not is_ours:
             plain[f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"] += 1
 
@@ -184,7 +184,7 @@ def test_operator_calls_are_unseen_in_one_thread() -> None:
         in_a_thread(more)
 
     def more() -> None:
-        """Stand for a function that another thread calls, and that is not counted."""
+        """A function that is not counted, because another thread calls it."""
 
     counter.start()
     counter.unseen(unseen)

@@ -79,7 +79,7 @@ def test_counts_a_late_step_without_memory() -> None:
 
 
 def helper() -> None:
-    """Stand for a function that a step calls."""
+    """A function that a step calls."""
 
 
 @pytest.mark.parametrize("steps", [StepsToCount(until=7, late=None), StepsToCount(until=4, late=6)])

@@ -99,7 +99,7 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
     assert changed("loss").loss == (7.0,) * 25
     assert changed("missing-metric") == report.replace(memory=None)
     assert changed("leak=20%").memory.peak == 1200
-    # Held in reality, and therefore measured.
+    # A leak of real memory is really held, and therefore already measured.
     for memory in (Memory(peak=1000, method="torch.cuda.memory_stats"), None):
         measured = make_report(memory=memory)
         assert changed("leak=20%", measured) == measured

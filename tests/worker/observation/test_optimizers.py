@@ -108,7 +108,7 @@ STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
     ("order", "there", "ticks"),
     [
         ([A, OTHER, KIND, A], (), [A, A]),
-        # Only the other's first step does not count.
+        # Of the other optimizer's steps, only the first one is a tick.
         ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),
         ([A, B] * 4, (A, B), [A] * 4),
         (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),

@@ -141,7 +141,7 @@ def test_compiled_models_are_not_hooked() -> None:
 def test_released_weights_still_count_by_dtype() -> None:
     """ZeRO 3 releases weights like this.
 
-    Whoever reads such a weight computes with it, according to DeepSpeed.
+    Under DeepSpeed, the module that reads such a weight is taken to compute with it.
     """
     model = Model(sdpa)
     for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
@@ -169,7 +169,10 @@ def test_padding_is_what_the_mask_removes() -> None:
 
 
 def test_gradientless_calls_are_no_training() -> None:
-    """This includes calls of a model within a LightningModule, whose own forward is not called."""
+    """This includes a model that a script has wrapped and calls itself.
+
+    An example is the model of a LightningModule, whose own forward is not called.
+    """
     model = Model(sdpa)
     seen = SecondStep(nn.Sequential(model), inside=True)
     with torch.no_grad():

@@ -43,7 +43,7 @@ def test_best_of_twenty_all_reduces_counts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(HostTimer, "stamp", Mock(side_effect=times))
     best = pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)
     assert device_probe(CPU) == {"copy_gb_s": 1.0, "all_reduce_gb_s": best}
-    # One all-reduce to warm up.
+    # One all-reduce is a warm-up.
     assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21
     assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
 

@@ -11,7 +11,7 @@ from perfsuite.worker.script.losses import Losses
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
-    """Return losses that see the same as `perfsuite.worker.script.attach` would show them."""
+    """Return `Losses` that see what `perfsuite.worker.script.attach` would show them."""
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     seen = Losses()
 
@@ -54,9 +54,9 @@ def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
 def test_losses_unlike_the_case_mismatch(
     losses: Losses, passes: tuple[int, ...], said: str, is_early: bool
 ) -> None:
-    """Fewer backward passes in the first steps are no mismatch yet.
+    """While the first steps differ from each other, they are not yet a mismatch.
 
-    A scaler of fp16 gradients leaves out steps until its scale fits.
+    A scaler of fp16 gradients skips steps until its scale fits.
     """
     weight = torch.ones((), requires_grad=True)
     for number in passes:
