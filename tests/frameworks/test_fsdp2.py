@@ -157,7 +157,7 @@ def _as_rank(rank: int, directory: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_loss_and_gradients_match_the_whole_model(tmp_path: Path) -> None:
-    """Adam takes the same step if gradients are twice as large, so losses would not show the difference."""
+    """Losses alone would not show gradients twice as large, because Adam then takes the same step."""
     spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     spawn(_as_rank, args=(tmp_path,), nprocs=2)
 

@@ -46,7 +46,10 @@ OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
 def test_one_line_imports_each_framework(name: str) -> None:
-    """A new framework needs no other change of code. It also needs an extra, a test and a row in the docs."""
+    """Other code changes by this line only.
+
+    A new framework also needs an extra, a test, and a row in the docs.
+    """
     package = HERE.parent
     lines = [
         f"{file.relative_to(package)}: {line.strip()}"

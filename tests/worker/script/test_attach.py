@@ -109,7 +109,10 @@ def train_in_backward() -> None:
 
 
 def train_by_copies() -> None:
-    """Train like an optimizer with fp32 master weights: it copies the parameters' gradients to them."""
+    """Train copies, like an optimizer with fp32 master weights.
+
+    Each copy gets the gradient of its parameter, and each parameter the value of its copy.
+    """
     model = nn.Linear(4, 4)
     copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(copies, lr=0.1)
