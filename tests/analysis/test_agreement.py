@@ -19,7 +19,7 @@ def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
 
 
 def evidence_of(*norms: float, **changes: Any) -> Evidence:
-    """Of parameters a, b, ... that had the norm 10 before."""
+    """Return the evidence of a rank with parameters a, b, ... whose norms were 10 before training."""
     replicated = {name: (10.0, norm) for name, norm in zip("abc", norms, strict=False)}
     return Evidence(**{"data_parallel": 2, "collectives": 25, "replicated": replicated, **changes})
 
@@ -76,13 +76,14 @@ def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_told: b
     "ranks",
     [
         [evidence_of(11, 12), evidence_of(11, 12)],
-        [evidence_of(11.0, 12), evidence_of(11.001, 12)],  # another order of sums
+        [evidence_of(11.0, 12), evidence_of(11.001, 12)],  # the sums had another order
         [evidence_of(1e6, 2e6), evidence_of(1e6 + 0.4, 2e6 + 0.9)],
-        [evidence_of(11), Evidence(data_parallel=2, collectives=9)],  # split by hand: not whole everywhere
+        # Split by hand: one rank does not hold the whole parameters.
+        [evidence_of(11), Evidence(data_parallel=2, collectives=9)],
         [
             evidence_of(11, collectives=None),
             evidence_of(11, collectives=None),
-        ],  # a backend that does not count
+        ],  # the backend does not count
         [evidence_of(11, collectives=0), evidence_of(11)],
         [evidence_of(11, collectives=0, data_parallel=1), evidence_of(13, collectives=0, data_parallel=1)],
         [evidence_of(11, collectives=0)],
@@ -95,12 +96,13 @@ def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) ->
 
 
 def test_how_much_replicas_may_differ() -> None:
-    """Norms of a parameter before and after training, on each of two ranks."""
+    """The pairs are norms of a parameter before and after training, for each of two ranks."""
     for one, other, is_apart in (
-        ((0.0, 100.0), (0.0, 99.0), False),  # a hundredth of what training moved
+        ((0.0, 100.0), (0.0, 99.0), False),  # differs by a hundredth of the change by training
         *((((0.0, 100.0), (0.0, end), True)) for end in (98.9, 101.1)),
-        ((0.0, 100.0), (99.5, 99.25), False),  # where it moved most
-        ((2e6, 2e6), (2e6 - 1, 2e6 - 1), False),  # rounding: one part in two million of the larger norm
+        ((0.0, 100.0), (99.5, 99.25), False),  # relative to the rank where it changed most
+        # Rounding: at most one part in two million of the larger norm.
+        ((2e6, 2e6), (2e6 - 1, 2e6 - 1), False),
         ((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01), True),
     ):
         both = (Evidence(data_parallel=2, collectives=25, replicated={"a": norms}) for norms in (one, other))
@@ -130,9 +132,9 @@ def case_of(**options: Any) -> Case:
 @pytest.mark.parametrize(
     ("tokens", "changes"),
     [
-        ((256, 256), {"forwards": 2}),  # accumulation of two
+        ((256, 256), {"forwards": 2}),  # gradient accumulation over two micro-batches
         ((100, 120), {}),
-        ((100, 100), {"data_parallel": 1}),  # split layers: both see the same
+        ((100, 100), {"data_parallel": 1}),  # layers are split, so both ranks see the same tokens
         ((512, 512), {"data_parallel": 1}),
         ((90, 110), {"padding": 20}),
     ],
@@ -143,7 +145,7 @@ def test_tokens_not_given_to_the_model_mismatch(
     ranks = [report.replace(tokens_per_step=256) for report in saw(*tokens, **changes)]
     run = run_of(case_of(), tmp_path, ranks)
     failure = known(run.failure)
-    assert (failure.kind, run.notes) == ("mismatch", ()), "no second word, which is not true"
+    assert (failure.kind, run.notes) == ("mismatch", ()), "there is no second note, which would be wrong"
     data_parallel = changes.get("data_parallel", 2)
     padding = changes.get("padding", 0)
     given = f"{sum(tokens) * data_parallel // 2}{', 20% of them padding' if padding else ''}"
@@ -157,7 +159,7 @@ def test_tokens_not_given_to_the_model_mismatch(
 
 
 def test_sequences_may_be_split_among_ranks() -> None:
-    """Context parallelism: each of two ranks, or of two in two groups, is given one half of the same."""
+    """Context parallelism gives each of two ranks half of a sequence. Two groups of two ranks work too."""
     for tokens, changes in (((128, 128), {"data_parallel": 1}), ((64,) * 4, {})):
         world = len(tokens)
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
@@ -166,7 +168,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
             "tokens/s counts 256 tokens a step. In the second step, the model was given this number if each "
             f"of the {world} ranks has a part of its own, as with context or sequence parallelism",
         )
-    # Of 256 tokens on eight ranks: two sequences, each in two parts, which two ranks train.
+    # 256 tokens on eight ranks are two sequences, each in two parts, and each part is trained by two ranks.
     for parts, is_told in (("1", True), ("2", False)):
         split = {"tokens_per_step": 256, "world_size": 8, "observed": in_parts(parts)}
         ranks = [report.replace(**split) for report in saw(*[64] * 8)]
@@ -185,8 +187,8 @@ def test_other_tokens_are_a_note(tmp_path: Path) -> None:
             " (which vary, according to the case). In the second step, the model was given 110",
         ),
         ((128, 128), case_of(), 0, None),
-        ((None, None), case_of(), 0, None),  # images
-        ((128, None), case_of(), 0, None),  # the second stage of a pipeline
+        ((None, None), case_of(), 0, None),  # the model gets images
+        ((128, None), case_of(), 0, None),  # the second rank is the second stage of a pipeline
     ):
         run = run_of(case, tmp_path, saw(*tokens, padding=padding))
         said = f"tokens/s counts 256 tokens a step{note}"
@@ -194,7 +196,7 @@ def test_other_tokens_are_a_note(tmp_path: Path) -> None:
 
 
 def test_no_tokens_are_claimed_without_reports() -> None:
-    """What a model of tables is given in integers is not its samples."""
+    """A model for tables can be given integers that are not its samples."""
     ranks = reports(*[evidence_of(11, tokens=9, padding=3, forwards=1)] * 2)
     assert agreement.tokens_differ(ranks, make_case()) is not None
     for silent, case in ((ranks, IMAGES), (reports(None, None), case_of())):
@@ -202,7 +204,7 @@ def test_no_tokens_are_claimed_without_reports() -> None:
 
 
 def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
-    """No more: the first dimension of what a model is called with need not be its samples."""
+    """This is only a note, because the first dimension of a model's input need not be its samples."""
     said = (
         "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks). "
         "In the second step, the model was called with 128, according to the first dimension of its input. "
@@ -221,11 +223,11 @@ def test_token_counts_may_differ_by_two_percent() -> None:
 
 
 FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=2)
-"""Of 2 weights and an attention of 2 FLOPs a token in forward: 6 in all."""
+"""For 2 weights and an attention with 2 FLOPs per token in forward, it is 6 FLOPs in total."""
 FORWARD = make_report(0).tokens_per_step * 6 // 2
-"""FLOPs of one of two ranks in forward."""
+"""FLOPs in forward on one of two ranks."""
 EVIDENCE = Evidence(data_parallel=2, collectives=99, replicated={"w": (1.0, 2.0)}, replicated_bytes=4_000_000)
-"""Of a parameter of 4 MB that both ranks hold, and that training moved."""
+"""The evidence for a parameter of 4 MB that both ranks hold and that training changed."""
 
 
 def sent(size: int, ranks: int = 2) -> Collective:
@@ -237,12 +239,12 @@ def in_parts(parts: str) -> Observed:
 
 
 FULL = Counts(collectives=(sent(4_000_000),), flops={"forward": FORWARD, "backward": 2 * FORWARD})
-"""All of it."""
+"""Counts of all FLOPs and bytes that the formulas expect."""
 ALONE = FULL.replace(collectives=())
 
 
 def launch(counts: Counts = FULL, **changes: Any) -> list[RankReport]:
-    """The reports of two ranks."""
+    """Return the reports of two ranks."""
     values: dict[str, Any] = {"counts": counts, "flops": FLOPS, "evidence": EVIDENCE}
     return [make_report(rank, **{**values, **changes}) for rank in range(2)]
 
@@ -254,7 +256,7 @@ def why(reports: list[RankReport], case: Case | None = None) -> tuple[str, ...]:
 def test_nearly_complete_step_hides_nothing() -> None:
     nearly = Counts(collectives=(sent(400),), flops={"forward": int(0.91 * FORWARD)})
     assert why(launch()) == why(launch(nearly)) == ()
-    just = FULL.replace(flops={"forward": 675})  # of 1500 both
+    just = FULL.replace(flops={"forward": 675})  # of 1500 FLOPs on both ranks
     assert why(launch(just, tokens_per_step=250)) == ()
     first, second = launch(hidden=("a CUDA graph was replayed",))
     assert why([first, second]) == ("a CUDA graph was replayed",)
@@ -266,20 +268,21 @@ def test_finds_fewer_flops_than_the_formula() -> None:
         "only 0 FLOP were counted in forward on all ranks, but according to the formula palm-1 it takes "
         f"{2 * FORWARD:.4g}",
     )
-    frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)  # multiplied in forward as others
+    # Frozen weights are multiplied in forward like others.
+    frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)
     assert why(launch(flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": int(0.91 * FORWARD)}), flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": int(0.89 * FORWARD)}), flops=frozen))
     none = FULL.replace(flops={})
     varying = make_case(framework=Script(path="t.py", tokens="vary"))
     assert why(launch(none))
-    assert why(launch(none, flops=None)) == why(launch(none), varying) == (), "nobody knows them"
+    assert why(launch(none, flops=None)) == why(launch(none), varying) == (), "the expected FLOPs are unknown"
     unseen = none.replace(without_flops={"flash_attn._flash_attn_forward": 4})
     assert why(launch(unseen)) == why([launch(none)[0], launch(unseen)[1]]) == ()
 
 
 def test_ring_attention_leaves_out_what_is_masked() -> None:
-    """Of four parts of a sequence it takes (4 + 1) / (2 x 4) of the products: 4 + 2 x 5 / 8 a token."""
+    """With four parts, (4 + 1) / (2 x 4) of attention's products remain: 4 + 2 x 5 / 8 FLOPs per token."""
     takes = FORWARD * 5.25 / 6
     enough, less = (FULL.replace(flops={"forward": int(share * takes)}) for share in (0.91, 0.89))
     assert why(launch(enough, observed=in_parts("4"))) == ()
@@ -294,18 +297,18 @@ def test_finds_one_model_with_too_few_bytes_sent() -> None:
         "gradients were exchanged without being counted, or all ranks are given the same data",
     )
     first, second = launch(norm_only)
-    assert why([first]) == why([second]) != (), "nor does one alone compute what both do"
+    assert why([first]) == why([second]) != (), "a single rank does not do the work of both"
     assert why([first, second.replace(counts=FULL)]) == (), "one rank that sends them is enough"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data_parallel": 1},  # one part of the data
-        {"replicated": {}, "replicated_bytes": 0},  # sharded
-        {"replicated": {"w": (1.0, 1.0)}},  # nothing moved
-        {"collectives": None},  # not known
-        {"collectives": 23},  # averaged now and then
+        {"data_parallel": 1},  # there is a single part of the data
+        {"replicated": {}, "replicated_bytes": 0},  # the model is sharded
+        {"replicated": {"w": (1.0, 1.0)}},  # training changed nothing
+        {"collectives": None},  # the number of collectives is unknown
+        {"collectives": 23},  # replicas are averaged only now and then
     ],
 )
 def test_gradients_may_skip_exchanges(changes: dict[str, Any]) -> None:
@@ -328,14 +331,14 @@ def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
     )
     assert (run.failure, run.counts, run.hidden) == (None, (), reasons)
     assert (len(seen.counts), seen.hidden) == (1, ())
-    assert run.window == seen.window  # the step was counted all the same: it is no measured one
+    assert run.window == seen.window  # a step was counted in both runs, and it is not measured
 
 
 @pytest.mark.parametrize(
     ("blocks", "claim", "flops", "said"),
     [
         ("0 of 4", "none", {}, None),
-        ("4 of 4", "full", {"recompute": 1}, None),  # compared
+        ("4 of 4", "full", {"recompute": 1}, None),  # this is compared
         ("0 of 0", "none", {}, None),
         ("0 of 0", "none", {"recompute": 1}, "activation_checkpointing='none' (some of the forward is rec"),
         ("0 of 0", "full", {}, "activation_checkpointing='full' (no recomputation was detected, but"),
@@ -351,7 +354,7 @@ def test_notes_recomputation_that_is_only_claimed(
     ranks = [report.replace(observed=observed, counts=Counts(flops=flops)) for report in ranks]
     notes = agreement.claim_notes(ranks, case)
     assert [note.startswith(f"claimed, not checked: {said}") for note in notes] == ([True] if said else [])
-    assert agreement.claim_notes(ranks, make_case()) == (), "its framework builds the model"
+    assert agreement.claim_notes(ranks, make_case()) == (), "the framework itself builds the model"
 
 
 def test_length_of_non_integer_inputs_is_a_claim() -> None:
@@ -362,4 +365,6 @@ def test_length_of_non_integer_inputs_is_a_claim() -> None:
     (note,) = agreement.claim_notes([first, last], case_of())
     assert note == "claimed, not checked: sequence_length=64 (the model was given no integers)"
     (given,) = reports(evidence_of(11, tokens=128))
-    assert agreement.claim_notes([first, given], case_of()) == (), "the first stage of a pipeline is"
+    assert agreement.claim_notes([first, given], case_of()) == (), (
+        "the first stage of a pipeline is given integers"
+    )

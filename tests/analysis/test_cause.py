@@ -54,7 +54,7 @@ def cause(
     failure: Failure | None = None,
     **launch: Any,
 ) -> Failure:
-    """Why a launch with these reports and logs failed; `ended` is what its agent saw."""
+    """Return why a launch with these reports and logs failed. `ended` are the failures that its agent saw."""
     run_dir = write_launch(directory, *reports, ended=tuple(ended), **launch)
     for name, text in (logs or {}).items():
         (run_dir.path / name).write_text(text)
@@ -72,7 +72,7 @@ def cause(
         ([make_report(0)], [crash(0, 1.0, "exit code 1"), crash(1, 5.0, SIGKILL)], 1, SIGKILL),
         (failed(crash(0, 1.0, PEER)), [COMMAND_FAILED], None, COMMAND_FAILED.message),
         (failed(crash(0, 1.0, OTHER)), [COMMAND_FAILED], 0, OTHER),
-        # What a healthy rank says when another died is never the cause.
+        # The error that a healthy rank reports after another rank died is never the cause.
         *((failed(crash(0, 1.0, said), crash(1, 2.0, OTHER)), [], 1, OTHER) for said in PEERS_SAY),
     ],
 )
@@ -89,7 +89,7 @@ def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
         failure = cause(directory, *map(make_report, reporting))
         assert (failure.kind, failure.rank) == ("missing_report", rank)
         assert failure.message == f"no report from rank {ranks} of 2: see {directory}"
-        RunDir(directory).launch(0).unlink()  # its launcher died: that is the cause
+        RunDir(directory).launch(0).unlink()  # without this file, its launcher died, which is the cause
         failure = failure_of(collected(RunDir(directory)))
         assert (failure.kind, failure.rank) == ("missing_report", rank)
         died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {directory}"
@@ -97,7 +97,7 @@ def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
 
 
 def test_reports_the_error_of_a_dead_agent(tmp_path: Path) -> None:
-    """As one whose arm has an older pydantic than perfsuite needs."""
+    """An example is an arm with an older pydantic than perfsuite needs."""
     traceback = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError: no name X\n'
     run_dir = RunDir(tmp_path)
     cause(tmp_path, logs={"agent-0.log": traceback})
@@ -176,7 +176,7 @@ def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
         (
             ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
             ([crash(1, 1.0, "exit code 2")], of_agent, BOTH),
-            ([COMMAND_FAILED], {"rank-0.log": "", **of_agent}, BOTH),  # of an unknown rank
+            ([COMMAND_FAILED], {"rank-0.log": "", **of_agent}, BOTH),  # the rank is unknown
             *(([], {"agent-0.log": ""}, nothing), ([], {}, nothing)),
         )
     ):
@@ -248,7 +248,7 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
         f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Is its optimizer "
         f"replaced during training, or does it have less data? Its error: {PEER}"
     )
-    for steps in (None, total):  # it is not behind
+    for steps in (None, total):  # such a rank is not behind
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
@@ -263,7 +263,7 @@ OUT_OF_MEMORY = "because memory had run out (oom_kill of its control group: +1)"
         (crash(1, 1.0, KILLED), 1, "", "out_of_memory", OUT_OF_MEMORY),
         (crash(1, 1.0, KILLED), 0, "", "crash", "was seen"),
         (crash(1, 1.0, "exit code 1"), 1, "", "crash", "exit code 1"),
-        *(  # only a log tells the kill
+        *(  # only a log shows the kill
             (COMMAND_FAILED, 1, log, "out_of_memory", OUT_OF_MEMORY)
             for log in (
                 "E1121 failed (exitcode: -9) local_rank: 1 (pid: 7)",
@@ -294,7 +294,7 @@ def test_oom_kill_elsewhere_explains_nothing(tmp_path: Path) -> None:
 
 
 def write_calls(run_dir: RunDir) -> None:
-    """Rank 0 waits for rank 1 in an all-reduce."""
+    """Write files in which rank 0 waits for rank 1 in an all-reduce."""
     for rank in (0, 1):
         call = CollectiveCall(number=4 - rank, name="all_reduce", is_done=rank == 1, age_s=120)
         group = GroupCalls(backend="gloo", name="0", description="default_pg", ranks=(0, 1), calls=(call,))
@@ -322,14 +322,14 @@ HEAD = "Thread (most recent call first):"
 
 
 def stack(file: str, *, address: int = 1) -> str:
-    """As faulthandler writes it: another thread first, the main thread last."""
+    """Return a stack like those of faulthandler: another thread first, the main thread last."""
     frames = f'  File "{file}", line 0 in waits\n'
     helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
     return f"{helper}\nCurrent thread 0x{address:08x} (most recent call first):\n{frames}"
 
 
 def shown(directory: Path, *places: tuple[int | None, str]) -> str:
-    """What is told of processes by their rank and their stacks; the process ids count from 99 on."""
+    """Return the report about processes with these ranks and stacks. Their process ids start at 99."""
     directory.mkdir(exist_ok=True)
     for pid, (rank, text) in enumerate(places, 99):
         RunDir(directory).stacks(rank, pid).write_text(text)
@@ -377,7 +377,7 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
 
 
 def test_the_thread_that_writes_calls_is_not_shown(tmp_path: Path) -> None:
-    """Ranks at the same place are shown together, although this thread may be somewhere else in each."""
+    """Ranks at the same place are shown together, even if this thread is at another place in each of them."""
     texts = [
         f'Thread 0x{rank:08x} (most recent call first):\n  File "/x/perfsuite/worker/flight_recorder.py", '
         f"line {rank} in _serve\n\n{stack('train.py')}"

@@ -49,7 +49,7 @@ def test_records_an_injected_fault_in_every_run(tmp_path: Path) -> None:
 def test_gpu_window_starts_after_ten_seconds(
     tmp_path: Path,
 ) -> None:
-    """Its steps are flat at once: its clocks and temperature are not."""
+    """The times of the steps are stable at once, but the GPU's clocks and temperature are not."""
     for warmup, start in ((5, 5), (14, 9), (8, 8)):
         case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
         run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
@@ -69,7 +69,7 @@ def test_excludes_counted_steps_and_groups_ranks(tmp_path: Path) -> None:
 
 
 def started_with(calls: int) -> Counts:
-    """Counts of a rank that has made so many calls of Python before its first step ended."""
+    """Return the counts of a rank that made this many Python calls before its first step ended."""
     python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={})
     return Counts(spans={"start-up: imports": Counts(python=python)})
 
@@ -84,7 +84,7 @@ def test_ranks_share_counts_not_start_ups(tmp_path: Path, second: int, entries: 
 
 
 def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **launch: Any) -> RunDir:
-    """A launch of two ranks that report differently."""
+    """Return a launch of two ranks with different reports."""
     return write_launch(directory, make_report(0, **first), make_report(1, **second), **launch)
 
 
@@ -172,7 +172,10 @@ def test_bad_report_names_the_file_and_field(tmp_path: Path) -> None:
 
 
 def test_failure_after_all_reports_is_a_note(tmp_path: Path) -> None:
-    """As a command that lingers on a logger: nothing is missing, though its agent wrote nothing."""
+    """An example is a command that lingers for a logger.
+
+    Nothing is missing, even without the agent's report.
+    """
     for ended, killed, note in (
         (crash(1, 1.0, "exit code -11"), None, "ended after its report was written: rank 1: exit code -11"),
         (COMMAND_FAILED, None, f"ended after its report was written: {COMMAND_FAILED.message}"),
@@ -196,9 +199,9 @@ def rises(first: float, steps: int, last: float) -> str:
 
 
 WARM_UP = tuple(2.3 + 0.01 * (step % 5) for step in range(25))
-"""Of random data, or of a learning rate that is still next to 0."""
+"""The losses of random data, or of a learning rate that is still close to 0."""
 HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 7.28)
-"""As measured: llama-tiny, one sequence a step, 12 steps; the last one is odd."""
+"""Measured losses of llama-tiny with one sequence per step over 12 steps. The last one is odd."""
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 
         ),
         ((6.2,) * 25, None, f"{rises(6.2, 3, 6.2)}give more steps or another learning_rate"),
         (tuple(6.2 + step for step in range(25)), None, rises(7.2, 3, 29.2)),
-        ((6.2,) * 110, None, rises(6.2, 11, 6.2)),  # a tenth at each end
+        ((6.2,) * 110, None, rises(6.2, 11, 6.2)),  # a tenth of the steps at each end
         ((), None, "no loss was recorded"),
         (HARD_BATCH, None, None),
         (WARM_UP, {}, None),
@@ -245,7 +248,7 @@ def test_an_unobserved_loss_is_noted(tmp_path: Path) -> None:
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)
-"""They sum to 19 s to the last digit."""
+"""The sum of the steps is exactly 19 s."""
 SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
 RETRIED = "3 allocator retries: memory is nearly full, which slows down steps"
 TOO_SMALL = (
@@ -318,7 +321,7 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
 
 
 def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
-    """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
+    """Three quarters of the FLOPs take half of their time, so all take 5/8 of the time in 16 bits."""
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     changes: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
     run, plain = (on_gpu(both(tmp_path, observed=observed, **changes)) for observed in (seen, None))
@@ -377,7 +380,7 @@ EXTRA = """
     LARGEST = metric("largest", recorder=object)
     STEPS = metric("steps", read=lambda run: run.figures.tokens_per_s)
 """
-"""A metric that ranks record, and one that is read out of the launch."""
+"""A metric that ranks record, and a metric that is derived from the launch."""
 
 
 def test_run_has_the_metrics_its_case_names(tmp_path: Path, packages: Packages) -> None:
@@ -438,7 +441,7 @@ def test_data_wait_is_the_longest_ranks(tmp_path: Path) -> None:
 
 
 def test_rank_without_loader_keeps_the_wait(tmp_path: Path) -> None:
-    """As of the later stages of a pipeline."""
+    """Later stages of a pipeline, for example, have no loader."""
     waits = [(), (0.03,) * 25]
     run = collected(
         write_launch(tmp_path, *(make_report(n, data_wait_s=wait_s) for n, wait_s in enumerate(waits)))
@@ -447,7 +450,7 @@ def test_rank_without_loader_keeps_the_wait(tmp_path: Path) -> None:
 
 
 def test_one_compiling_rank_makes_a_cold_start(tmp_path: Path) -> None:
-    """Its peers wait for it, so theirs is not that of a later launch either."""
+    """Its peers wait for it, so their start-up also differs from that of a later launch."""
     spans = {name: SpanTimes(seconds=(1.0,)) for name in ("start-up", "start-up: imports", "save")}
     counts = make_counts(spans={"start-up": Counts(modules={"torch": 9})})
     of_each: dict[str, Any] = {"spans": spans, "counts": counts}
@@ -479,7 +482,7 @@ NAMES_A_PHASE = Script(path="train.py", phases={"rollout": "train:generate"})
 
 
 def failure_with_phases(directory: Path, *spans: dict[str, SpanTimes]) -> str:
-    """Why a launch of two ranks failed, of a case that names a phase."""
+    """Return why a launch of two ranks failed, for a case that names a phase."""
     first, second = ({"spans": phases} for phases in spans)
     failure = collected(of_two(directory, first, second, case=make_case(framework=NAMES_A_PHASE))).failure
     return "" if failure is None else f"{failure.kind}: {failure.message}"

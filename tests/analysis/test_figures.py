@@ -58,7 +58,7 @@ def test_combines_rank_values_into_a_launch_value() -> None:
     for across_ranks, values, expected in (
         *(("max", (2.0, 4.0, 1.0), 4.0), ("min", (2.0, 4.0, 1.0), 1.0)),
         *(("sum", (2.0, 4.0, 1.0), 7.0), ("mean", (2.0, 4.0, 1.0), 7 / 3)),
-        *(("mean", (None, 4.0), 4.0), ("max", (None, None), None)),  # those without a value are left out
+        *(("mean", (None, 4.0), 4.0), ("max", (None, None), None)),  # ranks without a value are left out
     ):
         extras = [{} if value is None else {"x": value, "y": 9.0} for value in values]
         reports = [make_report(rank, world_size=2, extra=extra) for rank, extra in enumerate(extras)]
@@ -88,7 +88,7 @@ def test_medians_skip_launches_without_a_figure() -> None:
 def test_utilisation_skips_gpus_that_report_none() -> None:
     for health, tokens, utilisation, energy in (
         (make_health(devices=GPUS), 100, 91, 9003 / 1900),
-        (make_health(devices=(*GPUS, DeviceHealth(index=3))), 100, 91, None),  # one is silent
+        (make_health(devices=(*GPUS, DeviceHealth(index=3))), 100, 91, None),  # one GPU reports nothing
         *((make_health(), 100, None, None), (None, 100, None, None)),
         *((make_health(devices=GPUS, steps=0), 100, 91, None), (make_health(devices=GPUS), 0, 91, None)),
     ):
@@ -98,8 +98,11 @@ def test_utilisation_skips_gpus_that_report_none() -> None:
 
 
 def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
-    """Step times by rank of a job whose ranks meet in a collective in each step: before it rank r works for
-    `work_s[r][i]`, after it, until its optimizer steps, for `late_s[r][i]`."""
+    """Return step times by rank of a job whose ranks meet in a collective in each step.
+
+    In step i, rank r works for `work_s[r][i]` before the collective, and for `late_s[r][i]` between the
+    collective and the end of its optimizer step.
+    """
     at = [0.0] * len(work_s)
     taken: list[list[float]] = [[] for _ in work_s]
     for step in range(len(work_s[0])):
@@ -114,7 +117,7 @@ def test_job_steps_allow_for_a_late_start() -> None:
     steps = [0.1 + 1e-7 * step**2 for step in range(50)]
     assert job_steps([steps]) == job_steps([steps] * 8) == steps
     early, late = synchronous([[0.1] * 20] * 2, [[0.0] * 20] * 2)
-    early[0] += 3.0  # its clock began before the other's
+    early[0] += 3.0  # its clock began before the other clock
     assert job_steps([early, late]) == pytest.approx([3.1] + [0.1] * 19)
 
 
@@ -122,11 +125,11 @@ def test_job_steps_allow_for_a_late_start() -> None:
 def test_counts_a_stall_once_across_ranks(tmp_path: Path, ranks: int) -> None:
     work, late = ([[seconds] * 25 for _ in range(ranks)] for seconds in (0.09, 0.01))
     for rank in range(ranks):
-        late[rank][6 + 2 * rank] += 1.0  # each has a hiccup of its own, after its last collective
+        late[rank][6 + 2 * rank] += 1.0  # each rank stalls once, after its last collective
     steps = synchronous(work, late)
     assert sum(max(of_ranks) for of_ranks in zip(*steps, strict=True)) == pytest.approx(
         2.5 + 2 * ranks
-    )  # twice
+    )  # this counts each stall twice
     reports = [
         make_report(rank, step_s=tuple(seconds), world_size=ranks) for rank, seconds in enumerate(steps)
     ]
@@ -157,7 +160,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
 
 def test_stall_shows_in_mean_unevenness_in_jitter(tmp_path: Path) -> None:
     for steps, p50, mean, jitter in (
-        ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # a stall beyond the 95th percentile
+        ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # the stall is beyond the 95th percentile
         ((0.1,) * 20 + (0.3,) * 5, 0.1, 3.3 / 23, 3),
     ):
         figures = collected(both(tmp_path, step_s=steps)).figures
@@ -290,7 +293,10 @@ def test_framework_rate_is_the_ranks_median() -> None:
 
 
 def test_notes_a_gpu_that_had_no_time_to_settle() -> None:
-    """Warm-up begins with the first step that may be measured: the third, or the fifth where steps count."""
+    """Warm-up begins with the first step that can be measured.
+
+    This is the third step, or the fifth if a step is counted.
+    """
     for step_s, start, measured, counted, is_settled in (
         *((2.0, 7, 10, False, True), (2.0, 6, 10, False, False)),
         *((2.0, 9, 10, True, True), (2.0, 8, 10, True, False)),
@@ -316,17 +322,18 @@ SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, m
     ("series", "max_warmup", "start"),
     [
         ([0.1] * 30, 20, 2),
-        ([1 + 0.01 * (-1) ** step for step in range(40)], 20, 2),  # small noise
+        ([1 + 0.01 * (-1) ** step for step in range(40)], 20, 2),  # the noise is small
         *(([0.5] * slow + [0.1] * 40, 20, max(slow, 2)) for slow in (1, 2, 3, 4, 7, 12)),
-        ([0.8] * 8 + [1.0] * 40, 20, 8),  # a GPU that throttles after some steps
+        ([0.8] * 8 + [1.0] * 40, 20, 8),  # the GPU throttles after some steps
         *(([1.0] * at + [10.0] + [1.0] * (39 - at), 20, 2) for at in (0, 5, 19, 20, 25, 39)),
-        ([2.0] * 25 + [1.0] * 35, 20, 20),  # a warm-up longer than allowed
-        ([9.0] + [1.0] * 19, 0, 0),  # no warm-up allowed
-        ([0.0] * 20, 5, 2),  # an empty clock
-        # Steps of 0.9 and 1.1 s in turn: 0.2 s from step to step, 0.141 s around the level, of which twice.
+        ([2.0] * 25 + [1.0] * 35, 20, 20),  # the warm-up is longer than allowed
+        ([9.0] + [1.0] * 19, 0, 0),  # no warm-up is allowed
+        ([0.0] * 20, 5, 2),  # the clock recorded nothing
+        # Steps alternate between 0.9 and 1.1 s. They differ by 0.2 s from each other, and scatter around the
+        # level by 0.141 s, of which twice is allowed.
         ([1.28] * 6 + [0.9, 1.1] * 20, 6, 2),
         ([1.29] * 6 + [0.9, 1.1] * 20, 6, 6),
-        # In the third step the worker looks at what runs.
+        # In the third step the worker observes what runs.
         *(([1.0] * 40, most, 2) for most in (2, 3, 20)),
     ],
 )
@@ -344,7 +351,8 @@ def test_decaying_warm_up_ends_within_the_bound() -> None:
 
 def test_series_that_never_flattens_is_unsteady() -> None:
     for series in (
-        *([growth**step for step in range(60)] for growth in (1.05, 0.95)),  # ever slower, or faster
+        # Steps get slower and slower, or faster and faster.
+        *([growth**step for step in range(60)] for growth in (1.05, 0.95)),
         [1 + 0.02 * step + 0.01 * (-1) ** step for step in range(60)],
         *([1.0] * 40 + [1.2] * 20, [1.0] * 35 + [2.0] * 25),
     ):

@@ -45,7 +45,7 @@ def test_names_the_rank_that_lacks_a_collective() -> None:
     assert said(IN_57, IN_57, IN_57, [done(56)]) == (
         f"rank 3 has not called all_reduce 57 {IN}, in which ranks 0 to 2 have waited for 118 s (train.py:22)"
     )
-    # On a GPU, the ranks may have called more collectives behind the one that does not complete.
+    # On a GPU, the ranks might have called further collectives after the one that does not complete.
     ahead = (*IN_57, waits(58, "broadcast"))
     assert str(said(ahead, [done(56)], ahead, [done(55)])).startswith(
         f"ranks 1 and 3 have not called all_reduce 57 {IN}, in which ranks 0 and 2 have waited"
@@ -66,7 +66,9 @@ def test_a_rank_without_a_record_is_not_blamed() -> None:
         "the calls of rank 3 are unknown"
     )
     known[2] = files([], [], [group(calls=[done(56)])])[2]
-    assert str(explain(known)).startswith("rank 2 has not called all_reduce 57"), "this one is known"
+    assert str(explain(known)).startswith("rank 2 has not called all_reduce 57"), (
+        "the calls of this rank are known"
+    )
 
 
 def test_names_the_rank_that_calls_something_else() -> None:
@@ -87,7 +89,7 @@ def test_names_the_rank_with_other_sizes() -> None:
     )
     assert "with Half [8]" in str(said(sized(8), sized(8), sized(8), sized(8, dtype="Half")))
     uneven = said(*(sized(size, name="all_to_all") for size in (8, 7, 8, 8)))
-    assert "stalls" in str(uneven), "its ranks may send unequal amounts"
+    assert "stalls" in str(uneven), "its ranks can send unequal amounts"
 
 
 def test_compares_the_parts_of_a_coalesced_call() -> None:
@@ -120,7 +122,10 @@ def test_groups_that_wait_for_each_other_may_be_in_another_order() -> None:
 
 
 def test_follows_the_wait_to_the_rank_that_is_free() -> None:
-    """Rank 3 computes. Rank 2 waits for it in a pipeline, and so lacks the all-reduce of ranks 0 and 2."""
+    """Rank 3 computes.
+
+    Rank 2 waits for it in a pipeline, and has therefore not called the all-reduce of ranks 0 and 2.
+    """
     data = group((0, 2), "mesh_dp", calls=[waits(9, age_s=300)])
     short = group((0, 2), "mesh_dp", calls=[done(8)])
     pipeline = group((2, 3), "mesh_pp", calls=[waits(4, "broadcast")])
@@ -135,7 +140,9 @@ def test_a_rank_that_waits_for_a_message_is_not_free() -> None:
     data = group((0, 2), "mesh_dp", calls=[waits(9)])
     receives = group((2, 3), "mesh_pp", open_messages=(waits(2, "recv 0<-1", place="pipe.py:7"),))
     found = str(explain(files([data], [], [group((0, 2), "mesh_dp", calls=[done(8)]), receives], [])))
-    assert found.startswith("rank 2 has not called all_reduce 9 of group mesh_dp"), "nothing better is known"
+    assert found.startswith("rank 2 has not called all_reduce 9 of group mesh_dp"), (
+        "no better explanation is known"
+    )
 
 
 def test_names_both_collectives_of_a_deadlock() -> None:
@@ -201,7 +208,7 @@ def test_reads_the_calls_of_this_jobs_ranks(tmp_path: Path) -> None:
 
     zero = write(1, 0)
     write(2, 1)
-    write(3, 1)  # it is unknown which of the two is the rank
-    write(4, 0, world_size=1)  # a helper of a rank with its own group
+    write(3, 1)  # it is unknown which of the two processes is the rank
+    write(4, 0, world_size=1)  # a helper of a rank with a group of its own
     run_dir.collectives(5).write_text("{")
     assert calls_of(run_dir, 4) == {0: zero}

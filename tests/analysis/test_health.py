@@ -28,7 +28,7 @@ GIB = 2**30
         )
     ]
     + [
-        ("one\n  Xid error 79  \nGPU is lost\n", "Xid error 79"),  # the first line
+        ("one\n  Xid error 79  \nGPU is lost\n", "Xid error 79"),  # the first line counts
         ("RuntimeError: CUDA error: device-side assert triggered", None),
         ("", None),
     ],
@@ -106,7 +106,10 @@ def test_reports_gpu_problems_with_values(device: dict[str, Any], reason: str | 
 def test_machine_is_shared_if_others_harm_it(
     health: Health | None, on_cpu: list[str] | None, on_gpu: bool
 ) -> None:
-    """And cores are judged where they train; `on_cpu` is None for what only a GPU has."""
+    """The cores are judged only if training runs on them.
+
+    `on_cpu` is None for problems that only a GPU has.
+    """
     if on_cpu is not None:
         problems = machine_problems(health, make_machine())
         assert all(problem.startswith(start) for problem, start in zip(problems, on_cpu, strict=True))
@@ -116,13 +119,13 @@ def test_machine_is_shared_if_others_harm_it(
 
 
 def test_gpu_ranks_need_a_core_each() -> None:
-    """The host launches the kernels: a GPU waits for a host that has no core."""
+    """The host launches the kernels, so a GPU waits if its host has no core."""
     for cores, foreign_cpu, ranks, left in (
         (96, 0.95, 4, None),
         (96, 0.97, 4, "97% of the cores' time of n1, which leaves 0.72 of 96 cores to each of 4 ranks"),
         (8, 0.51, 4, "leaves 0.98 of 8 cores"),
         (8, 0.5, 4, None),
-        (2, 0.9, 4, None),  # never had a core each
+        (2, 0.9, 4, None),  # the ranks never had a core each
         *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),
     ):
         devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
@@ -131,7 +134,9 @@ def test_gpu_ranks_need_a_core_each() -> None:
         said = machine_problems(busy, make_gpu_machine())
         assert len(said) == (left is not None)
         assert left is None or left in said[0]
-        assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
+        assert not is_shared(busy, make_gpu_machine()), (
+            "perfsuite does not wait for these processes, because they hold no GPU"
+        )
 
 
 def test_names_a_gpu_with_fewer_nvlinks() -> None:
@@ -191,7 +196,7 @@ def test_node_of_a_silent_agent_keeps_its_place() -> None:
     assert run.health == quiet(node="n2", samples=0, notes=("n1: its health is unknown",))
     assert health.with_nodes(OF_TWO_NODES, agents, {}).nodes[0].name == "node 0"
     alone = health.with_nodes(make_run(), {0: LaunchFile(node=0, host="here", health=quiet())}, {})
-    assert (alone.nodes, alone.health) == ((), quiet()), "one machine has no nodes"
+    assert (alone.nodes, alone.health) == ((), quiet()), "a single machine has no nodes"
     assert health.with_nodes(make_run(), {}, {}).health is None
 
 

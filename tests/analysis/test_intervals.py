@@ -1,4 +1,4 @@
-"""Each function against the same on sets of unit intervals."""
+"""Test each function against the same operation on sets of unit intervals."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ def cells(ranges: list[Span]) -> set[int]:
 
 def assert_are(ranges: list[Span], expected: set[int]) -> None:
     assert cells(ranges) == expected
-    assert length(ranges) == len(expected), "disjoint"
+    assert length(ranges) == len(expected), "the ranges are disjoint"
     assert ranges == sorted(ranges)
     assert all(begin < end for begin, end in ranges)
 
@@ -28,7 +28,7 @@ def test_intervals_are_sets_of_moments(some: list[Span], others: list[Span], beg
     joined = union(some)
     rest = union(others)
     assert_are(joined, cells(some))
-    assert all(left[1] < right[0] for left, right in pairwise(joined)), "joined"
+    assert all(left[1] < right[0] for left, right in pairwise(joined)), "touching ranges are joined"
     assert_are(within(joined, begin, begin + more), cells(some) & {*range(begin, begin + more)})
     assert_are(without(joined, rest), cells(some) - cells(others))
     assert [holds(joined, cell) for cell in range(27)] == [cell in cells(some) for cell in range(27)]

@@ -6,14 +6,14 @@ from tests.samples import make_report, make_run
 
 
 def slopes(*levels: dict[int, int], step_s: tuple[float, ...] = ()) -> dict[str, Slope]:
-    """Those of a launch whose ranks have read these levels; its window begins after step 5."""
+    """Return the slopes of a launch whose ranks have read these levels. Its window begins after step 5."""
     run = make_run(step_s=step_s, window=(min(5, len(step_s)), len(step_s)))
     reports = [make_report(rank, levels={"resident memory": sizes}) for rank, sizes in enumerate(levels)]
     return {slope.name: slope for slope in slopes_of(run, reports)}
 
 
 def test_a_line_is_its_own_slope() -> None:
-    """Of the window alone: what grows in warm-up is no slope."""
+    """Only the window counts. Growth during the warm-up is not part of the slope."""
     times = (9.0,) * 5 + tuple(1 + 0.5 * step for step in range(20))
     found_slopes = slopes({step: 100 * max(step, 6) for step in range(1, 26)}, step_s=times)
     assert found_slopes["step time"].per_step == pytest.approx(0.5)

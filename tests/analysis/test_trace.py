@@ -16,7 +16,7 @@ def test_parts_of_a_cpu_step_add_up_to_it() -> None:
     assert split == StepSplit(
         step_us=1000,
         data_wait_us=100,
-        compute_us=300,  # of the main thread: what gloo's thread copies is communication
+        compute_us=300,  # work of the main thread: copies by gloo's thread count as communication
         optimizer_us=100,
         exposed_us={"all_reduce": 300},
         hidden_us={"all_reduce": 100},
@@ -50,7 +50,7 @@ def test_omits_layer_graph_and_number_from_names() -> None:
 
 
 def test_waiting_is_not_computing() -> None:
-    """As tensor parallelism does: the main thread waits while gloo's threads communicate."""
+    """With tensor parallelism, for example, the main thread waits while gloo's threads communicate."""
     waits = [event("_c10d_functional::wait_tensor", 1000 * number + 430, 250) for number in range(3)]
     split = reduced([*cpu_trace(), *waits], "cpu").split
     assert (split.compute_us, split.exposed_us) == (300, {"all_reduce": 300})
@@ -61,7 +61,7 @@ def test_waiting_is_not_computing() -> None:
         event(f"gloo:{kind}", 400, us, "user_annotation", GLOO + 2) for kind, us in (("a", 0.3), ("b", 0.04))
     )
     hidden = reduced([*cpu_trace(), short, shorter], "cpu").split.hidden_us
-    assert (hidden["a"], "b" in hidden) == (0.1, False), "nothing below a tenth of a microsecond"
+    assert (hidden["a"], "b" in hidden) == (0.1, False), "less than a tenth of a microsecond is omitted"
 
 
 def test_inconstant_calls_are_unsteady() -> None:
@@ -92,7 +92,10 @@ def test_parts_of_a_gpu_step_are_its_own_time() -> None:
 
 
 def test_kernel_belongs_to_its_launching_step() -> None:
-    """The last step's kernels begin when the host is past it; those of the step after are not counted."""
+    """The last step's kernels begin after the host has left the step.
+
+    Kernels of the next step do not count.
+    """
     profile = reduced(gpu_trace(), "cuda")
     assert [(kernel.name, kernel.calls, kernel.us) for kernel in profile.kernels] == [
         ("cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>", 1, 400),
@@ -106,14 +109,15 @@ def test_kernel_belongs_to_its_launching_step() -> None:
     ("launch", "cat", "at", "thread"),
     [
         ("cudaGraphLaunch", "cuda_runtime", 60, MAIN),
-        ("cudaGraphLaunch", "cuda_runtime", 10, MAIN),  # as inductor does, inside of a node of autograd
+        ("cudaGraphLaunch", "cuda_runtime", 10, MAIN),  # inductor does this within a node of autograd
         ("cuGraphLaunch", "cuda_driver", 10, MAIN),
-        ("cudaLaunchKernel", "cuda_runtime", 60, MAIN),  # as a package's code that asks no dispatcher
-        ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),  # in another thread, while an operator runs
+        ("cudaLaunchKernel", "cuda_runtime", 60, MAIN),  # a package's code that does not use the dispatcher
+        # Launched in another thread while an operator runs.
+        ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),
     ],
 )
 def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thread: int) -> None:
-    """Two at once take their time once."""
+    """Kernels that overlap count their time once."""
     hidden = []
     for number in range(4):
         begin = 1000 * number
@@ -130,7 +134,7 @@ def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thr
 
 
 def test_early_work_changes_no_step() -> None:
-    """The batch on a stream of its own, before the device is done with the steps."""
+    """Early work is, for example, a batch on a stream of its own, copied before a step has ended."""
     late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
     profile = reduced([*gpu_trace(), late], "cuda")
     assert "k<int>" not in profile.calls()
@@ -149,7 +153,11 @@ def test_early_work_changes_no_step() -> None:
 
 
 def test_gpu_syncs_are_reads_waits_and_copies() -> None:
-    """Not a value on the host, as AdamW reads its `step`, nor a copy to pinned memory, as of activations."""
+    """Some similar events wait for nothing.
+
+    Examples are a value that is on the host already (AdamW reads its `step`), and a copy of activations to
+    pinned memory.
+    """
     free = []
     for number in range(3):
         at = 1000 * number
@@ -162,12 +170,14 @@ def test_gpu_syncs_are_reads_waits_and_copies() -> None:
     waits = ("aten::_local_scalar_dense", "cudaStreamSynchronize", "Memcpy DtoH (Device -> Pageable)")
     for sync in (False, True):
         alone = reduced(gpu_trace(sync=sync), "cuda")
-        assert alone.split.unseen == 0, "operators launched its kernels; a collective's are not asked for"
+        assert alone.split.unseen == 0, (
+            "operators launched its kernels, and kernels of collectives are not checked"
+        )
         both = reduced([*gpu_trace(sync=sync), *free], "cuda")
         for profile in (alone, both):
             calls = {call.name: call.calls for call in profile.host_syncs}
             assert calls == dict.fromkeys(waits if sync else (), 1)
-        assert both.calls()["aten::_local_scalar_dense"] == 1 + sync, "of which one waits"
+        assert both.calls()["aten::_local_scalar_dense"] == 1 + sync, "one of these reads waits"
 
 
 def test_a_kernel_of_nccl_is_communication() -> None:

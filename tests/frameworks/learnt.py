@@ -1,4 +1,4 @@
-"""What a case learns in one process, by a plain loop: what its launches are compared with."""
+"""Train a case in one process with a plain loop, to compare its launches with."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from tests.fake_group import CPU
 @dataclass(frozen=True)
 class Learnt:
     loss: Sequence[float]
-    """Of each step, the mean over all data-parallel ranks."""
+    """The loss of each step, as the mean over all data-parallel ranks."""
     gradient_norm: float | None
-    """In the step that a launch counts."""
+    """The norm of the gradients in the step that a launch counts."""
 
 
 @cache
 def learnt(case: Case, *, data_ranks: int = 2) -> Learnt:
-    """By AdamW, on the tokens of so many ranks; in float8 if the framework of `case` is."""
+    """Train with AdamW on the tokens of this many ranks, in float8 if the framework of `case` uses it."""
     model = build_model(case, CPU)
     float8.convert(getattr(case.framework, "float8", None), model, CPU)
     optimizer = build_optimizer(case, model)
@@ -56,8 +56,10 @@ def learnt(case: Case, *, data_ranks: int = 2) -> Learnt:
 
 
 def check_learnt(run: Run, case: Case) -> None:
-    """`run` has the losses of `case`, which it trains in another way, and gradients as large if they are
-    counted."""
+    """Check that `run` has the losses that `case` learns in a plain loop.
+
+    If gradients are counted, their norm must agree as well.
+    """
     plain = learnt(case)
     is_counted = case.max_warmup_steps >= COUNTED_STEP
     assert run.loss == pytest.approx(plain.loss, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Launches scripts that train a small network in samples, and not in tokens."""
+"""Helpers: launch scripts that train a small network on samples instead of tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,6 @@ def launched(
 
 
 def that_went_well(run: Run) -> Run:
-    """Return a launch that did not fail, however busy the machine was meanwhile."""
+    """Return a launch that did not fail. Its health is removed, because the machine might have been busy."""
     assert run.failure is None, run.failure
     return run.replace(health=None)

@@ -1,4 +1,4 @@
-"""Cases that a framework refuses before anything is launched, as rows of a table of tests."""
+"""Helpers: rows of test tables, for cases that a framework refuses before anything is launched."""
 
 import re
 from typing import Any
@@ -19,8 +19,11 @@ TAKES = "{} supports precision {}, but the case asks for '{}'"
 
 
 def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
-    """Why a case cannot run on a machine, where "..." is any text: of a small Llama on ranks of one node, or
-    of (nodes, ranks on each), with changes of the case or of the model's configuration."""
+    """Return a row with a case, a machine, and why the case cannot run there. "..." in it is any text.
+
+    The case is a small Llama on `ranks` ranks of one node, or on (nodes, ranks on each node), with changes of
+    the case or of the model's configuration.
+    """
     fields = {name: value for name, value in changes.items() if name in Case.model_fields}
     config = {name: value for name, value in changes.items() if name not in fields}
     if config:
@@ -33,7 +36,7 @@ def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2
 
 
 def check_refusal(case: Case, machine: Machine, why: str | None) -> None:
-    """Assert that a case cannot run on a machine for this reason, or can if there is none."""
+    """Assert that a case cannot run on a machine for this reason, or that it can if `why` is None."""
     said = unsupported(case, machine)
     assert said is None if why is None else _matches(why, str(said)), said
 

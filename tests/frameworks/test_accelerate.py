@@ -41,7 +41,7 @@ tpu_use_cluster: false
 tpu_use_sudo: false
 use_cpu: false
 """
-"""As `accelerate config` wrote it before FSDP2."""
+"""A file as `accelerate config` wrote it before FSDP2."""
 
 FSDP2 = """\
 distributed_type: FSDP
@@ -140,7 +140,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_case_carries_its_file(config: Path) -> None:
-    """It reads back as it was, though the file is gone."""
+    """The case reads back unchanged, even though the file is gone."""
     case = AGREES.replace(framework=Accelerate(config=config))
     assert case.id.startswith("accelerate-mine-gpt2-tiny-")
     config.unlink()

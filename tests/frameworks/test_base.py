@@ -1,4 +1,4 @@
-"""Every torch framework and option that a CPU allows, really launched over gloo."""
+"""Test real launches over gloo of every torch framework and option that a CPU allows."""
 
 import importlib.metadata
 import importlib.util
@@ -39,10 +39,10 @@ from tests.verdict.judging import CHOSEN
 SMALL = make_case(
     model="llama-tiny", framework=DDP(), sequence_length=32, max_warmup_steps=2, steps=10, timeout_s=240
 )
-"""Of two processes, with micro-batches of two sequences."""
+"""The case has two processes, with micro-batches of two sequences."""
 MIXED = SMALL.replace(precision="bf16-mixed")
 COUNTED = SMALL.replace(max_warmup_steps=4)
-"""The same: in mixed precision, and with a step that is counted before those that are measured."""
+"""The same case with a step that is counted before the measured steps."""
 FOUR = Topology(processes_per_node=4)
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 FULL = FSDP(sharding_strategy="FULL_SHARD")
@@ -111,7 +111,7 @@ def test_a_run_is_complete(tmp_path: Path) -> None:
     ids=Framework.slug,
 )
 def test_strategies_train_as_a_plain_loop(tmp_path: Path, framework: Framework) -> None:
-    """Same weights, data and seed: sharding must not change what is learnt."""
+    """Weights, data and seed are the same. Sharding must not change what is learnt."""
     check_learnt(measured(COUNTED.replace(framework=framework), tmp_path), COUNTED)
 
 
@@ -133,11 +133,11 @@ TIED = COUNTED.replace(model=llama_tiny("llama-tied", num_hidden_layers=2, tie_w
     ids=["fsdp2", "accelerate, a tied embedding", "trainer"],
 )
 def test_tensor_parallel_ranks_train_as_one(tmp_path: Path, case: Case) -> None:
-    """Four ranks, of which two and two split each layer: the same global batch as two that do not."""
+    """Four ranks, in two pairs that split each layer, have the same global batch as two ranks that do not."""
     split = measured(case.replace(topology=FOUR), tmp_path)
     plain = learnt(COUNTED.replace(model=case.model))
     assert split.loss == pytest.approx(plain.loss, rel=1e-4)
-    # Both ranks that split a layer add the gradients of its norms.
+    # Both ranks that split a layer add up the gradients of its norms.
     assert split.figures.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-3)
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
@@ -162,7 +162,10 @@ def test_float8_trains_alike_when_sharded(tmp_path: Path) -> None:
     ids=["accelerate", "trainer"],
 )
 def test_accelerate_float8_trains_nearly_alike(framework: Framework, gathers: bool, tmp_path: Path) -> None:
-    """What rounding changes grows from step to step: later the losses of some CPUs are 5% apart."""
+    """Differences by rounding grow from step to step.
+
+    In later steps some CPUs have losses that are 5% apart.
+    """
     run = measured(COUNTED.replace(framework=framework, precision="bf16-mixed"), tmp_path)
     assert run.loss[:10] == pytest.approx(learnt(COUNTED).loss[:10], rel=0.01)
     gathered = {call.dtype for call in run.counts[0].counts.collectives if call.kind == "all_gather"}
@@ -210,7 +213,7 @@ BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_
     ids=lambda case: case.id,
 )
 def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
-    """The worker itself refuses what is not as asked for; this checks that it looked."""
+    """The worker itself refuses settings that differ from the case. This test checks that it looked."""
     settings = observed(measured(case, tmp_path)).settings
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
     recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
@@ -223,7 +226,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_blocks_train_the_same(tmp_path: Path, ranks: int) -> None:
-    """Two ranks count a step, too."""
+    """Two ranks also count a step."""
     flat = llama_tiny("llama-flat", num_hidden_layers=1)
     topology = Topology(processes_per_node=ranks)
     case = (SMALL if ranks == 1 else COUNTED).replace(model=flat, topology=topology, timeout_s=600)
@@ -256,7 +259,7 @@ def test_adapters_train_the_same_by_every_library(framework: Framework, tmp_path
 @pytest.mark.nightly
 @pytest.mark.parametrize("framework", [FULL, FSDP2()], ids=Framework.slug)
 def test_adapters_train_the_same_sharded_or_not(framework: Framework, tmp_path: Path) -> None:
-    """On four bits, which training on a CPU can do, though `unsupported` wants a GPU: it is slow."""
+    """The weights have four bits. A CPU can train with them, but slowly, so `unsupported` requires a GPU."""
     packed = ADAPTED.replace(quantization="4bit")
     sharded = measured(packed.replace(framework=framework), tmp_path)
     check_learnt(sharded, packed)
@@ -268,7 +271,7 @@ def test_adapters_train_the_same_sharded_or_not(framework: Framework, tmp_path: 
 
 
 def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Have these packages look as if they were not installed."""
+    """Make these packages look as if they were not installed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
 

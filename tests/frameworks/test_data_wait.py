@@ -1,4 +1,4 @@
-"""What a launch of a script tells of its data: the wait for batches, and what workers do for one."""
+"""Test what a launch of a script reports about its data: the wait for batches, and the work for a batch."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.frameworks import net_scripts
 from tests.samples import known
 
 PAIRS = 5
-SLEEP_S = 0.3  # in a batch: far above what two idle launches of a busy machine differ by
+SLEEP_S = 0.3  # added to a batch: far more than two idle launches of a busy machine differ
 TRAIN = """
 import os, time
 import torch
@@ -120,7 +120,7 @@ def test_work_in_a_worker_is_counted(forked_worker: Run, tmp_path: Path, context
 
 @pytest.mark.nightly
 def test_counts_workers_forked_in_a_step_alike(forked_worker: Run, tmp_path: Path) -> None:
-    """With three batches in an epoch, workers are forked in step 4: they inherit the rank's counter."""
+    """With three batches in an epoch, workers are forked in step 4 and inherit the rank's counter."""
     short = with_worker(tmp_path / "short", CALLS=100, ROWS=12)
     batches = [run.counts[0].counts.worker_batch for run in (forked_worker, short)]
     assert known(batches[0]) == batches[1]
@@ -164,6 +164,6 @@ def test_a_loader_is_named_by_module_and_name(name: str) -> None:
 
 
 def test_naming_a_loader_keeps_the_case_id() -> None:
-    """Its baselines stay: it is the same training."""
+    """The training is the same, so its baselines stay valid."""
     named = Script(path="train.py", loader="train:batches")
     assert named.slug() == Script(path="train.py").slug()

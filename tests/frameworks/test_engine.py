@@ -1,4 +1,4 @@
-"""A package whose engine steps a torch optimizer several times in one step: `LaunchPlan.clock`."""
+"""Test a package whose engine steps a torch optimizer several times in one step: `LaunchPlan.clock`."""
 
 from pathlib import Path
 
@@ -63,4 +63,4 @@ def test_counts_the_engines_steps_not_inner_ones(packages: Packages, tmp_path: P
     assert run.loss[-1] < run.loss[0]
     dry = passed(case, tmp_path / "dry")
     for (counts,) in ([rank.counts for rank in run.counts], [rank.counts for rank in dry.counts]):
-        assert counts.ops["aten._foreach_lerp_"] == PARTS, "all that the engine does in one step"
+        assert counts.ops["aten._foreach_lerp_"] == PARTS, "a step has all optimizer steps of the engine"

@@ -1,4 +1,4 @@
-"""What launches tell of events and phases of a script, which stays as it is."""
+"""Test what launches report about events and phases of a script that is not modified."""
 
 from functools import partial
 from pathlib import Path

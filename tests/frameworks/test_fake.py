@@ -12,7 +12,7 @@ from tests.samples import make_case
 
 
 def simulated(framework: Fake, *, rank: int = 0, steps: int = 400) -> tuple[list[float], list[float]]:
-    """The step times in seconds, and the losses, of one rank."""
+    """Return the step times in seconds and the losses of one rank."""
     recorder = Recorder(SimulatedTimer())
     ranks = Ranks(rank=rank, world_size=2, device=None, directory=Path())
     workload = framework.build(make_case(framework=framework), ranks, recorder)

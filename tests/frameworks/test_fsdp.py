@@ -13,7 +13,7 @@ FULL = TINY.replace(framework=FSDP(sharding_strategy="FULL_SHARD"), topology=TWO
 
 
 def units(framework: FSDP, **changes: Any) -> list[FullyShardedDataParallel]:
-    """The modules that FSDP wraps on the first of two ranks: the model, and its four blocks."""
+    """Return the modules that FSDP wraps on the first of two ranks: the model and its four blocks."""
     case = FULL.replace(framework=framework, **changes)
     with fake_group(0, 2) as ranks:
         workload = framework.build(case, ranks, None)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ def built(case: Case, ranks: Any) -> Any:
 
 
 def collectives(case: Case, world_size: int) -> tuple[Collective, ...]:
-    """What the first of so many ranks sends in its first step."""
+    """Return what the first of `world_size` ranks sends in its first step."""
     with fake_group(0, world_size) as ranks:
         workload = built(case, ranks)
         counter = StepCounter([])
@@ -56,7 +56,7 @@ def test_what_is_built_is_what_is_expected(
         assert wrapping(workload.model)["mesh"] == mesh
         assert workload.data_parallel == data_parallel
         units = [module for module in workload.model.modules() if isinstance(module, FSDPModule)]
-        assert len(units) == 5, "every block and the root"
+        assert len(units) == 5, "the units are every block and the root"
         if framework.tensor_parallel > 1:
             attention = workload.model.model.layers[0].self_attn
             part = 128 // world_size
@@ -67,7 +67,7 @@ def test_what_is_built_is_what_is_expected(
 @pytest.mark.parametrize(
     ("framework", "micro_batches", "forward", "backward", "reduced"),
     [
-        (FSDP2(), 1, 3, 2, 3),  # two blocks and the root
+        (FSDP2(), 1, 3, 2, 3),  # the units are two blocks and the root
         (FSDP2(reshard_root=True), 1, 3, 3, 3),
         (FSDP2(reshard_after_forward=False), 1, 3, 0, 3),
         (FSDP2(), 2, 6, 4, 6),
@@ -99,7 +99,7 @@ def test_reduces_gradients_in_the_requested_dtype(dtype: Any) -> None:
 
 
 def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
-    """Four ranks: 0 and 1 split the layers of the first shard, 2 and 3 of the second."""
+    """Of four ranks, 0 and 1 split the layers of the first shard, and 2 and 3 those of the second shard."""
     parts = []
     for rank in range(4):
         with fake_group(rank, 4) as ranks:
@@ -112,17 +112,19 @@ def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
             assert torch.equal(a, b)
         elif "o_proj" in name or "down_proj" in name:
             joined = torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
-        else:  # by columns first, so a and c are one rank's half
+        else:  # split by columns first, so a and c are one rank's half
             joined = torch.cat([a, c, b, d])
         assert torch.equal(joined, full), name
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")  # the logits
+# The view is that of the logits.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 @pytest.mark.parametrize(("layers", "checkpointing"), [(1, "full"), (3, "none"), (3, "full")])
 def test_half_blocks_reduce_once_each_way(layers: int, checkpointing: Any) -> None:
-    """Shoeybi et al. 2019, figure 4; and the embedding's output, and the gradient of the head's input.
+    """The expected calls are those of Shoeybi et al. 2019, figure 4.
 
-    A block computed anew needs what comes before its last matmul: the reduced output of its attention.
+    The embedding's output and the gradient of the head's input are reduced as well. A recomputed block also
+    repeats what comes before its last matmul, which includes the reduced output of its attention.
     """
     model = llama("x", **SHAPE | {"layers": layers})
     case = SPLIT.replace(model=model, activation_checkpointing=checkpointing)
@@ -155,7 +157,7 @@ def _as_rank(rank: int, directory: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_loss_and_gradients_match_the_whole_model(tmp_path: Path) -> None:
-    """Adam takes the same step by gradients twice as large: losses over some steps would not show these."""
+    """Losses alone would not show gradients twice as large, because Adam then takes the same step."""
     spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     spawn(_as_rank, args=(tmp_path,), nprocs=2)
 

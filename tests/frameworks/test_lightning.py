@@ -1,4 +1,4 @@
-"""Lightning Fabric: what it refuses, what its strategies are given, that it trains as plain torch does."""
+"""Test Lightning Fabric: refused cases, the arguments of its strategies, and that it trains like torch."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,14 +35,14 @@ def test_what_must_be_observed() -> None:
 
 
 def units(case: Case) -> list[FullyShardedDataParallel]:
-    """What `FSDPStrategy` wraps with the arguments of `case` on the first of two ranks: all, and blocks."""
+    """Return what `FSDPStrategy` wraps for `case` on the first of two ranks: the model and its blocks."""
     from lightning.fabric.plugins.environments import LightningEnvironment
 
     framework = case.framework
     assert isinstance(framework, Lightning)
     model = build_model(case.replace(activation_checkpointing="none"), torch.device("cpu"))
     strategy = framework.strategy_object(case, blocks(model))
-    # It hands the index of its GPU to torch, which takes a device as well.
+    # The strategy passes the index of its GPU to torch, which accepts a device as well.
     strategy.parallel_devices = [SimpleNamespace(index=torch.device("cpu"))]
     strategy.cluster_environment = LightningEnvironment()
     with fake_group(0, 2):
@@ -99,5 +99,6 @@ def test_it_trains_as_a_plain_loop(tmp_path: Path, case: Case, rel: float, strat
     assert settings["fabric_precision"].endswith(" bf16-mixed")
     assert settings["fabric_strategy"] == strategy
     assert "lightning" in observed(run).environment
-    # 98 MiB of each rank if it were. A busy machine may make one of them hold some more, once 71.
-    assert min(memory.peak for memory in run.memory) < 70 * 2**20, "the library, imported, is none of it"
+    # If the library counted, the peak of each rank would be 98 MiB. A busy machine can increase the peak of
+    # one rank, once to 71 MiB.
+    assert min(memory.peak for memory in run.memory) < 70 * 2**20, "the peak excludes the imported library"

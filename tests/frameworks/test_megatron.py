@@ -1,4 +1,4 @@
-"""Megatron-Core, Megatron-FSDP and NeMo Automodel from the public index, dry as one of 64 ranks.
+"""Test dry runs of Megatron-Core, Megatron-FSDP and NeMo Automodel from the public index, on 64 ranks.
 
 The expected collectives are the closed forms of docs/evidence/megatron.md.
 """
@@ -20,18 +20,18 @@ from tests.samples import known
 
 RECIPES = Path(__file__).parent / "recipes"
 RANKS = 64
-LAYERS, HIDDEN, VOCABULARY = 4, 512, 32_000  # as the scripts' defaults
-TOKENS = 2 * 256  # of a micro-batch
+LAYERS, HIDDEN, VOCABULARY = 4, 512, 32_000  # like the scripts' defaults
+TOKENS = 2 * 256  # tokens of a micro-batch
 BF16 = 2  # bytes
 
 pytestmark = pytest.mark.nightly
 
 Sent = dict[tuple[str, str, int, int, str], tuple[int, float]]
-"""Calls and bytes by phase, kind, ranks, distance of the ranks and dtype."""
+"""Calls and bytes by phase, kind, number of ranks, distance of the ranks, and dtype."""
 
 
 def case_of(package: str, script: str, *arguments: str, **changes: Any) -> Case:
-    """A case of 64 H100s whose script imports `package`, which `make` installs apart from the others."""
+    """Return a case on 64 H100s whose script imports `package`. `make` installs it apart from the others."""
     apart = Path(sys.prefix) / "megatron" / package
     if not apart.is_dir():
         pytest.skip(f"{package} is not installed (make .venv/installed)")
@@ -49,7 +49,7 @@ def counted(run: Run, rank: int = 0) -> Counts:
 
 
 def sent(counts: Counts) -> Sent:
-    """The collectives between several ranks."""
+    """Return the collectives between several ranks."""
     return {
         (each.phase, each.kind, each.ranks, each.apart, each.dtype): (each.count, each.bytes)
         for each in counts.collectives
@@ -58,11 +58,11 @@ def sent(counts: Counts) -> Sent:
 
 
 CLIPPING: Sent = {("forward", "all_reduce", RANKS, 1, "float32"): (1, 4)}
-"""The norm of the gradients."""
+"""The all-reduce for the norm of the gradients."""
 
 
 def zero1(elements: int, ranks: int, apart: int) -> Sent:
-    """What the distributed optimizer sends for parameters that fit into one bucket."""
+    """Return what the distributed optimizer sends for parameters that fit into one bucket."""
     return {
         ("forward", "all_gather", ranks, apart, "bfloat16"): (1, elements * BF16),
         ("backward", "reduce_scatter", ranks, apart, "bfloat16"): (1, elements * BF16),
@@ -130,7 +130,7 @@ def test_tokens_without_padding_depend_on_values(tmp_path: Path) -> None:
 
 
 def test_megatron_fsdp_gathers_each_unit_twice(tmp_path: Path) -> None:
-    """Its `fully_shard` steps the optimizer once without a loss."""
+    """The `fully_shard` of Megatron-FSDP makes one optimizer step without a loss."""
     counts = counted(passed(case_of("megatron-fsdp", "train_megatron_fsdp.py", loss=None), tmp_path))
     inner = 1408
     of_a_layer = padded(4 * HIDDEN**2 + 3 * HIDDEN * inner + 2 * HIDDEN, math.lcm(HIDDEN, inner))
@@ -144,7 +144,7 @@ def test_megatron_fsdp_gathers_each_unit_twice(tmp_path: Path) -> None:
 
 
 def padded(elements: int, row: int) -> int:
-    """The elements of a buffer that all ranks split into whole rows."""
+    """Return the elements of a buffer that all ranks split into whole rows."""
     return math.ceil(elements / (row * RANKS)) * row * RANKS
 
 

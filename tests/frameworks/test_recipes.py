@@ -1,4 +1,4 @@
-"""The recipes of docs/your-own-script.md, as they stand there; but LLaMA-Factory needs older packages."""
+"""Test the recipes of docs/your-own-script.md as written, but not LLaMA-Factory (it needs old packages)."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.launch
 
 
 def as_in_the_page(*words: str) -> tuple[str, ...]:
-    """The words of a command, all of which the page has."""
+    """Return the words of a command, after checking that the page contains each of them."""
     assert [word for word in words if word not in PAGE] == []
     return words
 
@@ -49,7 +49,7 @@ def test_accelerate_launch(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_unaware_accelerate_exchanges_nothing(tmp_path: Path) -> None:
-    """It starts two processes, and wraps no model in either: two copies of one training."""
+    """The command starts two processes and wraps the model in neither: two copies of one training."""
     kind, said = failure_of(by_accelerate(), tmp_path)
     assert kind == "mismatch"
     assert "the 2 ranks trained apart: no collective ran after the first step" in said
@@ -60,7 +60,7 @@ def test_unaware_accelerate_exchanges_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, its tokenizer and conversations of unlike length."""
+    """Return a folder with a model, its tokenizer, and conversations of different lengths."""
     directory = tmp_path_factory.mktemp("sft")
     subprocess.run([sys.executable, RECIPES / "make_sft.py", directory], check=True)
     return directory
@@ -80,7 +80,7 @@ def by_trl(sft: Path, length: int, *options: str, **script: Any) -> Case:
 
 @pytest.mark.nightly
 def test_trl_with_padding_says_how_much(sft: Path, tmp_path: Path) -> None:
-    """Where one sequence of a batch is cut to the full length, all are padded to it."""
+    """If one sequence of a batch is cut to the full length, all others are padded to this length."""
     run = measured(by_trl(sft, 64), tmp_path)
     assert run.case.id.startswith("script-trl-sft-")
     assert "In the second step, the model was given 256, 13% of them padding" in str(run.notes)

@@ -1,4 +1,4 @@
-"""What each framework cannot run, and options that cannot be: told before anything is launched."""
+"""Test that cases which a framework cannot run, and impossible options, are refused before any launch."""
 
 import re
 from pathlib import Path
@@ -48,14 +48,14 @@ REDUCED = FSDP2(reduce_dtype="bfloat16")
 
 
 def split(why: str | None, ranks: int = 4, **changes: Any) -> Any:
-    """Of layers over two ranks, by FSDP2."""
+    """Return a row with layers split over two ranks, with FSDP2."""
     if changes.keys() & SHAPE.keys():
         changes = {"model": llama("x", **SHAPE | changes)}
     return row(TENSORS, why, ranks=ranks, **changes)
 
 
 def both(why: str | None, on: Machine = CPU, degrees: Any = None, **changes: Any) -> list[Any]:
-    """Of the two that train through accelerate, with degrees of its mesh, on four ranks."""
+    """Return rows for both frameworks that train through accelerate, on four ranks in a mesh of `degrees`."""
     return [
         row(framework.replace(**degrees or {}), why, on, ranks=4, **changes)
         for framework in (BY_FSDP2, SHARDED)
@@ -63,7 +63,7 @@ def both(why: str | None, on: Machine = CPU, degrees: Any = None, **changes: Any
 
 
 def parts(why: str | None, on: Machine = H100, **changes: Any) -> list[Any]:
-    """Of both with a quarter of a sequence on each of four ranks."""
+    """Return rows for both frameworks, with a quarter of each sequence on each of four ranks."""
     return both(why, on, {"cp_size": 4}, **{"precision": "bf16", **changes})
 
 
@@ -114,7 +114,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
                 ("8bit", "bf16", "8bit weights cannot be sharded..."),
             )
         ),
-        # Tensor parallelism.
+        # Tensor parallelism
         split(None),
         split(None, model="llama-3-70b"),
         split(None, model=Model(name="x", config={"model_type": "llama"})),
@@ -130,7 +130,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(TENSORS.replace(float8="rowwise"), "tensor_parallel=2 cannot be combined with float8"),
         *both(None, CPU, IN_4),
         *both("tp_size=2 must divide the 1 key-value heads of odd", CPU, IN_4, num_key_value_heads=1),
-        # float8.
+        # float8
         row(LOW, None),
         row(LOW, None, H100),
         row(LOW, OLD_GPU, A100),
@@ -140,7 +140,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(LOW_2, f"{MIXED}'bf16'", precision="bf16"),
         row(Trainer(float8="tensorwise"), f"{MIXED}'fp32'"),
         row(LOW_2.replace(**IN_4), OTHER_LAYERS, precision="bf16-mixed", ranks=4),
-        # Through accelerate.
+        # Training through accelerate
         *both(None),
         *both("...supports precision 'fp32' or 'bf16-mixed' or 'bf16', but...", precision="fp16-mixed"),
         *parts(None),
@@ -164,7 +164,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(OFFLOADED, OFFLOAD.format("offload")),
         row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; use fsdp_version=1", H100),
         row(OFFLOADED.replace(fsdp_version=1), None, H100),
-        # Fabric.
+        # Lightning Fabric
         row(FABRIC, None),
         row(FABRIC, None, H100, precision="fp16-mixed"),
         row(FABRIC, "Fabric changes fp16-mixed to bf16-mixed on a CPU", precision="fp16-mixed"),
@@ -186,7 +186,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
             FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: only for strategy 'fsdp', not for 'ddp'"
         ),
         row(OF_FABRIC_1, "backward_post, cpu_offload: only for strategy 'fsdp', not for 'fsdp2'"),
-        # Scripts.
+        # Scripts
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
         row(SCRIPT, None, model=NET, **WHOLE),
@@ -291,7 +291,7 @@ def test_bad_options_list_what_is_allowed(
     with pytest.raises((CaseError, FileError)) as caught:
         make_case(framework={"name": kind.name, **options})
     assert said in str(caught.value)
-    if kind is not Lightning:  # which a mapping alone tells its options
+    if kind is not Lightning:  # only its mapping sets these options
         with pytest.raises((CaseError, FileError), match=re.escape(said)):
             kind(**options)
 

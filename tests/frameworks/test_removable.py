@@ -1,4 +1,4 @@
-"""Each framework is one file or folder that can be deleted without breaking another."""
+"""Test that each framework is one file or folder that can be deleted without breaking another."""
 
 import ast
 from pathlib import Path
@@ -46,7 +46,10 @@ OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
 def test_one_line_imports_each_framework(name: str) -> None:
-    """What else there is to change for a new one is no code: an extra, a test, a row of the documentation."""
+    """Other code changes by this line only.
+
+    A new framework also needs an extra, a test, and a row in the docs.
+    """
     package = HERE.parent
     lines = [
         f"{file.relative_to(package)}: {line.strip()}"
@@ -66,7 +69,7 @@ OF_ALL_FRAMEWORKS = {TESTS / "gpu", TESTS / "benchmarks"}
 
 
 def imported_by(file: Path) -> set[str]:
-    """The names that a file imports from the package, and the modules of frameworks."""
+    """Return the names that a file imports from the package, and the modules of frameworks it imports."""
     nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in nodes if node.module == "perfsuite" for alias in node.names}
     return names | {str(node.module) for node in nodes}

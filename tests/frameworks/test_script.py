@@ -357,7 +357,7 @@ sys.modules["perfsuite.worker.script.attach"] = attached
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ASKS)
 def test_attaches_once_whoever_imports_torch(tmp_path: Path, how: str) -> None:
-    """A torch of one line, and a measurement of another."""
+    """Both torch and the measurement are fakes of one line."""
     needs = "import fails\n" if how == "after a failure" else ""
     script(tmp_path, f"{needs}attribute = 1\n", "torch/__init__.py")
     done = started(tmp_path, ASKER + ASKS[how])
@@ -397,8 +397,8 @@ def by_path(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (directory / "work").mkdir()
     result = measured(case_of(Script(path=train, cwd=str(directory / "work"))), directory)
     log = RunDir(directory / "run").rank_log(0).read_text()
-    assert log.count("cleaned up") == 1, "ended by way of its finally"
-    assert not list((directory / "work").iterdir()), "ended before it saved its model"
+    assert log.count("cleaned up") == 1, "the launch ended through the script's finally"
+    assert not list((directory / "work").iterdir()), "the launch ended before the script saved its model"
     return result
 
 
@@ -424,7 +424,8 @@ def test_the_start_up_of_a_script_has_all_parts(by_path: Run) -> None:
 
 @pytest.mark.launch
 def test_trains_the_same_under_its_own_launcher(by_path: Run, tmp_path: Path) -> None:
-    asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
+    # Many libraries look for torch first.
+    asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"
     train = script(tmp_path, asks_first + TRAIN)
     result = measured(case_of(Script(command=(*TORCHRUN, train))), tmp_path)
     assert result.loss == pytest.approx(by_path.loss)
@@ -451,7 +452,7 @@ def test_counts_what_a_script_builds(tmp_path: Path) -> None:
     part = next(name for name in counted.counts.spans if "first step" in name)
     calls = known(counted.counts.spans[part].python)
     assert calls.functions["__main__.walk"] == 1234
-    assert len(run.spans["start"].seconds) == 1, "a phase is found, too, before it is called"
+    assert len(run.spans["start"].seconds) == 1, "a phase is also found before it is called"
 
 
 OWN_PROCESS = """
@@ -471,7 +472,10 @@ with open(os.environ["OUT"] + "/checkpoint", "w") as file:
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ["module", "command"])
 def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> None:
-    """Nothing of ours has imported torch when its first line runs: what it sets in its environment holds."""
+    """perfsuite has not imported torch when the script's first line runs.
+
+    The environment variables that the script sets are therefore effective.
+    """
     train = script(tmp_path, OWN_PROCESS + ALONE)
     arguments = ("--out", "{launch_dir}/out")
     what: dict[str, Any] = {"command": ("python", train, *arguments)}
@@ -481,7 +485,7 @@ def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> Non
     result = measured(case_of(framework, topology=ONE), tmp_path)
     assert observed(result).environment["threads"] == "1"
     words = (tmp_path / "run" / "files" / "checkpoint").read_text().split()
-    assert words == ["None"] * 3, "no launcher, no rank"
+    assert words == ["None"] * 3, "there is no launcher, and no rank"
 
 
 @pytest.mark.launch
@@ -522,9 +526,9 @@ def test_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_one_process_needs_no_observed_loss(tmp_path: Path) -> None:
-    """It catches whatever is raised in its loop, too, goes on, and fails: its first steps are measured.
+    """Its first steps are measured, even though it catches errors in its loop, goes on, and fails later.
 
-    Its clock is ten times slower than ours, which changes no time.
+    Its clock is ten times slower than perfsuite's. That changes no time.
     """
     text = """
 import time, torch
@@ -541,7 +545,7 @@ raise OSError
 """
     result = measured(case_of(Script(path=script(tmp_path, text), loss=None), topology=ONE), tmp_path)
     assert (len(result.step_s), result.loss) == (12, ())
-    assert min(result.step_s[1:]) >= 0.02, "as long as it sleeps, at least"
+    assert min(result.step_s[1:]) >= 0.02, "each step takes at least as long as the sleep"
     assert any(note.startswith("loss not observed") for note in result.notes)
     assert "ended after its report was written: rank 0: exit code 1" in result.notes
 
@@ -596,7 +600,7 @@ def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_script_and_framework_training_agree(tmp_path: Path) -> None:
-    """The loop of the framework ddp, as a script of its own."""
+    """The script has the same loop as the framework ddp."""
     lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
     ddp = base.SMALL.replace(sequence_length=16, lora=lora, learning_rate=1e-2)
     text = f"""
@@ -626,7 +630,7 @@ while True:
 
 @pytest.mark.launch
 def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
-    """A rank that dies while its process group is open tells why; else torchrun may end it before."""
+    """A rank that dies while its process group is open reports why. Otherwise torchrun could end it first."""
     text = TRAIN.replace("dist.destroy_process_group()", "pass")
     case = case_of(Script(command=(*TORCHRUN, script(tmp_path, text))))
     failure = known(measured(case, tmp_path, inject="crash").failure)
@@ -678,7 +682,10 @@ Summed(LlamaForCausalLM(config), arguments, train_dataset=data).train()
     ids=["plain", "trainer"],
 )
 def test_a_missing_mean_is_found_behind_clipping(tmp_path: Path, text: str) -> None:
-    """Loss and gradients are four times as large, and clipped to the same norm; a step does less."""
+    """With the sum, loss and gradients are four times as large, but clipped to the same norm.
+
+    A step does less work.
+    """
     path = script(tmp_path, text)
     runs = []
     for name, more in (("mean", ()), ("sum", ("--sum",))):
@@ -722,7 +729,7 @@ def test_finds_a_leak_and_spares_a_clean_script(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_counts_exactly_with_a_disabled_collector(tmp_path: Path) -> None:
-    """The clean one is as before, and its garbage collector's time is known."""
+    """The clean run is unchanged, and the time of its garbage collector is known."""
     text = LEAKS.replace("kept = []", "kept = []\nimport gc\ngc.collect()\ngc.freeze()\ngc.disable()")
     case = case_of(Script(path=script(tmp_path, text)), **COUNTED_ALONE)
     run = known_run(launch_once(case, detect(), tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""A script sees the variables that its user's own launcher sets, launched by perfsuite and dry."""
+"""Test that a script sees the variables of its user's own launcher, in a launch and in a dry run."""
 
 import json
 import os
@@ -42,7 +42,7 @@ OF_THE_LAUNCHER = re.compile(".*RANK.*|.*WORLD.*|MASTER_.*|ROLE_.*|TORCH.*|ACCEL
 EACH_ITS_OWN = re.compile(
     "PERFSUITE_.*|MASTER_(ADDR|PORT)|TORCHELASTIC_(RUN_ID|ERROR_FILE|USE_AGENT_STORE)|ACCELERATE_DYNAMO_.*"
 )
-"""Variables whose values differ from launch to launch, or that are perfsuite's."""
+"""Variables whose values differ between launches, or that belong to perfsuite."""
 OF_ANOTHER_JOB = {
     "RANK": "7",
     "WORLD_SIZE": "9",
@@ -75,7 +75,7 @@ def told(directory: Path, by: str, rank: str) -> dict[str, str]:
 def by_its_user(directory: Path, *launcher: str) -> None:
     program = Path(sys.executable).parent / launcher[0]
     command = (str(program), *launcher[1:], str(directory / "train.py"), "--only-tell")
-    # perfsuite gives both to every script.
+    # perfsuite sets both variables for every script.
     environment = {**without_rank(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(command, env=environment, check=True, capture_output=True)
 
@@ -98,15 +98,15 @@ LAUNCHERS = {
     "accelerate of two": ((*ON_CPU, "--num_processes=2"), (*ON_CPU, "--num_processes=2"), 1),
     "multi": (MULTI, MULTI, 2),
 }
-"""How the user starts the script, how the case does, and the number of ranks."""
+"""How the user starts the script, how the case starts it, and the number of ranks."""
 NOT_SET_BY_US = {"python", "module", "accelerate", "accelerate of two", "multi"}
-"""Where a launch only takes variables away, as it does with `torchrun`."""
+"""Launches that only remove variables, like a launch with `torchrun`."""
 
 
 def as_its_user_sees(directory: Path, launcher: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write down the variables of a start by the user. What starts afterwards seems to be of another job."""
+    """Record the variables of a start by the user. Later starts seem to belong to another job."""
     (directory / "train.py").write_text(TELLS)
-    for name in (*COMPILE_CACHES, FLIGHT_RECORDER_FILE):  # perfsuite sets them unless the user does
+    for name in (*COMPILE_CACHES, FLIGHT_RECORDER_FILE):  # perfsuite sets them unless the user has set them
         monkeypatch.setenv(name, str(directory / name))
     by_its_user(directory, *launcher)
     for name, value in OF_ANOTHER_JOB.items():

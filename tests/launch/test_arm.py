@@ -1,4 +1,4 @@
-"""What the words of an arm mean, on a real git repository."""
+"""Test the meaning of the words of an arm, using a real git repository."""
 
 import json
 import os
@@ -22,7 +22,10 @@ HERE = str(Path(perfsuite.__file__).parents[1])
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two commits on main; `first` is a tag of the first. The tests run in it."""
+    """Return a repository with two commits on main, as the current directory.
+
+    The tag `first` is on the first.
+    """
     repository = tmp_path / "repo"
     make_repository(repository, 2)
     git("tag", "first", "main~1", cwd=repository)
@@ -36,7 +39,7 @@ def arm(text: str, repo: Path) -> Arm:
 
 
 def python(repo: Path, script: str) -> Path:
-    """An interpreter that does this."""
+    """Return an interpreter that runs this shell script."""
     return executable(repo / "python", script)
 
 
@@ -101,7 +104,10 @@ def test_commit_is_a_worktree_first_on_the_path(repo: Path, monkeypatch: pytest.
 
 
 def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook of git does not lead it elsewhere: by its GIT_DIR a reset would move the user's branch."""
+    """The variables of a git hook must not mislead it.
+
+    With the GIT_DIR of a hook, a reset would move the user's branch.
+    """
     main = git("rev-parse", "main", cwd=repo)
     monkeypatch.setenv("GIT_DIR", str(repo / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(repo / ".git" / "index"))
@@ -123,7 +129,7 @@ def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.Mo
     ids=["in the repository", "around it"],
 )
 def test_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str]) -> None:
-    """Not what lies below the prefix of the interpreter, unless the repository itself does."""
+    """Paths below the interpreter's prefix do not move, unless the repository itself is below the prefix."""
     python(repo, f"echo '{json.dumps([path.format(repo) for path in (prefix, *below, '/usr')])}'")
     first = arm("first ./python", repo)
     worktree = str(first.directory)
@@ -156,7 +162,7 @@ def test_other_interpreter_must_have_perfsuite(repo: Path) -> None:
 
 
 def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second answer may come in time: without its paths an arm would import this checkout's code."""
+    """Its second answer might be in time, but without its paths an arm would import this checkout's code."""
     python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
     monkeypatch.setattr(arms, "ANSWER_S", 0)
     assert ": no output within 0 s" in refused("./python HEAD", repo)
@@ -187,7 +193,7 @@ def test_outside_git_there_is_no_commit(tmp_path: Path) -> None:
 def test_new_python_file_is_an_uncommitted_change(repo: Path) -> None:
     assert not arm(".", repo).dirty
     (repo / "notes.txt").touch()
-    assert not arm(".", repo).dirty, "no case runs it"
+    assert not arm(".", repo).dirty, "no case runs this file"
     (repo / "train.py").touch()
     assert arm(".", repo).dirty
     (repo / ".git/info/exclude").write_text("train.py\n")

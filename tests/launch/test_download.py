@@ -1,4 +1,4 @@
-"""Plans of downloads: sizes, one question, and what stands against them."""
+"""Test plans of downloads: their sizes, the single question, and reasons against a download."""
 
 import http.server
 import os
@@ -21,7 +21,7 @@ BIG = Wanted(releases=("big==1.0",))
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """An index whose wheels have metadata of their own, as on PyPI; it keeps what it was asked for."""
+    """An index whose wheels have separate metadata, like on PyPI. It records the requests."""
 
     def __init__(self, directory: Path) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -46,7 +46,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """An index of one package, from which pip alone takes packages."""
+    """Yield an index of one package, which is the only place where pip looks for packages."""
     package = tmp_path / "web" / "big"
     package.mkdir(parents=True)
     write_wheel(package, "big", "1.0", "VERSION = '1.0'\n")
@@ -85,13 +85,13 @@ def test_asks_before_a_large_download(
         PackageError, match=r"^pip downloads 0\.0 MB: big 1\.0\. A download this large needs the option --yes"
     ):
         release(BIG, tmp_path / "store", consent)
-    assert server.wheels() == ["HEAD"], "its size is asked for, and nothing is downloaded"
+    assert server.wheels() == ["HEAD"], "only the size is requested, and nothing is downloaded"
     made = release(BIG, tmp_path / "store", consent)
     assert (made / "big.py").exists()
     assert said == [("pip downloads 0.0 MB: big 1.0", True)] * 2
     with pytest.raises(StopIteration):
         next(answers)
-    assert release(BIG, tmp_path / "store") == made, "once"
+    assert release(BIG, tmp_path / "store") == made, "the question is asked only once"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_silent_server_hides_the_size() -> None:
 
 
 def test_two_arms_need_one_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that both need is counted once."""
+    """A file that both arms need is counted once."""
     monkeypatch.setattr(download, "size_of", lambda url: 600e6)
     said: list[tuple[str, bool]] = []
     common = Package(name="cudnn", version="9", url="cudnn")

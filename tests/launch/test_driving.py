@@ -81,7 +81,7 @@ def test_job_overdue_in_an_event_says_so(tmp_path: Path) -> None:
 
 
 def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path) -> None:
-    """Without an event, or after it, each look at this job finds a hang."""
+    """Without an event, or after its end, each look at this job finds a hang."""
     impatient = HangDetector(hang_s=0, longest_steps=0, longest_warm_ups=0)
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
@@ -111,7 +111,7 @@ def test_leaves_a_broken_job_to_its_launcher(tmp_path: Path) -> None:
 def test_leaves_an_unresponsive_job_after_a_while(tmp_path: Path) -> None:
     with driving.started(["sleep", "600"], tmp_path / "log", {}) as process:
         assert driving.drive(job(tmp_path, timeout_s=0.01), process, no_progress, end_s=0) is not None
-        assert process.poll() is None, "its launcher kills it"
+        assert process.poll() is None, "the launcher kills it later"
         process.kill()
         process.wait()
 
@@ -125,7 +125,7 @@ def test_files_exist_before_nodes_wait_for_them(tmp_path: Path) -> None:
 
 
 def test_a_killed_build_leaves_no_lock(tmp_path: Path) -> None:
-    """torch would wait for it without end, in this launch and in each later one."""
+    """torch would wait for the lock forever, in this launch and in every later one."""
     run_dir = RunDir(tmp_path / "launch-2")
     run_dir.path.mkdir()
     locks = [
@@ -155,7 +155,7 @@ def test_compilers_cache_next_to_the_launch(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
     environment = driving.environment(job(tmp_path / "case" / "launch-2"))
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "case" / "compile-caches" / "inductor")
-    assert environment["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
+    assert environment["TRITON_CACHE_DIR"] == "/mine", "a directory that the user has set wins"
 
 
 def test_reads_autotuning_where_inductor_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_reads_autotuning_where_inductor_writes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_torchs_default_cache_is_no_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where `conftest.py` imports some of torch."""
+    """An example is a `conftest.py` that imports parts of torch."""
     of_torch = default_cache_dir()
     of_the_user = f"{tempfile.gettempdir()}/torchinductor_mine"
     for named, chosen in (
@@ -198,4 +198,4 @@ def test_sets_gpu_order_and_nccl_timeouts(tmp_path: Path, monkeypatch: pytest.Mo
     assert told(on_gpu) == numbered | ours
     for name in theirs:
         monkeypatch.setenv(name, "7")
-    assert told(on_gpu) == theirs | numbered, "what a user has set wins, but for the numbers"
+    assert told(on_gpu) == theirs | numbered, "a variable that the user has set wins, except for the numbers"

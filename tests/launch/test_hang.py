@@ -8,16 +8,19 @@ from perfsuite.worker.spans.running import TOLD_AFTER_S
 
 
 def test_the_bounds() -> None:
-    """As the documentation tells them; a rank that waits for the others at its end is none that hangs."""
+    """The bounds are those of the documentation.
+
+    A rank that waits at its end for the others does not hang.
+    """
     assert (HANG_S, LONGEST_STEPS, LONGEST_WARM_UPS) == (120, 20, 3)
     assert HANG_S > WAIT_S + LEAVE_S
 
 
 Look = tuple[float, int] | tuple[float, int, float]
-"""The time, the steps so far, and the seconds that this is a hang, if it is one."""
+"""The time, the steps so far and, if this is a hang, how long it has lasted."""
 LOADING = (0, -1)
 FIRST = (0, 0)
-"""Before the training begins, and at its beginning."""
+"""The looks before the training begins and at its beginning."""
 
 
 def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | None = None) -> HangDetector:
@@ -31,9 +34,10 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
 @pytest.mark.parametrize(
     "looks",
     [
-        # Loading a model is no step, and in the first and the second a model may be compiled.
+        # Loading a model is not a step, and a model can be compiled in the first two steps.
         [LOADING, (10_000, -1), (10_001, 0), (20_000, 0), (30_000, 1), (40_000, 1)],
-        # Compiled twice, the second time for what changed its shape; what the job waited there is no hang.
+        # The model is compiled twice, the second time for another shape. The time that the job waited is not
+        # a hang.
         [
             FIRST,
             (90, 1),
@@ -43,16 +47,17 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
             (460, 3),
             (6060, 3),
         ],
-        # Each step takes longer than what any job is allowed.
+        # Each step takes longer than the time that any job is allowed.
         [FIRST, *((125 * step + late, step + late - 124) for step in range(6) for late in (124, 125))],
         [FIRST, (90, 1), (91, 2), (361, 2), (362, 2, 271)],
-        # Progress is told twice a second: later steps may be unseen.
+        # Progress is reported twice a second, so later steps might be unseen.
         [FIRST, (5, 1), (125, 1), (126, 1, 121)],
         [FIRST, (1, 2), (31, 3), (631, 3), (632, 3, 601)],  # an evaluation takes long
-        [(1000, 5), (1120, 5), (1121, 5, 121)],  # the first look teaches nothing
-        [LOADING, (10_000, 0), (10_100, 1), (10_400, 1), (10_401, 1, 301)],  # nor does loading
-        [(0, 2), (50, 3), (60, 4), (61, 5), (1061, 5), (1062, 5, 1001)],  # the longest, not the last
-        [FIRST, (1000, 1), (2000, 2), (2010, 3), (2210, 3), (2211, 3, 201)],  # the warm-up counts no more
+        [(1000, 5), (1120, 5), (1121, 5, 121)],  # the first look does not count
+        [LOADING, (10_000, 0), (10_100, 1), (10_400, 1), (10_401, 1, 301)],  # loading does not count
+        # The longest step counts, not the last one.
+        [(0, 2), (50, 3), (60, 4), (61, 5), (1061, 5), (1062, 5, 1001)],
+        [FIRST, (1000, 1), (2000, 2), (2010, 3), (2210, 3), (2211, 3, 201)],  # the warm-up no longer counts
     ],
 )
 def test_a_hang_is_longer_than_any_step_before(looks: list[Look]) -> None:
@@ -84,6 +89,7 @@ def test_report_is_a_watched_sign_of_life() -> None:
     detector = follow([FIRST, (1, 2), (31, 3), (632, 3, 601)])
     follow([(633, 3)], reports=1, detector=detector)
     detector = follow([(0, 1)])
-    follow([(1, 1), (122, 1, 121)], reports=1, detector=detector)  # nobody is waited for to compile
-    # A rank that failed before training leaves the others waiting.
+    # Nobody has to wait for a compilation any more.
+    follow([(1, 1), (122, 1, 121)], reports=1, detector=detector)
+    # If a rank failed before training, the others wait for it.
     follow([LOADING, (120, -1), (120.5, -1, 120.5)], reports=1)

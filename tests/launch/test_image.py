@@ -1,4 +1,4 @@
-"""Images as arms: what each runtime is told, by stand-ins for them; and one real launch by podman."""
+"""Test images as arms: the arguments of each runtime, using fakes, and one real launch with podman."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A path without a runtime, until a test puts a stand-in there."""
+    """Return a search path without a runtime. Tests add a fake runtime to it."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for tool in ("sh", "env", "sed", "grep", "id", "git", "tr", "wc"):
@@ -34,7 +34,10 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def stand_in(tools: str, runtime: str, *lines: str) -> None:
-    """A runtime that does this, or says what it was told and runs what comes after the image."""
+    """Write a fake runtime with these lines.
+
+    By default it records its arguments, and runs the command that follows the image.
+    """
     record = f"printf '%s\\n' \"$@\" > {tools}/told"
     skip = 'until [ "$1" = python ] || [ "$1" = -c ]; do shift; done; [ "$1" = python ] && shift || shift 3'
     answers = "[ $1 = version ] && exit"
@@ -60,7 +63,7 @@ def test_asks_an_images_python_where_it_launches(
     mounted = [word for word in words if word.startswith(("--volume=", "--bind=", "--mount="))]
     assert [str(root) in word or str(store) in word for word in mounted] == [True, True]
     passed = {name for flag, name in pairwise(words) if flag == "--env"}
-    if runtime in ("apptainer", "singularity"):  # they pass all variables themselves
+    if runtime in ("apptainer", "singularity"):  # these runtimes pass all variables without being asked
         assert not passed
     else:
         assert {"NCCL_ALGO", "A"} <= passed
@@ -88,7 +91,7 @@ TWO = "GPU-11e71f2a"
 def test_passes_the_gpus_that_the_job_may_use(
     only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, smi: str, words: list[str]
 ) -> None:
-    """A scheduler may have given the job two GPUs of eight, and another user the others."""
+    """A scheduler might have given the job two of eight GPUs, and the others to another user."""
     stand_in(only, runtime)
     executable(Path(only, "nvidia-smi"), smi)
     sif = tmp_path / "it.sif"
@@ -106,7 +109,7 @@ def test_passes_the_gpus_that_the_job_may_use(
 def test_a_job_without_gpus_passes_none(
     only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
-    """The machine has GPUs, but the scheduler has given the job none."""
+    """The machine has GPUs, but the scheduler gave none to the job."""
     stand_in(only, runtime)
     executable(Path(only, "nvidia-smi"), "echo No devices were found; exit 6")
     exists = Path.exists
@@ -124,7 +127,7 @@ def test_a_job_without_gpus_passes_none(
 def test_all_gpus_need_no_uuids(
     only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, words: list[str]
 ) -> None:
-    """Without nvidia-smi it is not known which GPUs the job may use."""
+    """Without nvidia-smi, it is unknown which GPUs the job may use."""
     stand_in(only, runtime)
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
@@ -180,7 +183,7 @@ def test_what_is_no_arm_of_an_image_is_refused(
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An image that holds nothing: all that Python needs is seen in it as it lies here."""
+    """Yield an empty image. Everything that Python needs is mounted from this machine."""
     if shutil.which("podman") is None:
         if os.environ.get("CI"):
             pytest.fail("podman is not installed: make podman")
@@ -190,7 +193,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     settings = (
         f"[containers]\ndefault_ulimits = ['nofile=1024:1024', 'nproc=4096:4096']\nvolumes = [{volumes}]\n"
     )
-    if not Path("/sys/fs/cgroup/cgroup.controllers").exists():  # cgroups of version 1
+    if not Path("/sys/fs/cgroup/cgroup.controllers").exists():  # the machine uses version 1 of cgroups
         settings += "[engine]\ncgroup_manager = 'cgroupfs'\nruntime = 'runc'\n"
     (tmp_path / "containers.conf").write_text(settings)
     monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
@@ -212,7 +215,7 @@ def podman(command: str, *words: str) -> None:
 def test_launches_an_image_like_this_environment(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By podman, in a container of its own, which is gone afterwards."""
+    """podman runs the launch in a container of its own, which is gone afterwards."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     arm = resolve("--arm", f"image:{bare}", root=tmp_path, store=tmp_path / "store")

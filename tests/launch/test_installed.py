@@ -1,4 +1,4 @@
-"""Environments that lock files name: made once, by pip, without an index."""
+"""Test environments that lock files name: pip makes each of them once, without an index."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ LOCK = "requirements.lock"
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory in which alone pip finds packages, two versions of perfsuite among them."""
+    """Yield the only directory where pip finds packages. It contains two versions of perfsuite."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONPATH", raising=False)
         index = only_index(tmp_path_factory.mktemp("installed") / "index", patch)
@@ -32,8 +32,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def made(index: Path) -> Path:
-    """A repository, in whose store each environment is made once for all tests. Two commits, the first
-    tagged `old`, lock two versions of a package."""
+    """Return a repository whose store has each environment once for all tests.
+
+    Its two commits lock two versions of a package. The first one has the tag `old`.
+    """
     repository = index.with_name("repo")
     git("init", "-q", "-b", "main", str(repository), cwd=index)
     for version in ("1.0", "2.0"):
@@ -45,7 +47,7 @@ def made(index: Path) -> Path:
 
 @pytest.fixture
 def repo(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That repository as the current directory."""
+    """Return that repository as the current directory."""
     monkeypatch.chdir(made)
     return made
 
@@ -56,7 +58,10 @@ def arm(text: str, repo: Path) -> Arm:
 
 @pytest.mark.launch
 def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation that fails is said, and begun anew. What is on the path here stands not before it."""
+    """A failed installation is reported, and started again.
+
+    Packages on the current path do not hide the lock's.
+    """
 
     def breaks(*command: str, **settings: object) -> str:
         halves.append(Path(command[-1], "half"))
@@ -78,12 +83,12 @@ def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch:
     assert old.commit == git("rev-parse", "old", cwd=repo).strip()
     monkeypatch.setattr(installed, "run", lambda *command, **settings: pytest.fail(f"ran {command}"))
     assert arm(f"old:{LOCK} X=1", repo) == old
-    assert arm(f"old:{LOCK} PYTHONPATH={tmp_path}", repo).perfsuite == "9", "asked for"
+    assert arm(f"old:{LOCK} PYTHONPATH={tmp_path}", repo).perfsuite == "9", "the user asked for this path"
 
 
 @pytest.mark.launch
 def test_plans_releases_over_a_lock_files_packages(repo: Path, tmp_path: Path) -> None:
-    """Whoever agreed to the packages of a lock file has not agreed to the releases over them."""
+    """A user who agreed to the packages of a lock file has not yet agreed to releases on top of them."""
     write_wheel(repo.with_name("index"), "needy", "1.0", "", "perfsuite==2.0")
     store = tmp_path / "store"
     text = f"old:{LOCK} needy==1.0"

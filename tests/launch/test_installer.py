@@ -1,4 +1,4 @@
-"""Calls of pip, without an index: what misleads it, and why it failed."""
+"""Test calls of pip without an index: variables that mislead it, and reasons for failures."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.processes import executable
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which alone pip finds packages."""
+    """Return the only directory where pip finds packages."""
     return only_index(tmp_path / "index", monkeypatch)
 
 
@@ -36,7 +36,7 @@ MISLEADING = {
 def test_variables_of_pip_mislead_nobody(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that say where packages are stay: the only index is in one of them."""
+    """Variables that name the place of packages are kept, because one of them names the only index."""
     write_wheel(index, "plain", "1.0", "VERSION = '1.0'\n")
     for name, value in MISLEADING.items():
         monkeypatch.setenv(name, value)
@@ -46,7 +46,7 @@ def test_variables_of_pip_mislead_nobody(
 
 
 def test_pip_has_the_private_names_we_use() -> None:
-    """Without them an old pip downloads everything before anybody is asked."""
+    """Without these names, an old pip would download everything before anybody is asked."""
     from pip._internal.cli import cmdoptions
     from pip._internal.operations.prepare import RequirementPreparer
 
@@ -90,7 +90,7 @@ def test_says_which_version_is_missing(index: Path, requirement: str, why: str) 
 
 @pytest.mark.launch
 def test_says_which_python_a_release_needs(index: Path) -> None:
-    """Either the release says so, or only wheels for other Pythons exist, as for an old torch."""
+    """A release either says so, or has only wheels for other Pythons, like an old torch."""
     write_wheel(index, "modern", "1.0", requires_python=">=3.99")
     write_wheel(index, "old", "1.0", tag="cp39-none-any")
     write_wheel(index, "old", "2.0")

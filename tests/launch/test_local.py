@@ -1,4 +1,4 @@
-"""Real processes: what is left of a job after its end, and after a SIGKILL of anybody."""
+"""Test real processes: nothing of a job is left after its end, or after any process was killed."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.launch
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of what a test starts lives at its end, which `processes_of` tells from what others start."""
+    """Check that no process that a test started is alive at its end. `processes_of` finds these processes."""
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     yield
     left = processes_of(tmp_path)
@@ -49,7 +49,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Living processes whose launcher, or themselves, were started for a job under `directory`."""
+    """Return living processes that belong to a job under `directory`, as their variables show."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -77,7 +77,7 @@ launch_once(case, detect(), directory / "run", Launching(inject=inject, launcher
 def driver(
     directory: Path, case: Case, inject: str | None, launcher: str = "local"
 ) -> subprocess.Popen[bytes]:
-    """Another process that runs a case, so that it can be killed."""
+    """Start another process that runs a case, so that it can be killed."""
     (directory / "the-case.json").write_text(case.model_dump_json())
     words = [sys.executable, "-c", DRIVER, str(directory), inject or "", launcher]
     return subprocess.Popen(words, env={**os.environ, "PERFSUITE_TEST": str(directory)})
@@ -91,7 +91,7 @@ def failed(
     *,
     hang_s: float = HANG_S,
 ) -> Failure:
-    """How a launch failed."""
+    """Return how a launch failed."""
     launcher = LocalLauncher(new_detector=partial(HangDetector, hang_s=hang_s))
     how = Launching(launcher=launcher, inject=inject, on_progress=on_progress)
     run = launch_once(case, detect(), directory, how)
@@ -100,7 +100,7 @@ def failed(
 
 
 def started(directory: Path) -> bool:
-    """Whether both ranks of a launch have been started."""
+    """Return whether both ranks of a launch have been started."""
     return all(RunDir(directory).rank_log(rank).exists() for rank in (0, 1))
 
 
@@ -133,7 +133,7 @@ def test_hang_is_seen_by_missing_steps(tmp_path: Path) -> None:
 
 
 def test_kills_a_grandchild_in_its_own_session(tmp_path: Path) -> None:
-    """A stand-in launcher leaves an orphan that `killpg` does not reach."""
+    """A fake launcher leaves an orphan that `killpg` does not reach."""
     orphan = executable(tmp_path / "python", "setsid sleep 1000 > /dev/null 2>&1 &", "sleep 0.2")
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(orphan))
     assert LocalLauncher().launch(job) is None
@@ -169,7 +169,7 @@ def test_killed_driver_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
 
 
 def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
-    """The kernel's parent-death signal alone: no driver watches this launcher."""
+    """This relies on the kernel's parent-death signal alone, because no driver watches this launcher."""
     documents.write(RunDir(tmp_path).case, CaseFile(case=DDP_TINY, device="cpu", inject="hang"))
     with subprocess.Popen(
         [sys.executable, "-m", "perfsuite.node.agent", str(tmp_path)],
@@ -210,8 +210,10 @@ if __name__ == "__main__":
     ],
 )
 def test_no_process_of_a_script_survives(tmp_path: Path, how: str, end: str) -> None:
-    """Not those that it spawned, in sessions of their own, and that ignore every signal that can be. Ranks of
-    torchrun are in sessions of their own, too, and not the launcher's children."""
+    """Processes that a script spawned end as well, even in sessions of their own and if they ignore signals.
+
+    Ranks of torchrun are also in sessions of their own, and are not children of the launcher.
+    """
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
     framework = {
@@ -223,7 +225,9 @@ def test_no_process_of_a_script_survives(tmp_path: Path, how: str, end: str) -> 
     case = ALONE.replace(framework=framework, timeout_s=20 if end == "timeout" else 600)
     running = driver(tmp_path, case, None)
     wait_until(lambda: all((tmp_path / name).exists() for name in ("spawned", "session", "rank")), "all")
-    assert len(processes_of(tmp_path)) >= 4 + (how == "torchrun"), "launcher, rank, and its two"
+    assert len(processes_of(tmp_path)) >= 4 + (how == "torchrun"), (
+        "the launcher, the rank, and its two children"
+    )
     if end != "timeout":
         running.send_signal(signal.Signals[end])
     running.wait(60)
@@ -251,7 +255,7 @@ time.sleep(1000 if sys.argv[1] == "stays" else 0)
 @pytest.mark.nightly
 @pytest.mark.parametrize("then", ["ends", "stays"])
 def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
-    """Neither where its rank ends by itself, nor where the driver is interrupted while it runs."""
+    """It is killed whether its rank ends by itself or the driver is interrupted while it runs."""
     (tmp_path / "train.py").write_text(ESCAPES)
     case = ALONE.replace(framework=Script(path=str(tmp_path / "train.py"), arguments=(then,)))
 
@@ -269,7 +273,7 @@ def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
 
 
 def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a KeyboardInterrupt comes in `Popen.wait`, between taking the lock and its `try`."""
+    """This happens if a KeyboardInterrupt comes in `Popen.wait`, between taking the lock and its `try`."""
 
     def interrupted(job: Job, agent: subprocess.Popen[bytes], *_: object, **options: object) -> None:
         agent._waitpid_lock.acquire()  # type: ignore[attr-defined]
@@ -283,7 +287,7 @@ def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its threads is in a driver that does not answer: the process stays, killed or not."""
+    """One of its threads is in a driver that does not answer, so the process stays even when it is killed."""
 
     class Stuck:
         pid = 4711
@@ -295,4 +299,4 @@ def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(local, "sweep", lambda *job: swept.append(job))
     with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* Look at dmesg"):
         local._kill(Stuck(), "mark", 0.1)  # type: ignore[arg-type]
-    assert swept == [("mark", 4711), ("mark",)], "its ranks are killed, if they can be"
+    assert swept == [("mark", 4711), ("mark",)], "its ranks are killed if possible"

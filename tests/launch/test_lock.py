@@ -20,7 +20,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def held(file: Path) -> Iterator[None]:
-    """By another session in this process."""
+    """Hold the lock as another session would, but in this process."""
     with lock.machine_lock(print):
         yield
 
@@ -30,7 +30,7 @@ def interrupt(seconds: float) -> None:
 
 
 def said_while_held() -> str:
-    """What is said by who has to wait."""
+    """Return the message that is printed for a session that has to wait."""
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         MachineLock(sleep=interrupt).take(said.append)

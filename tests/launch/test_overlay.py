@@ -1,4 +1,4 @@
-"""Packages over an environment: what moves with them, what stays, and what is kept."""
+"""Test packages on top of an environment: what they bring along, what is unchanged, and what is reused."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.packages import only_index, write_wheel
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which alone pip finds packages. It is next to the current directory."""
+    """Return the only directory where pip finds packages, next to the current directory."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -38,7 +38,7 @@ def printed(python: str, code: str) -> str:
 
 @pytest.mark.launch
 def test_releases_bring_their_needs_but_not_torch(index: Path) -> None:
-    """The newest vision needs another torch than the one here: that is refused unless it is named."""
+    """The newest vision needs another torch than the installed one, and is refused unless torch is named."""
     for version, torch in (("0.9", ""), ("1.0", "torch"), ("2.0", "torch==99")):
         write_wheel(index, "vision", version, f"VERSION = {version!r}\n", *filter(None, [torch]))
     write_wheel(index, "torch", "99", "")
@@ -62,7 +62,7 @@ def test_releases_bring_their_needs_but_not_torch(index: Path) -> None:
 
 @pytest.mark.launch
 def test_another_torch_gets_an_environment(index: Path) -> None:
-    """It finds every other package where it was, and the libraries of its torch beside it."""
+    """Other packages stay where they are. The libraries of the other torch are installed next to it."""
     write_wheel(index, "torch", "99", "__version__ = '99'\n", "nvidia-thing==1")
     write_wheel(index, "nvidia-thing", "1")
     made = arm("torch==99", index)
@@ -103,7 +103,7 @@ def test_a_library_that_torch_does_not_load_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_a_version_that_is_here_changes_nothing(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch==2.13.0` is here as the local build `2.13.0+cpu`, so nothing is to be downloaded."""
+    """`torch==2.13.0` is installed as the local build `2.13.0+cpu`, so nothing has to be downloaded."""
     version = Environment.of(sys.executable).versions["torch"].partition("+")[0]
     same = arm(f"torch=={version}", index)
     assert same.acts_as(Arm(commit=same.commit, dirty=same.dirty))
@@ -179,7 +179,7 @@ def distribution(place: Path, name: str, version: str, *needs: str) -> PathDistr
 
 @pytest.fixture
 def below(tmp_path: Path) -> Environment:
-    """An environment of a torch 2, a vision that pins it, and a library that needs at least it."""
+    """Return an environment with torch 2, a vision that pins it, and a library that needs torch>=2."""
     distribution(tmp_path, "torch", "2", "cuda-toolkit[blas]==13; python_version > '3'", "sympy")
     distribution(
         tmp_path, "cuda-toolkit", "13", "nvidia-blas==1; extra == 'blas'", "nvidia-fft; extra == 'fft'"
@@ -197,7 +197,7 @@ def test_torch_loads_libraries_of_extras_too(below: Environment) -> None:
 
 
 def test_names_what_another_torch_breaks(below: Environment) -> None:
-    """What did not fit before is left out."""
+    """Packages that did not fit before are left out."""
     changes = {"torch": Package(name="torch", version="1", url="")}
     assert broken_by(changes, below) == {
         "vision": "vision 1 needs torch==2",
@@ -240,7 +240,7 @@ def test_a_yanked_release_is_named(
 
 @pytest.mark.launch
 def test_other_packages_below_need_another_directory(index: Path) -> None:
-    """The dependencies of a release that are here today may be others tomorrow."""
+    """Dependencies of a release that are installed today could have other versions tomorrow."""
     wanted = [Wanted(releases=("one==1.0",)) for _ in range(2)]
     wanted[1].__dict__["below"] = Environment(sys.executable, "3.11.7", (), ())
     assert wanted[0].directory(index) != wanted[1].directory(index)

@@ -1,4 +1,4 @@
-"""Reasons in what a failed pip prints."""
+"""Test the reasons that are found in the output of a failed pip."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_an_index_without_the_package_has_no_nearest() -> None:
 
 
 def test_names_the_python_of_the_version_only() -> None:
-    """pip lists all versions that it ignored, also those that nobody asked for."""
+    """pip lists all versions that it ignored, including versions that nobody asked for."""
     ignored = "ERROR: Ignored the following versions that require a different python version: "
     output = f"{ignored}2.0 Requires-Python >=3.13; 3.0 Requires-Python >=3.14\n"
     asked = missing(output + FAILED.format("a==2.0", "1.0"))

@@ -30,7 +30,7 @@ def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rate
 
 
 def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
-    """What these nodes and ranks leave where all is well."""
+    """Write the files that these nodes and ranks leave if all is well."""
     for node in nodes:
         documents.write(run_dir.launch(node), LaunchFile(node=node, host=f"host{node}", health=HEALTH))
     for rank in ranks:
@@ -40,7 +40,7 @@ def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[i
 def found(
     directory: Path, work: Callable[[RunDir], Failure | None], machine: Machine | None = None
 ) -> Preflight:
-    """The preflight of nodes that are not there: `work` writes what they leave."""
+    """Return the preflight of nodes that do not exist. `work` writes the files that they leave."""
 
     def launch(job: Job) -> Failure | None:
         return work(job.run_dir)
@@ -87,7 +87,8 @@ def test_unnamed_nodes_have_their_agents(tmp_path: Path) -> None:
     ("failures", "problem", "failure"),
     [
         ([GONE, "CUDA error"], "n2: crash in the preflight: CUDA error (see {})", None),
-        (["ImportError"] * 3, None, "crash in the preflight: ImportError (see {})"),  # it is the software
+        # The software is the cause.
+        (["ImportError"] * 3, None, "crash in the preflight: ImportError (see {})"),
     ],
     ids=["one and its peer", "all"],
 )
@@ -112,8 +113,10 @@ KILLED = Failure(kind="crash", message="an agent ended without a report: n2: tas
 @pytest.mark.parametrize(
     ("nodes", "ranks", "ended", "problem", "failure"),
     [
-        ((0, 2), (), TIMEOUT, "n2: timeout in the preflight: killed after 300 s", None),  # it never answered
-        ((), (), KILLED, f"n2: crash in the preflight: {KILLED.message}", None),  # srun then ended the others
+        # The node never answered.
+        ((0, 2), (), TIMEOUT, "n2: timeout in the preflight: killed after 300 s", None),
+        # srun then ended the other tasks.
+        ((), (), KILLED, f"n2: crash in the preflight: {KILLED.message}", None),
         ((0, 1, 2), (0, 2), None, "n2: missing_report in the preflight: no report from rank 1 of 3", None),
         ((), (), TIMEOUT, None, "timeout in the preflight: killed after 300 s"),
     ],
@@ -151,7 +154,7 @@ def test_expired_allocation_blames_no_node(tmp_path: Path) -> None:
         found(tmp_path, over)
 
 
-# How nodes are compared
+# Comparing nodes
 
 GIB = 2**30
 SLOW_LINKS = "all-reduce with its neighbours {} GB/s, between other nodes {} (at least 50% is healthy)"
@@ -163,7 +166,7 @@ def make_node(number: int, *, health: Health | None = None, **rates: float) -> N
 
 
 def linked(*rates: float) -> list[NodePreflight]:
-    """Nodes whose all-reduces with the next one have these rates."""
+    """Return nodes whose all-reduces with the next node have these rates."""
     return [make_node(number, next_gb_s=rate) for number, rate in enumerate(rates)]
 
 
@@ -211,7 +214,7 @@ SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        # The links of node 1 are compared with the best one between others.
+        # The links of node 1 are compared with the best link between other nodes.
         (linked(0.4, 0.5, 0.3, 1.0, 1.0), []),
         (
             linked(0.4, 0.5, 0.3, 1.1, 1.0),
@@ -220,7 +223,8 @@ SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
                 f"n2: {SLOW_LINKS.format('0.5 and 0.3', '1.1')}",
             ],
         ),
-        # One slow link says nothing against either end, nor a link that is known alone, or the only one.
+        # A single slow link proves nothing against its two nodes. Neither does the only known link of a node,
+        # or the only link of all.
         (linked(1.0, 0.1, 1.0, 1.0), []),
         ([*linked(1.0, 1.0, 0.1), SILENT, make_node(4, next_gb_s=0.1)], ["n3: crash: exit code 1"]),
         ([make_node(1, next_gb_s=0.001), NodePreflight(name="n2")], []),
@@ -244,7 +248,7 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
     ],
 )
 def test_nvml_faults_of_a_gpu_count_for_its_node(seen: Health, sentence: str | None) -> None:
-    """On cores others may work meanwhile."""
+    """On cores, other processes can run meanwhile."""
     assert problems(make_node(1), make_node(2, health=seen.replace(foreign_cpu=0.9, steal=0.5))) == []
     sentences = problems(make_node(1), make_node(2, health=seen), on_gpu=True)
     assert len(sentences) == (sentence is not None)

@@ -24,13 +24,13 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
-    """Two cores after so many seconds; `pN` is what process N has spent."""
+    """Return the use of two cores after this many seconds. `pN` is the CPU time that process N has used."""
     by_process = {(int(name[1:]), 1.0): seconds_spent for name, seconds_spent in spent.items()}
     cpu = {"processes_s": sum(spent.values()), "steal_s": steal_s, "total_s": 2 * seconds}
     return Cores(**cpu, by_process=by_process)
 
 
-# What others do
+# What other processes use
 
 UNSEEN = "processes that have ended or are not visible here"
 OWN = f"p{OURS}"
@@ -47,19 +47,19 @@ BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
             *(at(0, p4711=5, p4712=1), at(10, p4711=14, p4712=2)),
             *([f"50% of the cores' time used by {BUSY_BOTH}"], BUSY_BOTH),
         ),
-        # What this process uses is no others'.
+        # CPU time of this process does not count as used by others.
         (at(0, **{OWN: 1, "p4711": 1}), at(10, **{OWN: 11, "p4711": 4}), [], "train (pid 4711) 15%"),
         (at(0, p4711=0), at(10, p4711=3.9), [], f"{TRAIN} 20%"),
         (at(0, p4711=0), at(10, p4711=4.1), [f"20% of the cores' time used by {TRAIN} 20%"], f"{TRAIN} 20%"),
         (at(0), at(10, steal_s=3), ["15% of the cores' time taken by the hypervisor"], UNSEEN),
         (at(1), at(1), [], UNSEEN),
         (at(0), at(10, p1=0.1), [], UNSEEN),
-        # At most three are named, and none that does next to nothing.
+        # At most three processes are named, and none that uses almost nothing.
         (
             *(at(0, p1=9), at(10, p1=9.1, p2=0.5, p3=1.2, p5=1, p6=0.8), []),
             "train (pid 3) 6%, train (pid 5) 5%, train (pid 6) 4%",
         ),
-        # Another than the older one that had its id.
+        # The process is not the older one that had its id.
         (at(0, p4711=100), replace(at(10), by_process={(BUSY, 5.0): 2.0}), [], f"{TRAIN} 10%"),
     ],
 )
@@ -89,7 +89,7 @@ def test_this_machines_cores_can_be_read() -> None:
 def test_names_a_process_by_program_and_script(
     monkeypatch: pytest.MonkeyPatch, words: list[str] | None, name: str
 ) -> None:
-    pid = BUSY if words is not None else 2**22  # no Linux has it
+    pid = BUSY if words is not None else 2**22  # no Linux has such a process id
     if words is not None:
         process = SimpleNamespace(cmdline=lambda: words, name=lambda: "kworker")
         monkeypatch.setattr(psutil, "Process", lambda pid: process)
@@ -97,7 +97,10 @@ def test_names_a_process_by_program_and_script(
 
 
 def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]:
-    """A GPU of which processes hold so many MiB, by their ids, and others that NVML does not list."""
+    """Return a GPU. `holders` are its processes and their memory in MiB.
+
+    NVML does not list the processes that hold the `unlisted` MiB.
+    """
     listed = [using(pid, mib and mib * 2**20) for pid, mib in holders.items()]
     memory = SimpleNamespace(used=2**20 * (unlisted + sum(mib or 0 for mib in holders.values())))
     return {"nvmlDeviceGetComputeRunningProcesses": (listed,), "nvmlDeviceGetMemoryInfo": (memory,)}
@@ -109,7 +112,7 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
         (2, [card({}), card({BUSY: 3000, OTHER: 10})], ["2.94 GiB of GPU 1 held by {}, train (pid 4712)"]),
         (1, [card({}), card({BUSY: 3000})], []),
         (2, [card({BUSY: 256}), card({BUSY: None})], []),
-        (1, [card({}, unlisted=1000)], []),  # of processes in another container
+        (1, [card({}, unlisted=1000)], []),  # held by processes in another container
         (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 whose holder NVML does not report"]),
     ],
 )
@@ -126,7 +129,7 @@ def test_reports_who_holds_gpu_memory(
 
 
 class World:
-    """Others that are busy until `until` seconds have passed, and nobody really sleeps."""
+    """A machine on which other processes are busy until `until` seconds have passed. Nobody really sleeps."""
 
     def __init__(self, until: float, *, most_s: float = 60.0) -> None:
         self.now = 0.0
@@ -181,7 +184,7 @@ def test_busy_machine_is_waited_for_up_to_a_bound() -> None:
     world.until = world.now
     assert world.neighbours.wait(CPU, 2)
     world.until = world.now + 30
-    assert world.neighbours.wait(CPU, 2), "quiet was found, so that it is waited for again"
+    assert world.neighbours.wait(CPU, 2), "after a quiet machine was found, it is waited for again"
 
 
 def test_short_bound_suffices_to_see_quiet() -> None:

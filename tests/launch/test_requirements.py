@@ -16,7 +16,7 @@ MISSING = "it needs the package {0}, which is not installed: pip install {0}"
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Hides an installed package."""
+    """Return a function that hides an installed package."""
     find = importlib.util.find_spec
 
     def hide(package: str) -> None:
@@ -111,7 +111,7 @@ def test_a_package_that_is_missing_is_named(
 
 
 def test_other_reasons_precede_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that could never run the case is no reason to install something."""
+    """If a machine could never run the case, nothing needs to be installed."""
     monkeypatch.setattr(DDP, "packages", ("not_there",))
     assert str(unsupported(SMALL.replace(hardware="t4"), make_machine())).startswith("it is meant for t4")
 

@@ -10,7 +10,7 @@ def _all_gpus_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Passing:
-    """The time that was slept, which did not pass. `meanwhile` is called in each sleep with its number."""
+    """A fake sleep that adds up the seconds. `meanwhile` is called in each sleep with the sleep's number."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""Stands in for NVML, with what a H100 answers, and for the time that passes."""
+"""Fakes of NVML, with the answers of an H100, and of the clock."""
 
 import ctypes
 import os
@@ -13,8 +13,8 @@ from perfsuite.node.health_sampler import EVERY_S, Sampler
 from perfsuite.results.run import Health
 
 GIB = 2**30
-OWN = os.getpid()  # the job is this test's process
-OTHER = 4_000_000  # no Linux has it
+OWN = os.getpid()  # the job is the process of this test
+OTHER = 4_000_000  # no Linux has such a process id
 
 
 class NVMLError(Exception): ...
@@ -36,7 +36,7 @@ def using(pid: int, used: int | None) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, usedGpuMemory=used)
 
 
-# What a H100 SXM answers while it trains: at its power limit, which is how it is meant to run.
+# The answers of an H100 SXM while it trains. It is at its power limit, as is normal.
 TRAINING: dict[str, Any] = {
     "nvmlDeviceGetClockInfo": (1755, 1980, 1740, 1770, 1755),
     "nvmlDeviceGetUtilizationRates": tuple(SimpleNamespace(gpu=gpu, memory=45) for gpu in (98, 100)),
@@ -87,7 +87,7 @@ class FabricInfo(ctypes.Structure):
 
 
 class Nvml:
-    """Stands in for the module pynvml: every device gives its recorded answers, one after the other."""
+    """A fake of the module pynvml. Every device gives its recorded answers one after the other."""
 
     NVMLError = NVMLError
     NVMLError_NotSupported = NotSupported
@@ -134,7 +134,7 @@ class Nvml:
         return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0")
 
     def nvmlDeviceGetGpuFabricInfo(self, handle: int, info: Any) -> int:
-        """Answer as every NVSwitch system whose Fabric Manager runs: completed, without an error."""
+        """Answer like every NVSwitch system with a running Fabric Manager: completed, without an error."""
         info._obj.state, info._obj.status = self.devices[handle].get("fabric", (3, 0))
         return 0
 
@@ -152,7 +152,7 @@ class Nvml:
             if isinstance(value, Exception):
                 raise value
             if function == "nvmlDeviceGetMemoryInfo" and arguments != (self.nvmlMemory_v2,):
-                return SimpleNamespace(total=(80 + handle) * GIB)  # it takes the driver's reserve for used
+                return SimpleNamespace(total=(80 + handle) * GIB)  # this counts the driver's reserve as used
             return value
 
         return answer
@@ -164,7 +164,7 @@ for name, bit in vars(pynvml).items():
 
 
 class Clock:
-    """Moves only when told."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -176,9 +176,9 @@ class Clock:
 def sampled(
     steps: Iterable[int | None], *, every_s: float = 1.0, is_last: int | None = None, **settings: Any
 ) -> Health | None:
-    """What a sampler says that was asked at so many steps, one after the other; in `is_last` the job is over.
+    """Call a sampler at these steps, and return its report. At `is_last`, the job is over.
 
-    `settings` are the sampler's, by default those of a machine without GPU.
+    `settings` are the sampler's, by default those of a machine without a GPU.
     """
     clock = settings.setdefault("clock", Clock())
     sampler = Sampler(**settings)
@@ -192,9 +192,9 @@ def sampled(
 def watched(
     nvml: Nvml, *, samples: int = 20, devices: int | None = None, proc: Path = Path("/nowhere")
 ) -> Health:
-    """What a sampler says that was asked every quarter of a second, a step finished in each.
+    """Call a sampler every quarter of a second, once per step, and return its report.
 
-    Of the cores it knows nothing: others use them in a time that has nothing to do with its clock.
+    The sampler knows nothing about the cores, because other programs use them independently of its clock.
     """
     gpus: dict[str, Any] = {"devices": devices or len(nvml.devices), "nvml": nvml}
     health = sampled(range(1, samples + 1), every_s=EVERY_S, proc=proc, **gpus)

@@ -46,7 +46,7 @@ Run = Callable[[AgentJob], list[Failure]]
 
 
 def watched(job: AgentJob, run: Run) -> list[Failure]:
-    """Run the agent while its driver lives. `run` stands in for its ranks."""
+    """Run the agent while its driver lives. `run` replaces the work of its ranks."""
     return agent._watched(job, run=run, new_lease=Mock(spec=Lease))
 
 
@@ -67,7 +67,7 @@ def test_signal_ends_the_job_then_the_agent(
 def test_ranks_that_an_agent_kills_have_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
-    """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
+    """With another exit status, a scheduler might end nodes that still write the stacks of their ranks."""
     ranks_are_killed = threading.Event()
     has_told = threading.Event()
     codes = Queue[int]()
@@ -78,7 +78,8 @@ def test_ranks_that_an_agent_kills_have_not_failed(
         job.tell([KILLED])
         return [KILLED]
 
-    def sweep() -> None:  # a rank on a GPU is not gone at once: its agent's other thread goes on meanwhile
+    # Ranks on a GPU take a while to end, and the agent's other thread continues meanwhile.
+    def sweep() -> None:
         ranks_are_killed.set()
         has_told.wait(20)
 
@@ -140,7 +141,7 @@ def test_ranks_are_told_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: p
 
 
 def test_ranks_see_only_the_gpus_of_their_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script without a process group may train on every GPU that it sees."""
+    """A script without a process group could otherwise train on every GPU that it sees."""
     seen: list[str | None] = []
 
     def run(job: AgentJob) -> list[Failure]:
@@ -171,7 +172,7 @@ def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch)
 def test_waits_for_the_stacks_of_other_nodes(
     tmp_path: Path, passing: Passing, after: float, waited: float
 ) -> None:
-    """Ranks end when those of another node are killed, and then they write no stacks."""
+    """Ranks end when those of another node are killed. After that they cannot write any stacks."""
     job = job_of(tmp_path, nodes=2, node=1)
     documents.write(job.run_dir.launch(1), LaunchFile(node=1))
 
@@ -217,4 +218,4 @@ def test_nodes_share_no_directory_of_a_compiler(
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
     agent.keep_compile_caches_apart(run_dir, node)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected.format(caches=run_dir.compile_caches)
-    assert os.environ["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
+    assert os.environ["TRITON_CACHE_DIR"] == "/mine", "a directory that the user has set wins"

@@ -9,7 +9,10 @@ from perfsuite.node.cpu import Cpu, bind, read_cpu
 
 
 def stat(*cores: tuple[int, ...]) -> str:
-    """Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal and the two of guests."""
+    """Return a /proc/stat.
+
+    Its columns are user, nice, system, idle, iowait, irq, softirq, steal and two of guests.
+    """
     lines = [f"cpu{index} {' '.join(map(str, (*ticks, 0, 0)))}" for index, ticks in enumerate(cores)]
     return "\n".join(["cpu 9 9 9 9 9 9 9 9 9 9", *lines, "intr 9 9 9", "cpufake 1", ""])
 
@@ -20,7 +23,7 @@ def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cpu_columns_count_for_job_cores(tmp_path: Path) -> None:
-    """One core may be offline."""
+    """Core 1 is offline in the second file."""
     file = tmp_path / "stat"
     file.write_text(stat((100, 200, 400, 800, 1600, 3200, 6400, 12800)))
     assert read_cpu(file, {0}) == Cpu(processes_s=7, steal_s=128, total_s=255)
@@ -50,7 +53,7 @@ def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch
 
 
 def bound(cores: set[int], *, allowed: set[int], ranks: int = 1) -> set[int]:
-    """Return the cores of a process after it was bound by a process that may use the allowed ones."""
+    """Return the cores of a process after another process, which may use the allowed cores, has bound it."""
     mask: set[int] = set(allowed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
@@ -61,7 +64,7 @@ def bound(cores: set[int], *, allowed: set[int], ranks: int = 1) -> set[int]:
 
 @pytest.mark.parametrize("reserved", [0, 2])
 def test_keeps_a_process_on_cores_near_its_gpu(reserved: int) -> None:
-    """Slurm and Kubernetes reserve some cores of a machine for themselves."""
+    """Slurm and Kubernetes can reserve some cores of a machine for themselves."""
     socket = set(range(96))
     machine = set(range(reserved, 192))
     assert bound(socket, allowed=machine, ranks=4) == socket & machine
@@ -70,10 +73,10 @@ def test_keeps_a_process_on_cores_near_its_gpu(reserved: int) -> None:
 @pytest.mark.parametrize(
     ("near", "ranks"),
     [
-        (set[int](), 1),  # unknown
+        (set[int](), 1),  # the near cores are unknown
         (set(range(96, 192)), 1),  # the user has bound the job to the other socket
-        (set(range(48)), 1),  # the user has bound it to this socket
-        (set(range(3)), 4),  # the job may use few cores of this socket
+        (set(range(48)), 1),  # the user has bound the job to this socket
+        (set(range(3)), 4),  # the job may use only few cores of this socket
     ],
 )
 def test_leaves_a_process_that_would_lack_cores(near: set[int], ranks: int) -> None:

@@ -42,7 +42,7 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
             index=0,
             sm_clock_mhz=1755,
             sm_clock_mhz_min=1740,
-            utilisation=98.8,  # of the five readings, one each second, that are 98, 100, 98, ...
+            utilisation=98.8,  # the mean of five readings, one per second: 98, 100, 98, ...
             power_w=687.823,
             energy_j=3277.5,
             temperature_c=64,
@@ -58,7 +58,8 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
     for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
         assert asked[function] == 20
     assert asked["UtilizationRates"] == asked["Temperature"] == 5
-    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
+    # The additional call is before the launch.
+    assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1
 
 
 def test_watches_the_processor_without_nvml() -> None:
@@ -70,7 +71,8 @@ def test_watches_the_processor_without_nvml() -> None:
 
 def test_counts_only_time_with_steps() -> None:
     nvml = Nvml({})
-    steps = [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200  # the launch, ..., the hang
+    # The steps are 0 during the launch, and 20 during the hang.
+    steps = [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200
     health = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
     assert health.steps == 19
     assert health.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
@@ -86,7 +88,7 @@ def test_counts_only_time_with_steps() -> None:
     ],
 )
 def test_samples_both_ends_of_a_short_training(steps: list[int | None], between: int | None) -> None:
-    """A training whose beginning is over before the first look has the beginning of its launch."""
+    """If a training has begun before the first look, its beginning is that of the launch."""
     for every_s in (0.06, 0.01):
         health = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
         assert (health and (health.samples, health.steps)) == (between and (2, between))
@@ -120,7 +122,7 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Waits(Nvml):
-    """An NVML that does not answer one function until it may."""
+    """An NVML that does not answer one function until the test allows it."""
 
     def __init__(self, function: str) -> None:
         super().__init__({})
@@ -161,12 +163,12 @@ def test_never_waits_for_an_unresponsive_nvml(
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: 1)
     monkeypatch.setattr(watch._is_prepared, "wait", waited.append)
     monkeypatch.setattr(watch._thread, "join", waited.append)
-    assert watch._thread.daemon, "nor does the agent when it ends"
+    assert watch._thread.daemon, "the thread does not keep the agent alive either"
     watch.begin()
     nvml.asked.wait()
     health = seen(watch.finish())
     nvml.may_answer.set()
-    assert waited == [35, 5], "30 s until the memory is free, 5 s for the answer; 5 s at the end"
+    assert waited == [35, 5], "30 s until the memory is free and 5 s for the answer, then 5 s at the end"
     assert health.samples == 0
     assert [device.pci_bus_id for device in health.devices] == cards
     assert health.notes == ("NVML does not answer (is a GPU lost?). Look at `nvidia-smi` and dmesg",)
@@ -193,12 +195,12 @@ def test_a_sampler_that_breaks_ends_no_launch() -> None:
 
 
 def used(*gib: float) -> dict[str, Any]:
-    """A card of whose memory so much is used, look after look."""
+    """Return a card whose used memory has these values, one for each look."""
     return {"nvmlDeviceGetMemoryInfo": [SimpleNamespace(used=int(amount * GIB)) for amount in gib]}
 
 
 def prepared(*devices: dict[str, Any]) -> tuple[Health, list[float]]:
-    """What a sampler knows before the launch, and how long it slept each time."""
+    """Return what a sampler knows before the launch, and how long it slept each time."""
     clock = Clock()
     slept = []
 
@@ -258,7 +260,8 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     (tmp_path / "stat").write_text(stat(none, none, none))
     sampler.sample(1)
     clock.now += 5
-    # Of 2 x 500 ticks 450 are in processes, 300 of these in the job's; core 1 is not ours.
+    # Of 2 x 500 ticks, processes used 450, and the job used 300 of these. Core 1 is not among the job's
+    # cores.
     (tmp_path / "stat").write_text(
         stat((200, 10, 40, 100, 50, 0, 0, 100), (500, 0, 0, 0, 0, 0, 0, 0), (150, 0, 50, 250, 0, 10, 20, 20))
     )
@@ -269,7 +272,7 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
 
 def test_samples_every_250_ms_or_when_steps_move() -> None:
     nvml = Nvml({})
-    clock = Clock(0)  # a clock that begins at zero: the first is due at once all the same
+    clock = Clock(0)  # the clock begins at zero, but the first sample is due at once
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
     taken = []
     for after, step in (
@@ -280,7 +283,7 @@ def test_samples_every_250_ms_or_when_steps_move() -> None:
         nvml.calls.clear()
         sampler.sample(step)
         taken += [after] * nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
-    assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
+    assert taken == [0, 0, 0.25, 0.3125, 0.5625], "the first is the sample of the beginning"
 
 
 def test_looks_for_processes_every_2_seconds() -> None:
@@ -323,7 +326,7 @@ def spent(*seconds: float) -> dict[str, Cpu]:
 def test_cpu_shares_span_first_to_last_sample(
     first: dict[str, Any], last: dict[str, Any], shares: tuple[float, ...]
 ) -> None:
-    """A job whose processes end takes its time with it, and ticks of 10 ms may add up to more than all."""
+    """The CPU time of processes that end is lost, and ticks of 10 ms can add up to more than the total."""
     measured = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
     assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
@@ -351,7 +354,7 @@ def spending(*counts: float | None) -> tuple[Gpu, ...]:
     [
         ((Gpu(), Gpu()), None, {}),
         ((*REASONS, Gpu()), None, {"throttled": {"A": 0.3333, "B": 0.6667}}),
-        (using_memory(5, 9, 7), 4, {"job_memory_bytes": 5}),  # what came on top
+        (using_memory(5, 9, 7), 4, {"job_memory_bytes": 5}),  # only the memory that was added
         (using_memory(3), 4, {"job_memory_bytes": 0}),
         *((using_memory(size), held, {}) for size, held in ((9, None), (None, 4))),
         (spending(100.0, 350.5679), None, {"energy_j": 250.568}),
@@ -399,6 +402,8 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
     assert health.job_cpu is not None
     assert health.foreign_cpu is not None
     cores = len(os.sched_getaffinity(0))
-    assert 3 <= health.samples <= 4 + passed / EVERY_S, "one at each of four new steps, others at times"
+    assert 3 <= health.samples <= 4 + passed / EVERY_S, (
+        "one sample at each of four new steps, the others at regular times"
+    )
     assert 0 < health.job_cpu == pytest.approx(job_s / passed / cores, abs=0.1 / cores)
     assert 0.4 / cores < health.foreign_cpu <= 1 - health.job_cpu + 0.05

@@ -22,7 +22,7 @@ time.sleep(600)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The lease of a launch that is prepared."""
+    """Return the lease of a launch that is being prepared."""
     file = tmp_path / "lease"
     file.write_text(lease.text_of(0, "go"))
     return file
@@ -40,8 +40,10 @@ def test_lease_changes_until_the_job_is_gone(file: Path) -> None:
 
 
 def test_a_text_is_written_over_the_one_before(file: Path) -> None:
-    """A file that grows needs space on the disk, and a new one may stay unseen on NFS. One that is gone ends
-    no driver."""
+    """A file that grows would need space on the disk, and a new file might stay unseen on NFS.
+
+    If the file is gone, the driver continues.
+    """
     with Beats(file, beat_s=0.01) as beats:
         before = file.stat()
         beats.end_job()
@@ -62,7 +64,7 @@ def test_agent_sees_the_end_and_a_closed_stdin(file: Path) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         said = map(str.strip, process.stdout)
-        assert next(said) == "''", "what it starts finds nothing there"
+        assert next(said) == "''", "processes that it starts find nothing on stdin"
         beats.end_job()
         assert next(said) == "end"
         process.stdin.close()
@@ -74,7 +76,10 @@ def test_agent_sees_the_end_and_a_closed_stdin(file: Path) -> None:
 def test_agent_sees_a_lease_that_stops_changing(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing, lost_s: str | None, said: list[str]
 ) -> None:
-    """Not one on the driver's machine: Ctrl-Z is no death there, of which the kernel would tell."""
+    """The lease is ignored on the driver's machine.
+
+    The kernel would report the driver's death there, and a driver that is stopped with Ctrl-Z is not dead.
+    """
     monkeypatch.delenv(LEASE_S, raising=False)
     if lost_s is not None:
         monkeypatch.setenv(LEASE_S, lost_s)
@@ -94,7 +99,7 @@ def test_agent_sees_a_lease_that_stops_changing(
 def test_a_stalled_file_system_is_no_lost_driver(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing
 ) -> None:
-    """The agent's read and the driver's write hang together, and return together."""
+    """The agent's read and the driver's write hang at the same time, and return at the same time."""
 
     def stalled(file: Path, limit: int) -> str:
         if passing.count == 20:

@@ -25,7 +25,10 @@ def detected(
     visible: str | None = None,
     missing: str | None = None,
 ) -> Machine:
-    """This machine by a pynvml that knows these GPUs, or says what is missing; index i has the UUID GPU-i."""
+    """Return this machine as a pynvml with these GPUs shows it, or one that reports what is missing.
+
+    The GPU with index i has the UUID GPU-i.
+    """
     usual = [
         {"nvmlDeviceGetName": (name,), "nvmlDeviceGetUUID": (f"GPU-{i}",)} for i, name in enumerate(names)
     ]
@@ -46,7 +49,7 @@ def detected(
     [
         *((None, 4, 80), ("0,1,2,3", 4, 80), ("2", 1, 82), (" 3, 1", 2, 81)),
         *(("GPU-3", 1, 83), ("GPU-1,GPU-2", 2, 81), ("1,GPU-3", 2, 81)),
-        # CUDA, too, ignores everything from the first bad entry on.
+        # CUDA also ignores all entries after the first bad one.
         *(("1,9,2", 1, 81), ("1,-1,2", 1, 81), ("GPU-2,GPU-9,GPU-0", 1, 82), ("3,nonsense", 1, 83)),
     ],
 )
@@ -62,7 +65,7 @@ def test_cuda_visible_devices(
     ("names", "visible", "missing", "note"),
     [
         ([H200], "-1,0", None, "{}=-1,0 hides every GPU"),
-        ([], "0", None, "{}=0 hides every GPU"),  # left over from another machine
+        ([], "0", None, "{}=0 hides every GPU"),  # a value left over from another machine
         *(
             ([H200], visible, "NVML is not asked then", "{} hides every GPU")
             for visible in ("", "-1", "NoDevFiles")
@@ -80,7 +83,7 @@ def test_no_gpu_means_processor_and_reason(
 
 @pytest.mark.parametrize("visible", ["9", "GPU-9", "nonsense"])
 def test_visible_gpus_must_exist(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    """CUDA would see no GPU either, and every case for GPUs would be skipped."""
+    """CUDA would not see a GPU either, and every case for GPUs would be skipped."""
     with pytest.raises(MachineError, match=rf"={visible} names no GPU of this machine, which has 1\. Give"):
         detected(monkeypatch, H200, visible=visible)
 
@@ -112,7 +115,7 @@ def test_unreadable_gpu_is_one_clear_error(
 
 
 def test_integrated_gpu_has_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GB10 and a Jetson answer."""
+    """A GB10 and a Jetson answer like this."""
     no_memory = {0: {"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")}}
     machine = detected(monkeypatch, "NVIDIA GB10", changes=no_memory)
     assert (machine.device, machine.memory_bytes) == ("cuda", psutil.virtual_memory().total)

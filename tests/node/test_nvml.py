@@ -46,7 +46,7 @@ def test_newborn_child_is_not_foreign() -> None:
 
 
 def test_own_job_in_a_container_is_not_foreign() -> None:
-    """Nobody is listed there, or others by other process ids."""
+    """In a container, NVML lists no process, or lists others under other process ids."""
     listed: list[list[Any]] = [[using(OTHER, 60 * GIB)], []]
     health = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (process,)} for process in listed)))
     assert [device.foreign_memory_bytes for device in health.devices] == [0, None, None]
@@ -95,7 +95,7 @@ def test_throttle_reasons_have_nvmls_names() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [NVMLError, Exception])  # NVMLLibraryMismatchError is no NVMLError
+@pytest.mark.parametrize("kind", [NVMLError, Exception])  # NVMLLibraryMismatchError is not an NVMLError
 def test_notes_an_error_once_and_goes_on(kind: type[Exception]) -> None:
     health = watched(Nvml({"nvmlDeviceGetTemperature": (60, kind("GPU is lost"), 70)}))
     assert health.devices[0].temperature_c == 70
@@ -138,7 +138,9 @@ def test_notes_pending_errors_and_judges_faults(
 ) -> None:
     seen = watched(Nvml({}, {f"nvmlDeviceGet{function}": (answer,)}))
     card = "GPU 1 (00000000:1C:00.0)"
-    assert list(seen.notes) == [f"{card}: {pending}"] * (pending is not None), "a fault would be said twice"
+    assert list(seen.notes) == [f"{card}: {pending}"] * (pending is not None), (
+        "otherwise a fault would be reported twice"
+    )
     assert [card.memory_pending for card in seen.devices] == [(), () if pending is None else (pending,)]
     said = machine_problems(seen, make_gpu_machine(count=2))
     assert said == [f"{card}: {fault}"] * (fault is not None)
@@ -149,7 +151,7 @@ def test_notes_pending_errors_and_judges_faults(
     [
         ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, but 18 of another GPU's"]),
         ((1,) * 12 + (NVMLError("Invalid Argument"),), [(18, 0), (12, 0)], ["12 of its NVLinks are up"]),
-        ((0,), [(18, 0), (None, None)], []),  # as a card of two that no bridge connects
+        ((0,), [(18, 0), (None, None)], []),  # like one of two cards without a bridge
         (NotSupported("Not Supported"), [(18, 0), (None, None)], []),
         ((1,), [(18, 0), (18, 0)], []),
     ],

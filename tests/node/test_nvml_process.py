@@ -13,7 +13,10 @@ from tests.samples import make_gpu_machine
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for the interpreter of the child: a shell script, to be written, on a machine with NVML."""
+    """Return the path of a fake interpreter for the child, on a machine with NVML.
+
+    Tests write it as a shell script.
+    """
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(nvml_process, "has_library", lambda: True)
     return tmp_path / "python"

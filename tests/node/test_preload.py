@@ -11,11 +11,11 @@ from perfsuite.worker import leash
 
 @pytest.fixture
 def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the fork server does, in order. This process stays as it is."""
+    """Return the actions of the fork server, in order. This process is not changed."""
     done: list[str] = []
     monkeypatch.setattr(leash, "die_with_parent", lambda: done.append("tied"))
     monkeypatch.delitem(sys.modules, "perfsuite.node.preload", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # which takes seconds
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # importing the real torch takes seconds
     monkeypatch.setattr(sys, "done", done, raising=False)
     return done
 

@@ -34,7 +34,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a process with an environment of its own, in a session of its own."""
+    """Yield a function that starts a process with its own environment, in a session of its own."""
     with contextlib.ExitStack() as started:
 
         def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -59,7 +59,7 @@ def pids(mark: str) -> list[int]:
 
 @pytest.fixture
 def mark() -> str:
-    """The mark of a job that no other test has."""
+    """Return a job's mark that no other test has."""
     return uuid.uuid4().hex
 
 
@@ -101,7 +101,7 @@ def test_kills_all_that_an_agent_started(start: Start, mark: str) -> None:
     sweep(mark, agent.pid)
     assert not spared.is_running()
     assert stranger.poll() is None
-    assert agent.wait(20) == 0, "it has waited for both"
+    assert agent.wait(20) == 0, "the agent has waited for both"
     assert descendants(agent.pid) == []
 
 
@@ -116,7 +116,7 @@ def test_sees_a_childs_end_despite_a_held_lock(start: Start) -> None:
     assert child.returncode == -signal.SIGKILL
     other.kill()
     os.waitpid(other.pid, 0)
-    assert has_ended(other), "somebody has waited for it before"
+    assert has_ended(other), "somebody has already waited for it"
 
 
 def test_captures_output_however_a_command_ends() -> None:
@@ -127,7 +127,7 @@ def test_captures_output_however_a_command_ends() -> None:
 
 def test_unkillable_process_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
-        """A process in a system call that never returns: one of a lost GPU, say."""
+        """A process in a system call that never returns, for example because of a lost GPU."""
 
         pid = 4711
 
@@ -170,7 +170,7 @@ def test_asks_only_listeners_for_stacks(tmp_path: Path, start: Start) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of this process, which listens to a signal that does nothing."""
+    """Return the file of this process, which listens to a signal that does nothing."""
     monkeypatch.setattr(processes, "STACKS_SIGNAL", signal.SIGCONT)
     file = RunDir(tmp_path).stacks(0, os.getpid())
     file.write_text("")
@@ -195,7 +195,7 @@ def test_waits_until_stacks_stop_growing(tmp_path: Path, file: Path, passing: Pa
     passing.meanwhile = lambda looks: file.write_text(texts[min(looks, 3) - 1])
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert file.read_text() == "Thread 1\nThread 2"
-    assert passing.count == 4, "once more, to see that nothing came"
+    assert passing.count == 4, "a last look, to see that nothing more came"
 
 
 def test_waits_until_collective_calls_are_written(tmp_path: Path, file: Path, passing: Passing) -> None:
@@ -215,7 +215,7 @@ BURN = "import time\nwhile time.process_time() < 0.1: pass"
 
 def test_job_is_the_agent_and_its_descendants(start: Start) -> None:
     agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}'; sleep 1000 & echo; read word")
-    job = JobProcesses(agent.pid)  # now its first child is dead
+    job = JobProcesses(agent.pid)  # its first child is dead by now
     assert job.pids == {agent.pid}
     job.scan()
     (child,) = descendants(agent.pid)
@@ -225,8 +225,8 @@ def test_job_is_the_agent_and_its_descendants(start: Start) -> None:
     agent.kill()
     agent.wait()
     job.scan()
-    assert job.cpu_s() == 0, "of one that is gone nothing is known"
-    assert job.pids == {agent.pid, child.pid}, "NVML lists the dead for a while"
+    assert job.cpu_s() == 0, "nothing is known of a process that is gone"
+    assert job.pids == {agent.pid, child.pid}, "NVML lists dead processes for a while"
 
 
 def test_living_descendants_time_is_the_jobs(start: Start) -> None:

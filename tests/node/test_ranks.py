@@ -37,7 +37,10 @@ TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID=per
 TORCHELASTIC_USE_AGENT_STORE=False TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 TORCHELASTIC_ERROR_FILE=/dev/null TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
 """
-"""Of the second rank of `torchrun --nproc-per-node 2` (torch's docs, "torchrun", "Environment Variables")."""
+"""The variables of rank 1 of `torchrun --nproc-per-node 2`.
+
+Source: torch's docs, "torchrun", "Environment Variables".
+"""
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
 UNSEEN = "before an optimizer step was seen"
 UNTRAINED = ": it does not train or uses no optimizer of torch"
@@ -54,7 +57,7 @@ def job(tmp_path: Path) -> AgentJob:
 
 @pytest.fixture(autouse=True)
 def _untied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is started does not die with the thread of the test."""
+    """Do not tie started processes to the thread of the test."""
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
 
 
@@ -80,7 +83,7 @@ def test_cpu_fork_server_loads_the_models_code(
 def test_script_rank_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     monkeypatch.setenv(name, "3")
-    assert ranks.rank_variables(job.topology, 0)[name] == "3", "a user's own"
+    assert ranks.rank_variables(job.topology, 0)[name] == "3", "the value that a user has set"
     monkeypatch.delenv(name)
     assert ranks.rank_variables(job.topology, 1) == dict(
         assignment.split("=") for assignment in TORCHRUN.split()
@@ -88,7 +91,10 @@ def test_script_rank_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.
 
 
 class Process(subprocess.Popen[bytes]):
-    """A rank of a script that ends with a code when polled so many times; None: never by itself."""
+    """A rank of a script that ends with `code` after so many polls.
+
+    A code of None means that it never ends.
+    """
 
     def __init__(self, code: int | None, after: int = 0) -> None:
         self.code = code
@@ -108,7 +114,7 @@ def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
     job = replace(job, tell=lambda so_far: reported.append(len(so_far)))
     failures = ranks._wait(job, dict(enumerate(started)))
     assert reported == list(range(1, len(failures) + 1)), (
-        "each at once: this agent may be ended before its ranks"
+        "each failure is reported at once: this agent can be ended before its ranks"
     )
     assert {failure.kind for failure in failures} <= {"crash"}
     return [(failure.rank, failure.message) for failure in failures]
@@ -123,10 +129,10 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
     [
         (BOTH, [(0,), (0, 400)], [], 400 * POLL_S),
         (BOTH, [(0,), (-11,)], [(1, "exit code -11 (SIGSEGV)")], POLL_S),
-        # Where one has failed the others have some seconds to say why, if its report does not.
+        # When one rank has failed, the others have some seconds to report why, unless its report explains it.
         ((), [(3,), (None,)], [(0, f"the script ended with exit code 3, {UNSEEN}")], ranks.GRACE_S),
         ((FAILED,), [(0,), (None,)], [], ranks.GRACE_S),
-        # It ignores the signal by which the kernel would end it.
+        # The rank ignores the signal with which the kernel would end it.
         pytest.param(
             *(BOTH, [(0,), (None,)], [(1, f"it {ranks.STAYED}")], ranks.STAY_S),
             marks=pytest.mark.fault("rank does not end"),
@@ -139,7 +145,7 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
 def test_kills_a_rank_that_takes_too_long(
     job: AgentJob, passing: Passing, reports: Any, processes: Any, expected: Any, seconds: float
 ) -> None:
-    job.run_dir.progress.touch()  # as the driver makes it
+    job.run_dir.progress.touch()  # the driver makes this file
     for report in reports:
         documents.write(job.run_dir.rank(report.rank), report)
     started = [Process(*fields) for fields in processes]
@@ -176,7 +182,7 @@ def test_reports_a_command_that_outlives_its_reports(job: AgentJob) -> None:
 
 
 class OfADeadServer:
-    """A rank that is forked from a server that is gone: it does not start, or nobody knows how it ended."""
+    """A rank forked from a server that is gone: it does not start, or nobody knows how it ended."""
 
     exitcode = 255
     pid = 1
@@ -233,7 +239,7 @@ def test_command_finds_launch_startup_and_python(job: AgentJob, monkeypatch: pyt
 
 @pytest.mark.parametrize(("code", "unreported"), [(0, f", {UNSEEN}{UNTRAINED}"), (3, f", {UNSEEN}")])
 def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreported: str) -> None:
-    """Unless all is well. That a rank of our own left no report the driver sees."""
+    """A failure is reported unless all is well. The driver notices if a rank of perfsuite left no report."""
     command = python(f"raise SystemExit({code})")
     ended = f"exit code {code}"
     (failure,) = ranks._run(command, job)
@@ -248,7 +254,7 @@ def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreporte
 def test_script_ranks_have_logs_and_a_port(job: AgentJob) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     failures = ranks._run(python(code, starts_ranks=False), job)
-    assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of them trains"
+    assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of these ranks trains"
     said = [job.run_dir.rank_log(rank).read_text().split() for rank in (0, 1)]
     assert [words[:2] for words in said] == [["0", "2"], ["1", "2"]]
     assert said[0][2] == said[1][2]
@@ -263,12 +269,12 @@ def test_lone_process_has_no_rank_variables(job: AgentJob) -> None:
         "import os; print(*sorted(n for n in os.environ if 'RANK' in n or 'MASTER' in n or 'ELASTIC' in n))"
     )
     (failure,) = ranks._run(python(code, starts_ranks=False), alone)
-    assert failure.rank == 0, "it does not train"
+    assert failure.rank == 0, "the rank does not train"
     assert job.run_dir.rank_log(0).read_text().split() == [RANK]
 
 
 def test_foreign_rank_variables_reach_no_process(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the case or the arm says them."""
+    """Variables that the case or the arm sets are kept."""
     case = SCRIPT.replace(framework=Script(path=__file__, env={"MASTER_PORT": "5"}))
     names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")
     for name in (*names, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "LOCAL_RANK", "SLURM_PROCID"):
@@ -284,7 +290,7 @@ def test_foreign_rank_variables_reach_no_process(job: AgentJob, monkeypatch: pyt
 
 
 def bury_orphans() -> None:
-    """Ends with 0 if orphans are let go, and the end of a child that is none stays known."""
+    """Exit with 0 if orphans are reaped, but the end of a child that is not an orphan stays known."""
     leash.adopt_orphans()
     own = subprocess.Popen(["sh", "-c", "read word; exit 3"], stdin=subprocess.PIPE)
     ours = ranks._children()
@@ -311,7 +317,7 @@ def test_reaps_orphans_and_keeps_the_ranks_end() -> None:
 
 
 def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that perfsuite forks and those that it starts as a user's command; not what starts its own."""
+    """Ranks that perfsuite forks or starts itself are bound. Those of a command's own launcher are not."""
     pids = iter((71, 72, 81, 82))
     bound: list[tuple[int, frozenset[int], int]] = []
 
@@ -331,14 +337,14 @@ def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest
 
 REPO = ("/repo", "/repo/.perfsuite/arms/abc", "/repo/.venv")
 USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
-"""The top of a repository, the worktree in its place, and where the interpreter lies."""
+"""The top of a repository, the worktree that replaces it, and the prefix of the interpreter."""
 
 
 @pytest.mark.parametrize(
     ("place", "word", "moved"),
     [
         (REPO, "/repo/train.py", "/repo/.perfsuite/arms/abc/train.py"),
-        (REPO, "/repo", "/repo/.perfsuite/arms/abc"),  # the directory that a script starts in
+        (REPO, "/repo", "/repo/.perfsuite/arms/abc"),  # the directory where a script starts
         *((REPO, word, word) for word in ("/repository/train.py", "--out=/repo/x", "train.py")),
         (REPO, "/repo/.venv/bin/python", "/repo/.venv/bin/python"),
         *((REPO, REPO[1] + below, REPO[1] + below) for below in ("", "/train.py")),
@@ -349,7 +355,7 @@ USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
 def test_repository_file_is_the_worktrees(
     monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, str], word: str, moved: str
 ) -> None:
-    assert ranks.moved(word) == word, "without an arm of another commit"
+    assert ranks.moved(word) == word, "nothing moves without an arm of another commit"
     monkeypatch.setenv("PERFSUITE_MOVED", ":".join(place[:2]))
     monkeypatch.setattr(sys, "prefix", place[2])
     assert ranks.moved(word) == moved

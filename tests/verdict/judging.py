@@ -1,4 +1,4 @@
-"""Launches, baselines and noise to judge in tests, and what a verdict says of each metric."""
+"""Helpers: launches, baselines and noise to judge in tests, and readers of a verdict."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine
 def judged(
     runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
 ) -> Verdict:
-    """The verdict, which survives its JSON file whatever it is."""
+    """Judge these launches, and check that the verdict survives being written as JSON and read back."""
     verdict = judge(runs, baseline, noise, Policy(**policy))
     written = json.dumps(plain(verdict), allow_nan=False)
     assert plain(Verdict.model_validate_json(written)) == json.loads(written)
@@ -49,7 +49,7 @@ def judged(
 def session(
     runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
 ) -> Verdict:
-    """Launch by launch until decided, as `run.measure` does."""
+    """Judge one launch after the other until the verdict is decided, like `run.measure` does."""
     for used in range(1, len(runs) + 1):
         verdict = judged(runs[:used], baseline, noise, **policy)
         if verdict.outcome != "undecided":
@@ -74,7 +74,7 @@ def outcomes(verdict: Verdict) -> dict[str, Outcome]:
 
 
 def of_sessions(*factors: float) -> Baseline:
-    """On a GPU, where 3% are allowed: five launches of each session, each faster or slower as a whole."""
+    """Return a baseline on a GPU with five launches per session. Each factor is the speed of one session."""
     speeds = [factor * speed for factor in factors for speed in USUAL[:5]]
     names = [str(number) for number in range(len(factors)) for _ in range(5)]
     return from_runs(make_launches(*speeds, machine=H100), sessions=names)
@@ -85,7 +85,7 @@ def in_environment(**environment: str) -> Run:
 
 
 def with_loss(factor: float, *, first: int = 0, last: int = 25, speed: float = 1) -> Run:
-    """A launch whose loss is `factor` times the usual one from step `first` to `last`."""
+    """Return a launch whose loss is `factor` times the usual one from step `first` to step `last`."""
     loss = [4.0 - 0.05 * step for step in range(25)]
     changed = [value * factor if first <= step < last else value for step, value in enumerate(loss)]
     return make_launches(speed)[0].replace(loss=tuple(changed))
@@ -95,12 +95,12 @@ PROBED = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, probe_s_p50=0.
 
 
 def on_machine(speed: float, *, tokens: float = 1) -> Run:
-    """A launch on a machine that the probe finds at `speed`, relative to the baseline's."""
+    """Return a launch on a machine that runs, according to the probe, at `speed` relative to the baseline."""
     return make_launches(tokens, probe_s_p50=0.010 / speed)[0]
 
 
 def on_gpu(matmul: float | None, **probe: float) -> Run:
-    """A launch on a GPU whose own matrix product ran at `matmul` TFLOP/s before the workload."""
+    """Return a launch on a GPU whose matrix product reached `matmul` TFLOP/s before the workload."""
     probes = probe if matmul is None else {"matmul_tflops": matmul, **probe}
     return make_launches(1, machine=H100)[0].replace(device_probe=probes)
 
@@ -115,13 +115,15 @@ SICK_GPU = on_gpu(600)
 
 CHOSEN = frozenset(
     [
-        # A launch whose dtypes or compilation are not those of the case is a `mismatch`: what is left is not
-        # asked for, as the dtype of adapters, or a loss that a library compiles.
+        # If dtypes or compilation differ from the case, the launch is a `mismatch`. The differences that
+        # remain were not asked for, for example the dtype of adapters or a loss that a library compiles.
         *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
         *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
         *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),
         *("spmd_backend", "loss_chunks", "rope", "forced", "patched", "replaced"),
     ]
 )
-"""Settings that a library, or perfsuite for one of its versions, chooses: whoever adds one decides whether it
-is asked for (`perfsuite.verdict.comparability.ASKED`), or stands here."""
+"""Settings that a library chooses, or that perfsuite chooses for a library's version.
+
+Whoever adds a setting either lists it as asked for (`perfsuite.verdict.comparability.ASKED`) or adds it here.
+"""

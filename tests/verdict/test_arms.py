@@ -1,4 +1,4 @@
-"""What pairs of launches of two arms mean, metric by metric. test_paired_comparison.py tests the decision."""
+"""Test the judgement of each metric over pairs of launches. test_paired_comparison.py tests the decision."""
 
 import json
 from typing import Any
@@ -28,14 +28,14 @@ def arm(speeds: tuple[float, ...] = A, factor: float = 1.0, **figures: Any) -> l
 
 
 def judged(a: list[Run], b: list[Run], **options: Any) -> Verdict:
-    """The verdict, which survives its JSON file."""
+    """Judge these launches, and check that the verdict survives being written as JSON and read back."""
     verdict = judge_pairs(a, b, **options)
     assert Verdict.model_validate(json.loads(json.dumps(plain(verdict)))) == verdict
     return verdict
 
 
 def compared(a: list[Run], b: list[Run], **options: Any) -> Verdict:
-    """Pair by pair until decided."""
+    """Judge one pair after the other until the verdict is decided."""
     for used in range(1, len(a) + 1):
         verdict = judged(a[:used], b[:used], **options)
         if verdict.outcome != "undecided":
@@ -58,7 +58,7 @@ def test_tolerance_is_for_speed_or_one_metric() -> None:
     slower = arm(B, 0.93)
     larger = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
     for b in (slower, larger):
-        assert compared(arm(), b).outcome == "passed", "15 or 20% are allowed on a CPU"
+        assert compared(arm(), b).outcome == "passed", "a CPU is allowed 15% or 20%"
     verdict = compared(arm(), slower, tolerance=0.03)
     assert outcomes(verdict)["tokens_per_s"] == verdict.outcome == "regressed"
     assert [check.allowed for check in verdict.checks[:2]] == pytest.approx([1 - 1 / 1.03, 1 - 1 / 1.2])
@@ -138,7 +138,7 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
         assert reason.startswith(expected)
         assert reason.endswith(", in 2 forward calls per rank)")
     both = judge_counts(doubled, doubled).reasons
-    assert ["Correct the case" in reason for reason in both] == [True, True], "then the case may be wrong"
+    assert ["Correct the case" in reason for reason in both] == [True, True], "the case might be wrong"
     assert "Correct the case" in judge_counts(doubled, make_run()).reasons[0]
 
 
@@ -186,7 +186,9 @@ def test_memory_of_a_gpu_is_judged_by_its_medians() -> None:
     verdict = compared(arm(machine=H100), arm(B, machine=H100, peak_memory_bytes=66 * MIB))
     assert outcomes(verdict)["peak_memory_bytes"] == verdict.outcome == "regressed"
     assert check_of(verdict, "peak_memory_bytes").change == pytest.approx(2 / 64)
-    assert outcomes(verdict)["tokens_per_s"] == "passed", "it went on until the speed was decided"
+    assert outcomes(verdict)["tokens_per_s"] == "passed", (
+        "the comparison continued until the speed was decided"
+    )
 
 
 def test_never_passes_a_metric_an_arm_lacks() -> None:
@@ -202,7 +204,7 @@ MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)
 
 
 def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> list[Run]:
-    """Launches whose steps, and CPU time, follow the probe; the memory does not."""
+    """Return launches whose steps and CPU time follow the probe, but whose memory does not."""
     return [
         make_launches(speed * usual / slow, cpu_s_per_step=0.1 * slow / usual, probe_s_p50=0.01 * slow)[0]
         for slow, usual in zip(machine, A, strict=False)
@@ -224,7 +226,7 @@ def test_corrects_for_the_machines_own_speed() -> None:
     assert {check.probe_exponent for check in raw.checks} == {None}
     assert outcomes(raw)["tokens_per_s"] == "undecided"
     b[2] = b[2].replace(figures=b[2].figures.replace(probe_s_p50=None))
-    assert judged(a, b, corrects=True) == judged(a, b), "a launch without a probe leaves all as measured"
+    assert judged(a, b, corrects=True) == judged(a, b), "if a launch has no probe, nothing is corrected"
 
 
 def test_slowdown_that_slows_the_probe_remains() -> None:
@@ -263,42 +265,44 @@ def test_counts_only_explain_a_timed_change() -> None:
     assert upgraded is not None
     assert upgraded.notes == ("counted with other versions: torch 2.13.0 -> 2.14.0",)
     for b in (arm(B, 0.7), counted(0.7)):
-        assert compared(arm(), b).counts is None, "one was not counted"
+        assert compared(arm(), b).counts is None, "one launch was not counted"
 
 
 def test_growth_is_judged_beside_times() -> None:
-    """A leak ends a long run, but a short window is hardly slower."""
+    """A leak ends a long run, but hardly slows down a short window."""
     clean = counted(1.0, kept=KeptObjects())
     leaking = counted(1.0, kept=KeptObjects(by_type={"Spec": 5}))
     verdict = compared(clean, leaking)
     assert verdict.outcome == "regressed"
     (finding,) = known(verdict.counts).findings
     assert (finding.outcome, finding.quantity) == ("regressed", "objects kept per step")
-    assert compared(leaking, clean).outcome == "passed", "less growth only explains"
+    assert compared(leaking, clean).outcome == "passed", "less growth is only an explanation"
 
 
 def later(flops: int) -> dict[str, Any]:
-    """The counts of a launch in which step 24 was counted, too."""
+    """Return the counts of a launch in which step 24 was counted as well."""
     whole = {"flops": {"forward": 10**9}}
     return {**whole, "also_counted": (24,), "spans": {"step 24": Counts(step=24, flops={"forward": flops})}}
 
 
 def test_steps_that_shrink_later_are_no_faster() -> None:
-    """Tokens are compared with the case in the second step only."""
+    """The number of tokens is compared with the case in the second step only."""
     whole = counted(1.0, **later(10**9))
     shrunk = counted(1.5, **later(6 * 10**8))
     verdict = compared(whole, shrunk)
     assert verdict.outcome == "inconclusive"
     assert "step 24 does 40% fewer FLOPs than step 4 of the same launch" in verdict.reasons[0]
-    assert compared(shrunk, counted(2.5, **later(6 * 10**8))).outcome == "improved", "both arms shrink"
+    assert compared(shrunk, counted(2.5, **later(6 * 10**8))).outcome == "improved", (
+        "both arms shrink in the same way"
+    )
     assert judge_counts(whole[0], shrunk[0]).outcome == "inconclusive"
 
 
-# By counts alone
+# Judged by counts alone
 
 
 def test_a_new_event_is_more_work() -> None:
-    """Without a baseline from the same perfsuite it is only noted."""
+    """Against a baseline from another perfsuite, a new event would only be noted."""
     saving = launch(counts(spans={"save checkpoint": Counts(bytes_written=9)}))
     verdict = judge_counts(launch(), saving)
     assert verdict.outcome == "regressed"
@@ -315,7 +319,9 @@ def test_work_moved_into_a_thread_is_no_gain() -> None:
     assert verdict.outcome == "inconclusive"
     assert verdict.reasons[-1] == "1 more thread computes in a step, and the work of threads is not counted"
     both = launch(other_threads=1)
-    assert judge_counts(both, fewer.replace(other_threads=1)).outcome == "improved", "as before"
+    assert judge_counts(both, fewer.replace(other_threads=1)).outcome == "improved", (
+        "both arms have an uncounted thread"
+    )
 
 
 KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
@@ -347,7 +353,7 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
-    """Where all launches have them, the reason for doubt becomes that of a failure."""
+    """With enough launches that all differ, the reason for doubt becomes the reason for a failure."""
     difference = "the norm of the gradients in step 4, after clipping: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
@@ -365,15 +371,15 @@ def test_less_work_with_other_gradients_is_no_gain() -> None:
         ((1.0, 1.0), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.001), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.0), (2.0, 2.0), 1.0, "failed"),
-        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # sums in another order
-        ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # without a seed
+        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # the sums have another order
+        ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # the launches have no seed
         ((1.0, 1.0), (0.5, None), 1.0, "passed"),
     ],
 )
 def test_other_gradients_in_every_launch_fail(
     a: tuple[float, float], b: tuple[float, float], losses: float, outcome: str
 ) -> None:
-    """Where the launches of one arm scatter, too, they say nothing."""
+    """If the gradients of one arm vary between its launches, they prove nothing."""
     curves = (tuple(scale * (5 - step / 10) for step in range(20)) for scale in (1, losses))
     before, now = (
         [launch(loss=loss, figures=make_figures(gradient_norm=norm)) for norm in norms]
@@ -409,7 +415,7 @@ def test_an_arm_that_waits_for_data_regresses(now: float, outcome: str) -> None:
 
 
 def test_certain_wait_below_the_floor_passes() -> None:
-    """0.9 ms are 9% of a step of 10 ms."""
+    """A wait of 0.9 ms is 9% of a step of 10 ms, but is still negligible."""
     before = waits(0.0005, step_s=0.01)
     now = waits(0.0014, B, step_s=0.01)
     check = check_of(compared(before, now), "data_wait_s")
@@ -417,7 +423,7 @@ def test_certain_wait_below_the_floor_passes() -> None:
 
 
 def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) -> list[Run]:
-    """Launches of an arm whose imports take so long; the first one may have to compile."""
+    """Return the launches of an arm whose imports take this long. If `cold`, the first one has to compile."""
     spans = [
         "cold start-up: imports" if cold and not number else "start-up: imports"
         for number in range(len(speeds))
@@ -435,7 +441,7 @@ def test_slower_start_up_regresses(now: float, outcome: str) -> None:
 
 
 def test_span_search_continues_until_decided() -> None:
-    """In a night a span that looks the same asks for no launch, and is left open."""
+    """A nightly run would not launch again for a span that looks unchanged, and would leave it open."""
     a, b = (lasts(6, tuple(speed**6 for speed in speeds)) for speeds in (A, B))
     name = "seconds of start-up: imports"
     assert judged(a[:3], b[:3], metric=name, tolerance=0.05).outcome == "undecided"

@@ -44,7 +44,7 @@ def seen(runs: list[Run], environment: dict[str, str], **settings: str) -> list[
     return [run.replace(observed=observed) for run in runs]
 
 
-# What makes launches unlike
+# Differences that make launches incomparable
 
 
 def test_refuses_unlike_things_naming_both_values() -> None:
@@ -115,7 +115,7 @@ def test_lists_all_reasons_of_a_disturbed_machine() -> None:
 
 
 def on_gpus(*rates: float) -> Run:
-    """A launch on eight GPUs of two nodes, of which each copied at its rate before the workload."""
+    """Return a launch on eight GPUs of two nodes. Each GPU copied at the given rate before the workload."""
     case = make_case(topology=Topology(nodes=2, processes_per_node=4))
     cards = tuple(
         DeviceHealth(index=index, pci_bus_id=f"00000000:{index}B:00.0", node=node)
@@ -166,12 +166,12 @@ LIMIT = "the GPUs' power limit is {} W, and was {} W at the baseline (`nvidia-sm
         (RATES, on_gpu(900, copy=9000), None),
         (RATES, on_gpu(None, copy=3000), None),
         ([on_gpus(*[3000] * 8)] * 5, on_gpus(*[2500] * 6, 2490, 2500), slower("copy 2490 3000", GPU_6)),
-        # How much slower a GPU may be follows from how many launches scatter how far: by Student's t.
+        # The allowed slowdown of a GPU follows from the number of launches and their scatter, by Student's t.
         *(
             ([on_gpu(rate) for rate in rates], on_gpu(now), reason)
             for rates, healthy, unhealthy, median, allowed in (
                 ((1000,) * 5, 900, 899.9, 1000, "10%"),
-                ((240, 200), 199, 197, 220, "10%"),  # two launches tell no scatter
+                ((240, 200), 199, 197, 220, "10%"),  # two launches are too few for a scatter
                 ((240, 200, 275), 100, 99, 240, "58%"),
                 ((240, 200, 275, 230, 255), 165, 164, 240, "31%"),
                 ((240, 200, 0, 275, 275), 217, 215, 240, "10%"),  # a rate of 0 has no logarithm
@@ -189,7 +189,8 @@ LIMIT = "the GPUs' power limit is {} W, and was {} W at the baseline (`nvidia-sm
                 *(("500", None, None), (None, "700", None)),
             )
         ),
-        ([make_run(device_probe={"copy": 9})] * 5, make_run(device_probe={"copy": 1}), None),  # on a CPU
+        # On a CPU the rates are not compared.
+        ([make_run(device_probe={"copy": 9})] * 5, make_run(device_probe={"copy": 1}), None),
     ],
 )
 def test_machine_unlike_its_baseline_is_unhealthy(before: list[Run], now: Run, reason: str | None) -> None:
@@ -216,7 +217,7 @@ def test_gpu_that_falls_behind_its_peers_is_unhealthy() -> None:
 
 
 def test_a_gpu_that_was_always_slower_is_healthy() -> None:
-    """Chips of one model differ, and a machine with a slow one needs verdicts, too."""
+    """Chips of one model differ, and a machine with a slow chip needs verdicts as well."""
     run = on_gpus(*UNEQUAL)
     assert launch_problems(run, from_runs([run] * 5)) == []
     before = from_runs([run] * 5)
@@ -233,7 +234,7 @@ def test_only_a_very_slow_gpu_is_unhealthy_without_a_baseline() -> None:
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
 def test_new_software_blames_no_machine(changed: str) -> None:
-    """A new NCCL whose all-reduce is 15% slower is what the gate is for."""
+    """A new NCCL whose all-reduce is 15% slower is a regression that the gate has to find."""
     before, after = (
         [with_stack(run.replace(device_probe={"all_reduce": rate})) for run in usual(speed, machine=H100)]
         for rate, speed in ((200, 1), (170, 0.92))
@@ -244,7 +245,7 @@ def test_new_software_blames_no_machine(changed: str) -> None:
     assert "all_reduce: 200 -> 170 (-15%)" in verdict.changed
     assert session(after, from_runs(before)).outcome == "unhealthy"
     bare = seen(before, {"torch": "2.13.0"})
-    assert session(after, from_runs(bare)).outcome == "unhealthy", "though it does not name the driver"
+    assert session(after, from_runs(bare)).outcome == "unhealthy", "the baseline does not name the driver"
 
 
 def test_machine_without_probes_is_healthy() -> None:
@@ -254,7 +255,7 @@ def test_machine_without_probes_is_healthy() -> None:
         assert (verdict.outcome, check_of(verdict, "tokens_per_s").note) == ("passed", None)
 
 
-# What changed, and lets launches be compared
+# Changes that are listed, but still allow a comparison
 
 
 @pytest.mark.parametrize(("speed", "outcome"), [(1000, "passed"), (500, "regressed")])
@@ -269,7 +270,7 @@ def test_changed_surroundings_are_only_listed(speed: float, outcome: str) -> Non
 
 
 def test_lists_another_clock_as_a_change() -> None:
-    """`nvidia-smi -lgc` moves neither the highest clock nor the applications clock."""
+    """`nvidia-smi -lgc` changes neither the highest clock nor the applications clock."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
         (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
@@ -287,7 +288,7 @@ def test_lists_another_clock_as_a_change() -> None:
 
 
 def holding(mib: int | None) -> Run:
-    """A launch in which so many MiB more than usual were in use on a GPU."""
+    """Return a launch in which this many MiB more than usual were in use on a GPU."""
     return make_launches(1, machine=H100, device_memory_bytes=None if mib is None else 2e10 + mib * 2**20)[0]
 
 
@@ -310,7 +311,7 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
     [
         ([holding(0)], holding(257), [GROWN]),
         *(([holding(then)], holding(now), []) for then, now in ((0, 256), (0, -5000), (None, 0), (0, None))),
-        *(  # a tenth of the probe
+        *(  # the probe may change by a tenth
             ([run_with(probe_s_p50=then)], run_with(probe_s_p50=now), expected)
             for then, now, expected in (
                 (0.01, 0.01106, ["probe between the steps (s): 0.01 -> 0.01106 (+11%)"]),
@@ -335,7 +336,7 @@ def test_what_may_explain_a_verdict_is_told(before: list[Run], now: Run, expecte
     assert run_changes(now, from_runs(before)) == tuple(expected)
 
 
-# What a library chooses
+# Settings that a library chooses
 
 
 OLD = {"torch": "2.13.0"}
@@ -343,7 +344,7 @@ NEW = {"torch": "2.14.0"}
 
 
 def upgraded(then: dict[str, str], now: dict[str, str], *, speed: float = 1.0) -> Verdict:
-    """The verdict after an upgrade of torch that also changed these settings."""
+    """Return the verdict after an upgrade of torch that also changed these settings."""
     return session(seen(usual(speed), NEW, **now), from_runs(seen(usual()[:5], OLD, **then)))
 
 

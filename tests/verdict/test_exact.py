@@ -31,7 +31,7 @@ from tests.twin_counts import (
 
 
 def judged(*launches: Run | Counts, before: Run | Counts | None = None) -> CountCheck:
-    """The check of launches beside a baseline of one launch."""
+    """Check launches against a baseline of one launch."""
     runs = [launched if isinstance(launched, Run) else launch(launched) for launched in launches]
     check = exact.check(runs, baseline_of(*[earlier for earlier in (before,) if earlier is not None]))
     assert check is not None
@@ -50,13 +50,13 @@ CALLS = GATHERED.count + GATHERED_AGAIN.count
 
 
 def called(times: int) -> Counts:
-    """The same bytes gathered in so many calls."""
+    """Return counts in which the same bytes are gathered in this many calls."""
     more = GATHERED.replace(count=times - GATHERED_AGAIN.count)
     return counts(collectives=(more, GATHERED_AGAIN, REDUCED))
 
 
 def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
-    """A step that all-reduces so many bytes in so many calls among these ranks."""
+    """Return a step that all-reduces `sent` bytes in `count` calls within a group of `ranks` ranks."""
     rows = (
         [collective("all_reduce", ranks=ranks, apart=min(ranks - 1, 1), count=count, bytes=sent)]
         if count
@@ -68,17 +68,17 @@ def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
 @pytest.mark.parametrize(
     ("before", "now", "outcome"),
     [
-        (reduced(1, 10_000_000), reduced(1, 10_065_536), "passed"),  # 64 KiB
+        (reduced(1, 10_000_000), reduced(1, 10_065_536), "passed"),  # 64 KiB are allowed
         (reduced(1, 10_000_000), reduced(1, 10_065_537), "regressed"),
         (reduced(1, 10_000_000), reduced(1, 9_934_464), "passed"),
         (reduced(1, 10_000_000), reduced(1, 9_934_463), "improved"),
-        (reduced(1, 10_000), reduced(1, 10_101), "regressed"),  # more than one in a hundred
+        (reduced(1, 10_000), reduced(1, 10_101), "regressed"),  # more than 1%
         (reduced(1, 10_000), reduced(1, 10_100), "passed"),
-        # A call takes time, however little it sends.
+        # A call takes time, no matter how little it sends.
         (reduced(1, 10_000_000), reduced(2, 10_000_004), "regressed"),
         (reduced(0, 0), reduced(1, 4), "regressed"),
         (reduced(2, 10_000_004), reduced(1, 10_000_000), "improved"),
-        # A group of one rank moves nothing.
+        # A collective within a group of one rank moves no data.
         (reduced(0, 0, ranks=1), reduced(1, 2_048, ranks=1), "passed"),
         (reduced(1, 2_048, ranks=1), reduced(9, 16_000_000_000, ranks=1), "passed"),
         (reduced(9, 16_000_000_000, ranks=1), reduced(0, 0, ranks=1), "passed"),
@@ -123,7 +123,10 @@ def test_fewer_is_improved(field: str, more: Counts) -> None:
     ],
 )
 def test_lists_other_splits_and_tiny_changes(now: Counts) -> None:
-    """64 KiB, and 0.1% of the FLOPs; in a dry run, where nothing is noise."""
+    """A change of 64 KiB or of 0.1% of the FLOPs is listed, but passes.
+
+    A dry run has no noise, but passes too.
+    """
     dry = judged(launch(now, dry=True), before=launch(dry=True))
     check = judged(now)
     assert (dry.outcome, {outcome for outcome, _ in findings(dry)}) == ("passed", {"passed"})
@@ -135,17 +138,20 @@ def test_doubled_calls_regress_at_equal_bytes() -> None:
     check = judged(called(2 * CALLS + 1))
     assert (check.outcome, findings(check)) == ("regressed", [("regressed", "all_gather of 2 ranks: calls")])
     assert "calls a step, with the same bytes" in check.findings[0].sentence
-    assert judged(counts(), before=called(2 * CALLS + 1)).outcome == "passed", "fewer are no improvement"
+    assert judged(counts(), before=called(2 * CALLS + 1)).outcome == "passed", (
+        "fewer calls with the same bytes are not an improvement"
+    )
 
 
 @pytest.mark.parametrize(
     ("now", "fields"),
     [
-        # An unmodified script with workers that load data grew so, in launches of the same code.
+        # The memory of an unmodified script with loader workers grew this much in launches of the same code.
         *((memory(growth=growth), ["growth in a step"]) for growth in (6148, 12292, 64_400)),
         *((memory(growth=growth), []) for growth in (-6140, -524_796)),
         (memory(peak=12_964_000, saved_for_backward=4_019_000, growth=5), ["growth in a step"]),
-        (memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"), []),  # which only explains
+        # These fields only explain a change.
+        (memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"), []),
     ],
 )
 def test_memory_may_vary_except_in_a_dry_run(now: StepMemory, fields: list[str]) -> None:
@@ -177,7 +183,7 @@ def test_unknown_growth_is_noted_never_better(now: Counts, before: Counts, where
     assert check.notes == (f"objects kept per step: not judged, {where}",)
 
 
-# Ranks
+# Differences between ranks
 
 
 NEW = "not judged, not in the baseline"
@@ -227,7 +233,7 @@ def test_equal_change_of_dry_steps_is_said_once() -> None:
     assert findings(judged(now, before=before)) == [("regressed", "host reads in forward")]
 
 
-# Launches that differ
+# Differences between launches
 
 
 def test_ignores_what_differs_between_launches() -> None:
@@ -243,7 +249,9 @@ def test_ignores_what_differs_between_launches() -> None:
 
 def test_unsteady_if_one_launch_is_within_the_allowed() -> None:
     some = judged(counts(memory=memory(growth=64_400)), counts(memory=memory(growth=200_000)))
-    assert (some.findings, some.unsteady) == ((), ("growth in a step",)), "one launch within what is allowed"
+    assert (some.findings, some.unsteady) == ((), ("growth in a step",)), (
+        "one launch is within the allowed change"
+    )
 
 
 phases = st.fixed_dictionaries({phase: st.integers(0, 6) for phase in PHASES})
@@ -252,7 +260,7 @@ phases = st.fixed_dictionaries({phase: st.integers(0, 6) for phase in PHASES})
 @given(phases, st.lists(phases, min_size=1, max_size=4))
 @deterministic
 def test_the_rule_for_any_counts(before: dict[str, int], today: list[dict[str, int]]) -> None:
-    """By the sum over phases, which all launches must have moved to the same side."""
+    """The sum over the phases decides, and it must have moved in the same direction in all launches."""
     check = judged(*(counts(host_reads=by_phase) for by_phase in today), before=counts(host_reads=before))
     by = [sum(by_phase.values()) - sum(before.values()) for by_phase in today]
     expected = "regressed" if min(by) > 0 else "improved" if max(by) < 0 else "passed"
@@ -267,7 +275,7 @@ def test_the_order_of_launches_changes_nothing(order: tuple[Counts, ...]) -> Non
     assert judged(*order, before=reads(0)) == judged(reads(1), reads(2), reads(3), before=reads(0))
 
 
-# What is evidence
+# Launches that count as evidence
 
 
 def test_failed_or_uncounted_launch_is_no_evidence() -> None:
@@ -311,7 +319,10 @@ def test_refuses_counts_of_another_method() -> None:
 
 
 def test_old_method_compares_all_but_host_reads() -> None:
-    """It also counted those of the host's own tensors: fewer are no improvement, more no regression."""
+    """The old method also counted reads of the host's own tensors.
+
+    Fewer reads are not an improvement, but more reads are a regression.
+    """
     reads = {"forward": 1, "optimizer": 39}
     old = counts(method="dispatch-1", host_reads=reads, kernels={"forward": 180})
     for today in ({}, {"forward": 50}):
@@ -325,7 +336,9 @@ def test_old_method_compares_all_but_host_reads() -> None:
     now = counts(host_reads={"forward": 1}, kernels={"forward": 180})
     none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None
-    assert [finding.outcome for finding in none.findings] == ["regressed"], "none were none by both methods"
+    assert [finding.outcome for finding in none.findings] == ["regressed"], (
+        "no reads are the same by both methods"
+    )
 
 
 # Tiers
@@ -369,7 +382,7 @@ def test_compiled_models() -> None:
     )
     for changes, outcome, field in models:
         assert findings(judged(compiled(**changes), before=compiled())) == [(outcome, field)]
-    assert judged(compiled(graphs=0), compiled(), before=compiled()).findings == (), "compiled in one launch"
+    assert judged(compiled(graphs=0), compiled(), before=compiled()).findings == (), "one launch did compile"
     assert findings(judged(compiled(graphs=0), compiled(graphs=1), before=compiled())) == [
         ("improved", "compiled graphs")
     ]
@@ -386,7 +399,7 @@ def test_compiled_models() -> None:
     )
 
 
-# What may have gone out of sight
+# Work that might no longer be visible
 
 
 MAY_DO_THE_REST = "might do the rest, for which there is no formula"
@@ -416,7 +429,7 @@ def test_what_vanished_is_not_improved(now: Counts, reason: str) -> None:
     assert check.outcome == "not counted"
     assert {finding.outcome for finding in check.findings} == {"passed"}
     assert check.notes[0].startswith(reason)
-    assert judged(now, counts()).notes == (), "one launch that does all of it is enough"
+    assert judged(now, counts()).notes == (), "one launch that does all of the work is enough"
     more = judged(now.replace(host_reads={"forward": 99}))
     assert more.outcome == "regressed"
     assert "improved" not in {finding.outcome for finding in more.findings}
@@ -432,11 +445,11 @@ def test_fewer_known_flops_are_improved() -> None:
     assert judged(before.replace(flops={"forward": 1_700_000_000}), before=before).outcome == "improved"
 
 
-# Order
+# Order of the findings
 
 
 def test_sorts_findings_by_outcome_and_share() -> None:
-    """A new collective of a few bytes is no larger a change than one of many bytes that doubled."""
+    """A new collective of a few bytes is a smaller change than one of many bytes that doubled."""
     tiny = collective("broadcast", count=1, bytes=128)
     now = counts(
         collectives=(tiny, GATHERED, GATHERED_AGAIN, REDUCED.replace(bytes=2 * BYTES)),
@@ -455,9 +468,9 @@ def test_sorts_findings_by_outcome_and_share() -> None:
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_costs_of_time_precede_those_of_memory(on_gpu: bool) -> None:
-    """Memory and calls change by far larger shares here than what is sent and computed.
+    """Costs of time come first, even though memory and calls change by far larger shares here.
 
-    What the host reads of its own tensors comes last: on a CPU no device waits for it.
+    Host reads come last on a CPU, because no device waits for them there.
     """
     now = python(forward=60_000).replace(
         collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0)),
@@ -489,13 +502,15 @@ def test_does_not_judge_stalls_without_a_baseline() -> None:
     check = judged(counts(stalls={"gc.collect": 1}), before=counts())
     assert check.outcome == "passed"
     assert check.notes == ("stalling calls: not judged, not in the baseline",)
-    assert judged(counts(stalls={}), before=counts()).notes == (), "there is none that could be new"
+    assert judged(counts(stalls={}), before=counts()).notes == (), (
+        "without any stalling call, none can be new"
+    )
     lost = judged(counts(), before=counts(stalls={}))
     assert lost.notes == ("stalling calls: not judged, not counted in these launches",)
 
 
 def test_python_calls_are_listed_up_to_a_fifth() -> None:
-    """By less than 2% they may differ, as a progress bar is drawn by time."""
+    """Changes below 2% are not listed, because a progress bar, for example, is redrawn by the clock."""
     field = "Python 3.11 calls in forward"
     for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):
         now = python(forward=forward, backward=4_000)

@@ -60,11 +60,14 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
     return usual(factor, machine=H100, **figures)
 
 
-# Sessions
+# Comparisons across sessions
 
 
 def test_slowness_of_other_sessions_is_allowed() -> None:
-    """Sessions of unchanged code differ by 2%. Who knows one of them calls the next one regressed."""
+    """Sessions of unchanged code differ by 2%.
+
+    With only one of them as the baseline, the next one would be called a regression.
+    """
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
     for speed, noise, outcome, blind in (
@@ -77,7 +80,7 @@ def test_slowness_of_other_sessions_is_allowed() -> None:
 
 @pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
 def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str) -> None:
-    """Once a step took 15% more CPU time an hour later, by the same code."""
+    """In one case the same code took 15% more CPU time per step an hour later."""
 
     def check(runs: list[Run], baseline: Baseline = BASELINE, metric: str = "tokens_per_s") -> Check:
         return check_of(session(runs, baseline, class_noise([baseline]), min_launches=3), metric)
@@ -91,7 +94,7 @@ def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str)
     assert check(now, from_runs(before[:5]), "cpu_s_per_step").note == ONE_SESSION
 
 
-# Launches until decided
+# Number of launches until a decision
 
 
 def test_unchanged_code_passes_after_one_launch() -> None:
@@ -149,7 +152,7 @@ def test_insensitive_gate_is_blind_and_stops_early() -> None:
     )
     assert (verdict.outcome, verdict.launches < 6) == ("inconclusive", True)
     assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.25, abs=0.02)
-    assert large.outcome == "regressed", "a large drop is found all the same"
+    assert large.outcome == "regressed", "a large drop is found in spite of the noise"
     for judged_before, blind in ((verdict, NAMES[:2]), (large, NAMES[:2]), (quiet, [])):
         assert [check.metric for check in judged_before.checks if check.blind] == blind
 
@@ -163,11 +166,12 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
 @pytest.mark.parametrize(
     ("said", "launches", "runs", "how"),
     [
-        # 9% slower with a noise of 6% neither passes nor regresses. More than that is found by as few.
+        # 9% slower with a noise of 6% neither passes nor regresses. Three launches are enough to find a
+        # larger slowdown.
         *(("inconclusive", n, usual(0.92), {"noise": SIX_PERCENT, "max_launches": n}) for n in (3, 6, 15)),
         ("inconclusive", 9, usual(0.92), {"noise": SIX_PERCENT, "max_launches": 3, "min_launches": 9}),
         ("regressed", 3, usual(0.8), {"max_launches": 3}),
-        # A slower baseline is accepted like any other: from enough launches. A failure is not delayed.
+        # A regression needs enough launches, like any other result. A failure is not delayed.
         ("passed", 5, usual(), {"min_launches": 5}),
         ("passed", 20, usual() * 2, {"min_launches": 20}),
         ("improved", 5, usual(1.3), {"min_launches": 5}),
@@ -177,13 +181,14 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
         ("loss", 5, [with_loss(1.1, first=12)] * 6, {"baseline": ONE_LOSS, "min_launches": 5}),
         ("crash", 1, [make_run(failure=Failure(kind="crash", message="x"))] * 5, {"min_launches": 5}),
         ("missing_metric", 1, [run_with(peak_memory_bytes=None)] * 5, {"min_launches": 5}),
-        # The worst metric is the verdict.
+        # The worst metric decides the verdict.
         ("regressed", 3, [run_with(tokens_per_s=2000, peak_memory_bytes=128 * MIB)] * 5, {}),
         ("regressed", 3, [run_with(tokens_per_s=500, peak_memory_bytes=32 * MIB)] * 5, {}),
         ("improved", 3, [run_with(tokens_per_s=2000, peak_memory_bytes=32 * MIB)] * 5, {}),
         ("improved", 3, [run_with(tokens_per_s=2000)] * 5, {}),
         ("missing_metric", 1, [run_with(tokens_per_s=500, peak_memory_bytes=None)] * 5, {}),
-        # Without a baseline, as many are recorded as tell their noise: those set aside are among the most.
+        # Without a baseline, perfsuite records as many launches as it needs to know their noise. Launches
+        # that are set aside count towards the maximum.
         *(("recorded", n, usual(), {"baseline": None, "record_launches": n}) for n in (1, 5)),
         ("recorded", 6, usual(), {"baseline": None, "min_launches": 6}),
         ("recorded", 5, usual(), {"baseline": None, "record_launches": 5, "min_launches": 2}),
@@ -209,7 +214,7 @@ def test_session_runs_until_decided_or_at_its_limit(
 
 
 def test_records_without_any_comparison() -> None:
-    """Not even the machine."""
+    """Without a baseline, not even the machine is compared."""
     verdict = session([on_machine(speed) for speed in (1, 0.1, 10)], None)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("recorded", 3, None)
     assert outcomes(verdict) == dict.fromkeys(NAMES, "recorded")
@@ -219,15 +224,15 @@ def test_records_without_any_comparison() -> None:
     assert healthy.measured == pytest.approx(1001)
 
 
-# The worst metric, and each metric's own verdict
+# The worst metric, and the verdict on each metric
 
 
 def test_reports_the_worst_of_all_metrics() -> None:
     larger = usual(0.8, peak_memory_bytes=87 * MIB)
     for sigma, runs, outcome, of_speed, of_memory in (
-        (0.3, usual()[:1], "undecided", "passed", "undecided"),  # in doubt: another launch
+        (0.3, usual()[:1], "undecided", "passed", "undecided"),  # in doubt, so another launch follows
         (2.0, usual(), "inconclusive", "passed", "inconclusive"),  # too noisy
-        (None, usual()[:1], "inconclusive", "passed", "inconclusive"),  # no noise is known
+        (None, usual()[:1], "inconclusive", "passed", "inconclusive"),  # the noise is unknown
         (2.0, usual(0.8), "regressed", "regressed", "inconclusive"),
         (0.3, larger, "regressed", "regressed", "undecided"),
     ):
@@ -264,7 +269,7 @@ KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": QUIET.by_metr
 @pytest.mark.parametrize(("now", "outcome"), [(0.100, "passed"), (0.140, "regressed"), (0.070, "improved")])
 @pytest.mark.parametrize("probe", [{}, {"probe_s_p50": 0.01}])
 def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float, outcome: Outcome) -> None:
-    """The probe does not correct it: half the speed of a busy machine is not half the work."""
+    """The probe does not correct CPU time: a machine that is slow because it is busy does the same work."""
     noise = replace(KNOWN, probe_exponent=1.0, knows_exponent=True) if probe else KNOWN
     before = from_runs(usual(cpu_s_per_step=0.1, **probe)[:5])
     verdict = session(usual(cpu_s_per_step=now, **probe), before, noise)
@@ -279,7 +284,10 @@ def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float
     ("now", "launches", "why"), [(0.105, 1, LOOKS_THE_SAME), (0.130, FEWEST_LAUNCHES, NOT_WORTH_A_LAUNCH)]
 )
 def test_noisy_cpu_time_holds_up_no_verdict(now: float, launches: int, why: str) -> None:
-    """Its own check stays open, after as many launches as can show a change if it looks changed."""
+    """The check of CPU time stays open.
+
+    If CPU time looks changed, the session first makes as many launches as can show a change.
+    """
     noisy = {"cpu_s_per_step": Noise(sigma=0.15, degrees_of_freedom=30)}
     before = from_runs(usual(cpu_s_per_step=0.1)[:5])
     verdict = session(usual(cpu_s_per_step=now), before, ClassNoise(by_metric={**QUIET.by_metric, **noisy}))
@@ -292,7 +300,10 @@ WITHOUT_LOSS = make_run(machine=H100, loss=())
 
 
 def stalling(rng: random.Random, share: float) -> Run:
-    """50 steps with noise of 1%, and of 0.5% between launches; a share of them takes twice as long."""
+    """Return a run of 50 steps with a noise of 1%, and of 0.5% between runs.
+
+    A share of the steps takes twice as long.
+    """
     speed = rng.lognormvariate(0, 0.005)
     steps = [speed * rng.lognormvariate(0, 0.01) * (2 if rng.random() < share else 1) for _ in range(50)]
     figures = make_figures(tokens_per_s=1000 / median(steps), tokens_per_s_mean=1000 / fmean(steps))
@@ -341,10 +352,10 @@ def test_on_a_cpu_memory_is_statistical() -> None:
         assert check.interval[0] < memory / 64 - 1 < check.interval[1]
         assert check.allowed == 0.2
         disturbed = [run.replace(health=DISTURBED) for run in runs[:3]]
-        assert session(disturbed).outcome == "unhealthy", "statistics are of healthy launches"
+        assert session(disturbed).outcome == "unhealthy", "statistics are taken from healthy launches"
 
 
-# What was not measured, or is no number
+# Values that were not measured, or are not numbers
 
 
 @pytest.mark.parametrize("metric", NAMES)
@@ -376,7 +387,7 @@ def test_metric_missing_in_baseline_never_passes() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize(("good", "place"), [(0, 0), (2, 0), (2, 1), (2, 2)])
 def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: int, place: int) -> None:
-    """The median alone would not show it, and it has no logarithm. The first of several is named."""
+    """The median alone would hide such a value, and it has no logarithm. The first of several is reported."""
     runs = usual()[:good]
     runs.insert(place, run_with(**{metric: value}))
     on_gpus = [run.replace(machine=H100) for run in runs]
@@ -415,7 +426,7 @@ def test_three_unhealthy_launches_end_a_session(speed: float, tokens: float) -> 
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
     said = f"according to the probe, the machine ran at {speed:.0%} of its speed at the baseline"
     assert verdict.reasons == tuple(f"launch {number} set aside: {said}" for number in (1, 2, 3))
-    assert session(runs, PROBED, max_unhealthy=1).launches == 1, "where more would be in vain"
+    assert session(runs, PROBED, max_unhealthy=1).launches == 1, "further launches would be in vain"
 
 
 def test_failure_reports_an_ailing_machine() -> None:
@@ -481,7 +492,7 @@ def test_few_unhealthy_launches_are_no_evidence(sick: int) -> None:
 def test_which_launches_were_unhealthy_is_told() -> None:
     for speeds, least, outcome, unhealthy in (
         ((1, 0.5, 2, *[1] * 4), 5, "passed", (2, 3)),
-        ((1, 0.5, 1, 0.5, 1, 1, 0.5, 1), 5, "passed", (2, 4, 7)),  # outnumbered
+        ((1, 0.5, 1, 0.5, 1, 1, 0.5, 1), 5, "passed", (2, 4, 7)),  # healthy launches outnumber the slow ones
         ((1, 0.5, 1, 2, 0.7), 9, "unhealthy", (2, 4, 5)),
     ):
         verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
@@ -513,21 +524,23 @@ IGNORES = replace(QUIET, knows_exponent=True)
 @pytest.mark.parametrize(
     ("noise", "torch", "machine", "tokens", "outcome", "said"),
     [
-        (FOLLOWS, "2.13.0", 0.85, 0.85, "passed", None),  # the machine, not the code
+        (FOLLOWS, "2.13.0", 0.85, 0.85, "passed", None),  # the machine is slower, but not the code
         (FOLLOWS, "2.13.0", 1.2, 1.2, "passed", None),
-        (FOLLOWS, "2.13.0", 1.0, 0.8, "regressed", None),  # the code
-        (FOLLOWS, "2.13.0", 0.85, 0.68, "regressed", None),  # both
-        (FOLLOWS, "2.13.0", 1.2, 0.96, "regressed", None),  # the code, on a machine that hides it
+        (FOLLOWS, "2.13.0", 1.0, 0.8, "regressed", None),  # the code is slower
+        (FOLLOWS, "2.13.0", 0.85, 0.68, "regressed", None),  # the code and the machine are slower
+        # The code is slower, and a faster machine hides it.
+        (FOLLOWS, "2.13.0", 1.2, 0.96, "regressed", None),
         (FOLLOWS, "2.13.0", 0.85, 1.05, "improved", None),
-        # With other software a verdict holds with and without the probe.
-        (FOLLOWS, "2.14.0", 0.7, 0.7, "inconclusive", OTHER),  # a slower machine, or a slower matrix product
-        (FOLLOWS, "2.14.0", 1.2, 1, "inconclusive", OTHER),  # a faster matrix product, and nothing else
+        # With other software, a verdict has to hold both with and without the correction by the probe.
+        # Either the machine or the matrix product is slower.
+        (FOLLOWS, "2.14.0", 0.7, 0.7, "inconclusive", OTHER),
+        (FOLLOWS, "2.14.0", 1.2, 1, "inconclusive", OTHER),  # only the matrix product is faster
         *(
             (FOLLOWS, "2.14.0", machine, tokens, "regressed", None)
             for machine, tokens in ((1, 0.7), (0.9, 0.6))
         ),
         *((FOLLOWS, "2.14.0", speed, speed, "passed", None) for speed in (1, 0.97)),
-        # While its effect is unknown, a slower machine is not called a regression.
+        # While the probe's effect is unknown, a slower machine is not called a regression.
         (QUIET, "2.13.0", 0.82, 0.82, "inconclusive", UNKNOWN),
         *(
             (QUIET, "2.13.0", machine, tokens, "regressed", None)
@@ -581,7 +594,8 @@ NO_SPEED = run_with(tokens_per_s=None, probe_s_p50=0.012)
         ([on_machine(0.85)], FOUR, 0, None, 0),
         *((runs, FOUR, 1, None, 0.85 - 1) for runs in ([SLOW, BARE], [BARE, SLOW])),
         *(([SLOW], [*FOUR, run_with(probe_s_p50=none)], 1, None, 0.85 - 1) for none in (None, 0.0, math.nan)),
-        # One launch lacks the speed and another the probe: they are never paired, as the lists are.
+        # One launch lacks the speed and another one lacks the probe. The two lists are equally long, but
+        # never paired.
         ([SLOW], [NO_SPEED, run_with(), *FOUR[:3]], 1, None, 0.85 - 1),
         ([SLOW], [NO_SPEED, *FOUR[:3]], 1, 1, 0),
     ],
@@ -595,7 +609,7 @@ def test_probe_corrects_as_far_as_speed_follows_it(
 
 
 def test_uncorrected_speed_has_uncorrected_noise() -> None:
-    """The noise of corrected launches would be too small for it: false alarms, and drops let pass."""
+    """The noise of corrected launches would be too small: it would raise false alarms and miss drops."""
     corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
     noise = ClassNoise(
         by_metric=dict.fromkeys(NAMES, corrected),
@@ -623,7 +637,7 @@ def test_unknown_noise_is_inconclusive() -> None:
             assert None not in (check.measured, check.baseline)
 
 
-# What holds for all launches
+# Properties of all launches
 
 
 WITHOUT_LOSSES = from_runs([on_machine(1, tokens=speed).replace(loss=()) for speed in (1.0, 1.003, 0.998)])
@@ -643,7 +657,7 @@ def test_every_session_ends(
     verdict = session(runs, WITHOUT_LOSSES, noise, max_launches=max_launches, min_launches=min_launches)
     assert verdict.outcome != "undecided"
     most = max(max_launches, min_launches)
-    # Of unhealthy launches there are fewer than MAX_UNHEALTHY, or than healthy ones so far.
+    # There are fewer unhealthy launches than MAX_UNHEALTHY, or fewer than healthy ones so far.
     assert verdict.launches <= most + max(MAX_UNHEALTHY, most - 1) - 1
 
 
@@ -656,7 +670,7 @@ def test_exact_metric_may_change_by_its_tolerance() -> None:
 
 
 def waiting(seconds: float, *, step_s: float = 1.0) -> list[Run]:
-    """Launches of unchanged speed on a GPU that wait so long, a little more or less, for data."""
+    """Return launches on a GPU whose speed is unchanged, and which wait about this long for data."""
     return [
         run.replace(figures=run.figures.replace(data_wait_s=seconds * speed, step_s_mean=step_s))
         for run, speed in zip(usual(machine=H100), USUAL, strict=True)
@@ -699,7 +713,7 @@ def test_a_baseline_without_data_wait_judges_none() -> None:
 
 
 def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
-    """Launches of unchanged speed on a GPU with a span of so many seconds, a little more or less."""
+    """Return launches on a GPU whose speed is unchanged, with a span that takes about this many seconds."""
     factors = [1 + scatter * sign for sign in (0, 1, -1, 0.5, -0.5)] * 3
     several = [*seconds] * 15 if len(seconds) == 1 else seconds
     return [
@@ -732,7 +746,7 @@ def test_the_seconds_of_a_span_are_judged(before: float, now: float, outcome: st
     baseline = from_runs(lasting(IMPORTS, before)[:5])
     verdict = session(lasting(IMPORTS, now), baseline, OF_SPANS)
     assert outcomes(verdict)[OF_IMPORTS] == outcome
-    assert verdict.outcome in (outcome, "inconclusive"), "nothing shows that the same was computed"
+    assert verdict.outcome in (outcome, "inconclusive"), "there is no proof that both compute the same"
 
 
 def test_a_change_of_a_span_is_a_share_of_it() -> None:
@@ -755,7 +769,7 @@ def test_vanished_span_is_not_better() -> None:
 
 
 def test_occasional_span_decides_no_case() -> None:
-    """One of five launches of the baseline has saved."""
+    """Only one of the baseline's five launches saved a checkpoint."""
     baseline = from_runs([*lasting("save", 6)[:1], *NO_SPAN[:4]])
     verdict = session(NO_SPAN, baseline, OF_SPANS)
     assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("passed", "inconclusive")
@@ -769,7 +783,7 @@ def test_scattering_span_decides_no_case() -> None:
 
 
 def test_does_not_mix_cold_and_warm_launches() -> None:
-    """The first launch compiles for a minute what later ones find in a cache."""
+    """The first launch compiles for a minute. Later launches find the result in a cache."""
     cold = lasting(f"cold {IMPORTS}", 60)
     warm = lasting(IMPORTS, 6)
     baseline = from_runs([cold[0], *warm[:5]])

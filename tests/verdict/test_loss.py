@@ -17,8 +17,9 @@ ONE = make_run()
 
 
 def reason_of(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
-    """What differs between the loss of a launch and those of a baseline's launches."""
-    # A copy that is not validated takes a tenth of the time of a new launch, in thousands of nights.
+    """Return the sentence about how the loss of a launch differs from the losses of a baseline's launches."""
+    # Copying without validation takes a tenth of the time that building a launch takes. Tests simulate
+    # thousands of nights.
     runs = [ONE.model_copy(update={"loss": loss}) for loss in (now, *baseline)]
     return loss_differs(runs[:1], from_runs(runs[1:]))
 
@@ -41,7 +42,7 @@ def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = No
     ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
 )
 def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
-    """As where a library takes the mean over micro-batches after backward, and not before."""
+    """An example is a library that takes the mean over micro-batches after backward instead of before."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
     assert (verdict.outcome, verdict.failure) == ("improved", None)
@@ -53,7 +54,7 @@ def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> Non
 
 @pytest.mark.parametrize("norm", [7.0, 0.1])
 def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
-    """The norm before clipping is the same, and clipping was removed, or is another one."""
+    """The norm before clipping is unchanged, but the clipping was removed or has another limit."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(norm, 4, unclipped=7.0)], baseline)
     said = f"the norm of the gradients in step 4, after clipping is {norm:.4g}, the baseline's 1 +- 0.02"
@@ -85,7 +86,7 @@ def test_common_factor_fails_with_any_clipping(factor: float, speed: float, clip
     ],
 )
 def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | None, words: str) -> None:
-    """As in a baseline from before these norms were recorded: clipped ones show nothing."""
+    """A baseline from before these norms were recorded is such a case: clipped norms prove nothing."""
     baseline = from_runs([with_norm(1.0, unclipped=before)] * 5)
     verdict = judged([with_norm(1.0, 4, unclipped=now)], baseline)
     assert (verdict.outcome, verdict.failure) == ("failed", "loss")
@@ -107,7 +108,7 @@ def test_old_baseline_without_norms_still_judges() -> None:
 
 
 def test_incomparable_gain_is_not_improved() -> None:
-    """As with loss=None and no counts."""
+    """An example is a case with loss=None and no counts."""
     fast = with_loss(1, speed=2)
     blind = from_runs([with_loss(1).replace(loss=())] * 5)
     for now, baseline in ((fast.replace(loss=()), FIVE), (fast, blind), (fast.replace(loss=()), blind)):
@@ -126,7 +127,7 @@ def test_other_gradient_norm_fails_at_equal_loss() -> None:
         *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
         *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
         *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # nothing is allowed
-        ([1.0] * 2, with_norm(0.36), False),  # two launches tell no scatter
+        ([1.0] * 2, with_norm(0.36), False),  # two launches are too few for a scatter
         *(([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(norm), norm > 5.65) for norm in (1.5, 5.6, 5.7)),
     ):
         verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
@@ -138,18 +139,18 @@ def test_other_gradient_norm_fails_at_equal_loss() -> None:
 
 
 def computing(loss: tuple[float, ...], norm: float, unclipped: float) -> Run:
-    """As `with_norm`, with another loss, and fast enough for thousands of nights."""
+    """Return a launch like `with_norm`, but with another loss, and fast enough for thousands of nights."""
     figures = ONE.figures.model_copy(update={"gradient_norm": norm, "unclipped_norm": unclipped})
     return ONE.model_copy(update={"loss": loss, "figures": figures})
 
 
 def once(before: Run, now: Run) -> str | None:
-    """What may differ between one launch of each side."""
+    """Return what might differ, judged by one launch of each side."""
     return may_differ(from_runs([before]).launches, from_runs([now]).launches)
 
 
 def few(before: list[Run], now: list[Run]) -> str | None:
-    """What differs between two launches of each side."""
+    """Return what differs, judged by two launches of each side."""
     difference = few_differ(now, before, "arm A")
     return None if difference is None else difference.removesuffix(", in 2 launches of each arm")
 
@@ -168,8 +169,8 @@ def test_two_launches_each_show_other_gradients() -> None:
         == "the norm of the gradients in step 4, after clipping: 51.1 -> 50 (at most 2.0% is allowed)"
     )
     assert few([one, one], [other, unknown]) is None
-    assert few([one, other], [other, one]) is None, "each side has both"
-    assert few([one, with_norm(50.5)], [other, other]) is None, "without a seed"
+    assert few([one, other], [other, one]) is None, "each side has both norms"
+    assert few([one, with_norm(50.5)], [other, other]) is None, "the launches have no seed"
     hidden = with_norm(1.0, unclipped=7.0)
     shown = with_norm(1.0, unclipped=28.0)
     assert few([hidden, hidden], [shown, shown]) == (
@@ -183,24 +184,26 @@ def test_two_launches_each_show_another_loss() -> None:
     late = with_loss(1.1, first=12)
     assert once(one, with_loss(1.019)) is None
     assert once(one, late) == few([one, one], [late, late]) == difference
-    assert few([one], [late]) is None, "one launch of each tells no scatter"
+    assert few([one], [late]) is None, "one launch of each side is too few for a scatter"
     assert few([one, late], [late, one]) is None
-    assert few([one, with_loss(1.01)], [late, late]) is None, "without a seed"
+    assert few([one, with_loss(1.01)], [late, late]) is None, "the launches have no seed"
 
 
 def test_one_launch_each_shows_a_common_factor() -> None:
     before = with_norm(1.0, unclipped=7.0)
     now = with_norm(1.0, 4, unclipped=28.0)
     assert "loss and gradients x 4.000 in every step, compared with arm A" in str(few([before], [now]))
-    assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "the loss alone"
-    assert few([before], [with_norm(1.0, -1, unclipped=7.0)]) is None, "that is another loss, told by two"
+    assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "only the loss differs"
+    assert few([before], [with_norm(1.0, -1, unclipped=7.0)]) is None, (
+        "that is another loss, but two launches have to show it"
+    )
     assert few([before] * 2, [with_norm(1.0, -1, unclipped=7.0)] * 2) is not None
 
 
 @pytest.mark.parametrize("launches", [1, 2])
 @pytest.mark.parametrize("sigma", [0.001, 0.01, 0.05])
 def test_unseeded_equal_launches_never_differ(sigma: float, launches: int) -> None:
-    """Not in 300 nights."""
+    """No difference is reported in 300 simulated nights."""
     rng = random.Random(7)
 
     def launch() -> Run:
@@ -247,14 +250,18 @@ def test_loss_finding_names_place_value_and_usual() -> None:
 
 
 def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float, ...]:
-    """The loss of a launch, which scatters by `sigma`, relative, over each tenth of the steps."""
+    """Return the loss of a launch. Each tenth of the steps scatters by `sigma` times its value."""
     return tuple((7 - 0.5 * tenth) * factor * rng.lognormvariate(0, sigma) for tenth in range(10))
 
 
 @pytest.mark.parametrize("launches", [3, 5, 10])
 @pytest.mark.parametrize("sigma", [0.005, 0.01, 0.02])
 def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> None:
-    """Not in 200 nights; with 6 standard deviations of each tenth alone it was one in 4 (2%, 3 launches)."""
+    """No alarm is raised in 200 nights.
+
+    A limit of 6 standard deviations of each tenth alone would raise one in every fourth night (at 2% and 3
+    launches).
+    """
     rng = random.Random(4)
     for _ in range(200):
         baseline = [unseeded(rng, sigma) for _ in range(launches)]
@@ -265,13 +272,16 @@ def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> N
 @pytest.mark.parametrize(
     ("first", "last", "sigma"),
     [
-        (2.3, 2.3, 0.3),  # random data, four samples a step
+        (2.3, 2.3, 0.3),  # random data with four samples a step
         (0.5, -0.5, 0.1),  # a GAN's critic
-        (5.0, 0.05, 0.02),  # memorised
+        (5.0, 0.05, 0.02),  # memorised data
     ],
 )
 def test_a_loss_of_unseeded_data_is_not_another(first: float, last: float, sigma: float, steps: int) -> None:
-    """Not in 300 nights (2,000 were simulated); by the spread of each tenth alone in up to 1.7%."""
+    """No alarm is raised in 300 nights (2,000 were simulated).
+
+    Judged by the spread of each tenth alone, up to 1.7% of the nights would raise one.
+    """
     rng = random.Random(1)
 
     def launch() -> tuple[float, ...]:
@@ -305,15 +315,15 @@ def test_late_scatter_keeps_early_losses_sharp() -> None:
     late = [scaled(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
     assert reason_of(late, scaled(1.03, last=5)) is not None
     assert reason_of(late, scaled(1.15, first=20)) is None
-    # Where a few launches agree by chance, the scatter of most steps counts.
+    # Where a few launches agree by chance, the scatter of most steps is used.
     usual = [scaled(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)]
     assert reason_of([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
 
 def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     for launches, allowed in (
-        *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # where too few tell: sums in another order
-        *(((1.0,) * 3, 0.02), ((1.0,) * 4, 0.02)),  # where nothing scatters
+        *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # too few launches: 2% for another order of sums
+        *(((1.0,) * 3, 0.02), ((1.0,) * 4, 0.02)),  # launches without any scatter
         ((0.99, 1.0, 1.01), 0.1474),  # t of 6 degrees of freedom at 4.3 standard deviations: 12.77
         ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # t of 12: 6.91
     ):
@@ -327,25 +337,26 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     ("baseline", "now", "differs"),
     [
         *(([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * steps, False) for steps in (4, 9)),
-        ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 5 + (1.1,), True),  # one launch tells no scatter
+        # One launch is too few for a scatter.
+        ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 5 + (1.1,), True),
         ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 6 + (9.0,), False),
-        # Two launches that are longer than the others tell scatter.
+        # Two launches that are longer than the others are enough for a scatter.
         ([*[(1.0,) * 9] * 3, (1.0,) * 9 + (0.97,), (1.0,) * 9 + (1.03,)], (1.0,) * 9 + (1.1,), False),
-        ([()] * 5, scaled(1.3), False),  # none
+        ([()] * 5, scaled(1.3), False),  # the baseline has no loss
         ([(), (), scaled(1)], scaled(1.3), True),
-        # Where most of a loss is zero the rest may differ no more.
+        # Where most of a loss is zero, the rest may not differ by more than usual.
         *(
             ([(1.0, *ZEROS)] * 3, (first, *ZEROS), differs)
             for first, differs in ((1.0199, False), (1.0201, True))
         ),
         ([(1.0, *ZEROS)] * 3, (1.0, *(0.1,) * 9), True),
-        # Nothing is allowed.
+        # If a loss is always zero, no difference is allowed.
         *(
             ([(0.0,) * 10] * launches, (now,) * 10, now != 0)
             for launches in (1, 2, 3)
             for now in (0.0, 1e-9, -1e-9)
         ),
-        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), True),  # a factor of what is not 0
+        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), True),  # all values that are not 0 have the same factor
     ],
 )
 def test_curves_are_compared_as_far_as_they_go(
@@ -366,7 +377,8 @@ SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
 
 
 def test_after_a_spike_only_a_higher_loss_fails() -> None:
-    for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):  # other roundings after it
+    # Differences after the spike come from rounding.
+    for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):
         assert (
             reason_of([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE)))
             is None
@@ -380,7 +392,10 @@ def test_after_a_spike_only_a_higher_loss_fails() -> None:
 
 
 def test_spike_only_today_is_another_loss() -> None:
-    """The highest is at its end, and half of it would go unjudged if that were a spike."""
+    """The highest loss of these baselines is not a spike.
+
+    If it were one, no lower loss after it would fail.
+    """
     assert reason_of([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
     assert reason_of([(*flat, 5.09, 0.5)] * 5, (*flat, 5.09, 0.4)) is not None
@@ -402,7 +417,10 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 @pytest.mark.parametrize("factor", [1e-9, -3.0, 1.4, 1e6, math.inf])
 @pytest.mark.parametrize("launches", [3, 5, 10])
 def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
-    """However odd: a new launch may differ by 17% at most after three launches, by 7% after five."""
+    """One launch is odd.
+
+    A new launch may still differ by at most 17% after three launches and 7% after five.
+    """
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
     assert reason_of(baseline, TENTHS) is None
     assert reason_of(baseline, changed(TENTHS, range(6, 10), 1.25 if launches == 3 else 1.1)) is not None

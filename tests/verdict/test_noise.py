@@ -30,7 +30,7 @@ ONE = from_runs(make_launches(*SPEEDS))
 
 
 def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any) -> list[Run]:
-    """Launches that scatter by 5%: by what the machine does, which the probe sees, and a bit of `own`."""
+    """Return launches that scatter by 5% with the machine, which the probe sees, and slightly by `own`."""
     rng = random.Random(seed)
     runs = []
     for _ in range(launches):
@@ -42,7 +42,7 @@ def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any
 
 
 def noise_of(*groups: list[Run]) -> ClassNoise:
-    """The noise on the hardware class of the baselines of these groups of launches."""
+    """Return the noise on a hardware class, from one baseline for each group of launches."""
     return class_noise([from_runs(group) for group in groups])
 
 
@@ -53,12 +53,15 @@ def noise_for(noise: ClassNoise, metric: Metric = TOKENS_PER_S, *, corrected: bo
 
 
 def degrees_of(noise: ClassNoise, metric: Metric = TOKENS_PER_S) -> float:
-    """As launches beyond one of each baseline tell."""
+    """Return the degrees of freedom in launches, before the clipped estimate's loss of efficiency.
+
+    Each baseline adds its launches less one.
+    """
     return round(noise_for(noise, metric).degrees_of_freedom / SCALE_EFFICIENCY, 9)
 
 
 def of_speed(*baselines: Baseline) -> Noise:
-    """The noise of tokens/s on the hardware class of these baselines."""
+    """Return the noise of tokens/s on the hardware class of these baselines."""
     return noise_for(class_noise(baselines))
 
 
@@ -74,7 +77,10 @@ GROUPS = [drifting(seed) for seed in range(4)]
 
 
 def chi_squared_cdf(value: float, degrees: int) -> float:
-    """By the power series of the incomplete gamma function (Abramowitz and Stegun 6.5.29)."""
+    """Return the cumulative distribution, as a power series of the incomplete gamma function.
+
+    The series is that of Abramowitz and Stegun 6.5.29.
+    """
     a = degrees / 2
     x = value / 2
     term = total = 1 / math.gamma(a + 1)
@@ -96,8 +102,8 @@ def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
         assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
     for speeds, degrees in (
         ([[1.0, 1.03, 0.97]], 2),
-        ([[1.0, 1.02], [1.0, 0.99]], 2),  # together they tell what none does alone
-        ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # within baselines
+        ([[1.0, 1.02], [1.0, 0.99]], 2),  # together they show a noise, but neither alone does
+        ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # the noise is within baselines
         ([SPEEDS, [0.001]], 9),  # a baseline of one launch neither helps nor harms
     ):
         noise = noise_of(*(make_launches(*session_speeds) for session_speeds in speeds))
@@ -115,7 +121,7 @@ def test_noise_is_that_of_the_cost() -> None:
 
 @pytest.mark.parametrize("lacking", [None, 0])
 def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
-    """A tiny model's memory on a CPU can be 0 above the level before it."""
+    """The peak memory of a tiny model on a CPU can be 0 above the level before it."""
     bare = make_launches(*SPEEDS, peak_memory_bytes=lacking)
     assert noise_of(bare).of(PEAK_MEMORY) is None
     noise = noise_of(bare, make_launches(*SPEEDS[:4]))
@@ -123,7 +129,7 @@ def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
     corrected = noise_of(*GROUPS[:3], drifting(3, tokens_per_s_mean=lacking))
     assert corrected.probe_exponent > 0.95
     assert (degrees_of(corrected, TOKENS_PER_S_MEAN), degrees_of(corrected)) == (11, 15)
-    # The exponent, fitted to the same launches, costs one.
+    # The exponent is fitted to the same launches, which costs one degree of freedom.
     full = [drifting(seed, tokens_per_s_mean=lacking) for seed in range(3)]
     few, more = (noise_of(*full, drifting(9, launches=launches)) for launches in (3, 4))
     assert (few.probe_exponent > 0.95, few.of(TOKENS_PER_S_MEAN)) == (True, None)
@@ -176,7 +182,8 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
         noise_for(less, m) for m in PROBE_CORRECTED
     ]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
-    # Where one launch lacks the speed and another the probe, the lists are equally long: none is paired.
+    # One launch lacks the speed and another one lacks the probe. The two lists are equally long, but never
+    # paired.
     first, second, *rest = GROUPS[0]
     lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
     noise = noise_of([*lacking, *rest], *GROUPS[1:])
@@ -185,7 +192,7 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
 
 
 def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
-    """A baseline with launches of several sessions."""
+    """Return a baseline with launches of several sessions, which have these speeds."""
     by_name = [(speed, name) for held, name in zip(speeds, names, strict=False) for speed in held]
     return from_runs(make_launches(*(speed for speed, _ in by_name)), sessions=[name for _, name in by_name])
 
@@ -202,7 +209,7 @@ def test_session_noise_needs_two_sessions() -> None:
 
 
 def test_session_noise_stays_out_of_launch_noise() -> None:
-    """All else as usual: memory is the same in each, and the floor of its noise explains that."""
+    """Other values are as usual. Memory is the same in each session, and its noise floor explains that."""
     pooled = class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)])
     noise = noise_for(pooled)
     assert noise.sigma == pytest.approx(of_speed(ALIKE).sigma, rel=0.01)
@@ -213,7 +220,9 @@ def test_session_noise_stays_out_of_launch_noise() -> None:
     assert noise.session_sigma > 0.05
     assert noise_for(pooled, PEAK_MEMORY).session_sigma == pytest.approx(SIGMA_FLOOR * math.sqrt(6.49 / 5))
     bad = (*LAUNCHES[:4], 0.5)
-    assert of_speed(of_sessions(LAUNCHES, bad, LAUNCHES)).session_sigma < 0.02, "one launch makes no other"
+    assert of_speed(of_sessions(LAUNCHES, bad, LAUNCHES)).session_sigma < 0.02, (
+        "one slow launch does not make a slow session"
+    )
 
 
 def test_few_agreeing_sessions_prove_less() -> None:
@@ -223,7 +232,7 @@ def test_few_agreeing_sessions_prove_less() -> None:
 
 
 def test_cases_of_one_session_are_one_witness() -> None:
-    """Those that agree tell better than one case does how alike their sessions are."""
+    """Cases that agree show more reliably than a single case how similar their sessions are."""
     (one, ten), (same_one, same_ten) = (
         [of_speed(*[of_sessions(LAUNCHES, other)] * n).session_sigma for n in (1, 10)]
         for other in (SLOWER, LAUNCHES)
@@ -231,7 +240,7 @@ def test_cases_of_one_session_are_one_witness() -> None:
     assert one > 0.2
     assert ten == pytest.approx(one, rel=0.01)
     assert same_ten == pytest.approx(same_one / math.sqrt(10), rel=0.01)
-    # Half the cases are slower in the one session, half in the other: on average they are alike.
+    # Half of the cases are slower in one session, and half in the other. On average, the sessions are alike.
     noise = of_speed(*[of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5)
     own = math.log(0.95) ** 2 / 2 * 10 / 9
     expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
@@ -239,7 +248,7 @@ def test_cases_of_one_session_are_one_witness() -> None:
 
 
 def test_cases_of_other_sessions_add_witnesses() -> None:
-    """In a chain of sessions there are as many less one."""
+    """In a chain of sessions the number of witnesses is the number of sessions less one."""
     for sessions, limit in ((("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)):
         noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
         half = math.log(0.95) ** 2 / 2
@@ -262,7 +271,7 @@ def test_more_sessions_lower_their_noise() -> None:
 
 
 def test_probe_explained_session_is_no_noise() -> None:
-    """The machine runs 30% slower on one day of three, and the probe sees it."""
+    """The machine is 30% slower on one of three days, and so is the probe."""
 
     def slowed(run: Run) -> Run:
         speed = run.figures.tokens_per_s or 0
@@ -278,9 +287,9 @@ def test_probe_explained_session_is_no_noise() -> None:
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
-    """Shares of sessions of unchanged code that are called regressed, and blind, at a tolerance of 3%.
+    """Return the shares of sessions of unchanged code that are called regressed, and that are called blind.
 
-    Each trial pools 10 cases, all of them of the same sessions, and judges the first of them.
+    The tolerance is 3%. Each trial pools 10 cases of the same sessions, and judges the first case.
     """
     rng = random.Random(sessions)
 
@@ -309,7 +318,7 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
     first = [1.0, 1.001]
     second = [1.1, 1.101]
     for sessions, is_told_apart in (
-        *(((first, second), True), ((first, [1.1]), False)),  # of two repeated launches on
+        *(((first, second), True), ((first, [1.1]), False)),  # at least two launches must be repeats
         *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
     ):
         noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
@@ -322,7 +331,10 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])
 def test_sessions_1_percent_apart_rarely_alarm(within: float, sessions: int) -> None:
-    """They are 5 in 100 where sessions are taken to be alike. A gate that cannot see 3% says so."""
+    """If sessions were assumed to be alike, 5% would alarm.
+
+    A gate that cannot see a change of 3% reports that.
+    """
     alarms, blind = false_alarms(within, 0.01, sessions)
     assert alarms <= 0.009
     assert blind > 0.9
@@ -338,7 +350,7 @@ EXACT = [(probe, probe) for probe in PROBES]
 
 
 def unrelated(count: int, seed: int) -> list[Pair]:
-    """Launches whose steps and probe scatter, each by itself."""
+    """Return launches whose steps and probe scatter independently."""
     rng = random.Random(seed)
     return [(rng.lognormvariate(0, 0.003), rng.lognormvariate(0, 0.003)) for _ in range(count)]
 
@@ -352,11 +364,11 @@ def test_ignores_an_unrelated_probe() -> None:
 
 def test_exponent_is_0_to_1_and_lowers_noise() -> None:
     for groups, exponent in (
-        ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # never above
-        ([[(1 / p, p) for p in PROBES]], 0),  # it runs against the steps
-        ([[(p, 0.02) for p in PROBES]], 0),  # it never varies
-        ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # at the floor of the noise
-        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # 3 degrees of freedom beyond the slope
+        ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # the exponent is never above 1
+        ([[(1 / p, p) for p in PROBES]], 0),  # the probe moves against the steps
+        ([[(p, 0.02) for p in PROBES]], 0),  # the probe never varies
+        ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # the scatter is at the floor of the noise
+        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # it needs 3 degrees of freedom in addition to the slope
         *(([EXACT[:3], EXACT[3:5]], 0), ([EXACT[:3], EXACT[2:5]], 1)),
     ):
         assert probe_exponent(groups) == pytest.approx(exponent)
@@ -379,11 +391,14 @@ PARTLY = [
         *[(0.2984, 0.02008), (0.2962, 0.0191), (0.3046, 0.01942)],
     ],
 ]
-"""Launches of three baselines, which follow their probe in part."""
+"""Launches of three baselines. They partly follow their probe."""
 
 
 def test_shrinks_a_slope_by_the_part_of_chance() -> None:
-    """By hand: the slope within the groups, its squared t statistic F, and (1 - E[F] / F)."""
+    """By hand, the exponent is the slope within the groups times (1 - E[F] / F).
+
+    F is the squared t statistic of the slope.
+    """
     x: list[float] = []
     y: list[float] = []
     for group in PARTLY:
@@ -403,7 +418,7 @@ def test_shrinks_a_slope_by_the_part_of_chance() -> None:
 def followed(
     count: int, seed: int, *, exponent: float, effect: float = 0.0
 ) -> tuple[Differences, Differences]:
-    """Differences of costs, which follow those of probes, and these."""
+    """Return differences of costs that follow the probes, and the differences of the probes."""
     rng = random.Random(seed)
     x = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
     y = [exponent * probe + rng.gauss(0, 0.01) for probe in x]

@@ -27,7 +27,7 @@ OTHER_BUCKETS = launch(counts(host_reads={"forward": 39, "optimizer": 1}))
 
 
 def timed(outcome: Outcome, **changes: Any) -> Verdict:
-    """A verdict on time alone, with one check of the same outcome."""
+    """Return a verdict on time alone. Its only check has the same outcome."""
     checks = (metric_check(outcome=outcome),)
     return Verdict(**{"outcome": outcome, "launches": 1, "checks": checks, **changes})
 
@@ -39,9 +39,11 @@ ALL: tuple[Outcome, ...] = (
 
 @pytest.mark.parametrize("outcome", ALL)
 def test_verdict_is_the_worse_of_time_and_counts(outcome: Outcome) -> None:
-    """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it.
+    """Counts can make a verdict worse than its times.
 
-    And what is unlike hides no counts."""
+    Where times are merely recorded, as on a new machine, less work is reported too: otherwise nobody would
+    accept it. A verdict of "unlike" hides no counts.
+    """
     failure = "unlike" if outcome == "failed" else None
     timed_alone = timed(outcome, failure=failure)
     more, fewer = (with_counts(timed_alone, [run], baseline_of()) for run in (MORE, FEWER))
@@ -75,7 +77,9 @@ def test_what_to_look_at_fits_the_machine() -> None:
         said = explained_by_counts(timed("regressed").checks, CountCheck(outcome="passed"), run)
         assert said == f"{THE_SAME} {look_at}"
     unhealthy = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
-    assert (unhealthy.explained or "").startswith(THE_SAME), "also of a metric on an unhealthy machine"
+    assert (unhealthy.explained or "").startswith(THE_SAME), (
+        "a metric on an unhealthy machine is explained as well"
+    )
 
 
 def test_growth_explains_before_other_splits() -> None:
@@ -91,7 +95,7 @@ def test_growth_explains_before_other_splits() -> None:
     both: tuple[Literal["regressed", "improved"], ...] = ("regressed", "improved")
     checks = [timed(outcome).checks[0] for outcome in both]
     why = explained_by_counts(checks, verdict.counts, now, both)
-    assert why == verdict.explained, "what grew, if any is slower"
+    assert why == verdict.explained, "if any metric is slower, growth explains it"
     shrank = explained_by_counts(checks[1:], verdict.counts, now, both)
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
 
@@ -127,7 +131,7 @@ def test_counts_of_another_method_fail_the_case() -> None:
 
 
 def test_a_baseline_that_did_not_compile_is_accepted_again() -> None:
-    """Its graphs were not counted, and every kernel was."""
+    """The baseline counted every kernel, but no compiled graphs."""
     compiled = launch(counts(kernels=None), dry=True)
     verdict = with_counts(timed("passed"), [compiled], baseline_of())
     assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
@@ -152,7 +156,7 @@ def test_records_counts_unless_worse_or_injected(outcome: Outcome, inject: str |
     for baseline, file in ((baseline_of(), "b.json"), (None, None)):
         check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
         assert check is not None
-        assert check.baseline_file == file, "that of a baseline which there is"
+        assert check.baseline_file == file, "a file is named only where a baseline exists"
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}
@@ -167,11 +171,11 @@ def test_counts_without_profiled_work_say_nothing(outcome: Outcome, run: Run) ->
     assert check is not None
     assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
     assert check.baseline_file == "b.json"
-    assert check.notes[:-1] == run.hidden, "it adds to what a launch said already"
+    assert check.notes[:-1] == run.hidden, "the note adds to those of the launch"
     assert check.notes[-1].startswith("according to the profile, 90% of the GPU's computing time")
     first = with_unseen(with_counts(timed("passed"), [SAME], None, "b.json"), UNSEEN).counts
     assert first is not None
-    assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded"
+    assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded as a baseline"
 
 
 def test_profile_excuses_no_visible_growth() -> None:
@@ -191,7 +195,7 @@ def test_silent_profile_changes_no_counts() -> None:
     assert with_unseen(timed("passed"), UNSEEN) == timed("passed")
 
 
-# Excuses
+# Known issues and other excuses
 
 ISSUE: dict[str, Any] = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure="timeout")}
 SWEPT: dict[str, Any] = {"may_run_out_of_memory": True}
@@ -210,12 +214,12 @@ REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", c
         (ISSUE, "timeout", REVIEWED, False, None),
         *((ISSUE, failure, None, False, None) for failure in ("crash", "out_of_memory")),
         (SWEPT, "out_of_memory", None, False, "out of memory"),
-        (SWEPT, "out_of_memory", None, True, None),  # others may have had it
+        (SWEPT, "out_of_memory", None, True, None),  # other processes could have used the memory
         *((SWEPT, "out_of_memory", baseline, False, None) for baseline in (LOCAL, REVIEWED)),
         (SWEPT, "crash", None, False, None),
         (ISSUE | SWEPT, "timeout", None, False, "known issue"),
         (ISSUE | SWEPT, "out_of_memory", None, False, "out of memory"),
-        (ISSUE | SWEPT, None, None, False, None),  # it passed
+        (ISSUE | SWEPT, None, None, False, None),  # the case passed
         *(({}, failure, None, False, None) for failure in ("out_of_memory", "timeout")),
     ],
 )

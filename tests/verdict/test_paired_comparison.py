@@ -1,4 +1,4 @@
-"""Each part of the paired procedure, and what holds for any pairs; rates: test_simulated_pairs.py."""
+"""Test each part of the paired procedure, and properties of any pairs. Rates: test_simulated_pairs.py."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def look(
     max_pairs: int = MAX_PAIRS,
     probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
-    """What all pairs say together, whatever fewer of them said."""
+    """Look at all pairs together, no matter what fewer pairs showed."""
     probe = None if probes is None else pair_differences(*probes)
     return paired_comparison._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
@@ -45,7 +45,9 @@ def look(
 def test_three_pairs_pass_and_five_show_a_change() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
-    assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
+    assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), (
+        "while it is undecided, it is the last look"
+    )
     for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
         for pairs in (enough, too_few):
             toward = [0.003] * missing + [0.01] * (pairs - missing)
@@ -53,17 +55,21 @@ def test_three_pairs_pass_and_five_show_a_change() -> None:
 
 
 def test_change_must_survive_without_its_best_pair() -> None:
-    """By 2.6 standard errors of the four others, whose noise is twice as large by a fitted exponent."""
+    """The four other pairs must show it by 2.6 standard errors.
+
+    A fitted exponent doubles their noise here.
+    """
     noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
     seen = paired_comparison._Evidence(ordered=[], change=0.0, **noise)
     sure = [paired_comparison._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
     assert sure == [False, True]
-    scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]  # half of their own spread is more than that noise
+    # Half of the spread of the four others is larger than that noise.
+    scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]
     assert paired_comparison._without_the_most(scattered, seen._replace(error=1.0)) is False
 
 
 def test_launches_alternate_as_abba() -> None:
-    """Launched as A 1, B 2, B 6, A 3, A 12, B 24."""
+    """The order of the launches is A 1, B 2, B 6, A 3, A 12, B 24."""
     assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
     differences = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
     assert [math.exp(difference) for difference in differences.pairs] == pytest.approx([2, 2, 2])
@@ -76,7 +82,10 @@ def test_launches_alternate_as_abba() -> None:
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
 def test_finds_change_and_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
-    """The machine is up to twice as slow from pair to pair: noise for the neighbours, none for the pairs."""
+    """The machine slows down by up to a factor of two between pairs.
+
+    Only the neighbours see that as noise.
+    """
     a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
     decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)
     assert decision.outcome == outcome
@@ -87,11 +96,11 @@ def test_finds_change_and_cancels_shared_noise(machine: list[float], change: flo
 
 
 def test_neighbours_of_one_arm_tell_of_noise() -> None:
-    """In both, the ratios of all pairs are 1; only in the second do launches of one arm differ."""
+    """In both samples the ratio of every pair is 1. Only in the second do launches of one arm differ."""
     quiet, noisy = (look(arm, arm) for arm in ([1.0] * 4, [1.0, 1.1, 0.9, 1.0]))
     assert (quiet.outcome, noisy.outcome == "passed") == ("passed", False)
     assert noisy.pair_sigma > 5 * quiet.pair_sigma
-    assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "not believed beyond the floor"
+    assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "a noise below the floor is not believed"
 
 
 def test_noise_as_large_as_change_is_inconclusive() -> None:
@@ -105,12 +114,12 @@ def test_noise_as_large_as_change_is_inconclusive() -> None:
 
 
 MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
-"""How slow the machine is in the launches of A; those of B come in another order."""
+"""How slow the machine is in the launches of A. Those of B have the same values in another order."""
 PROBES = (MACHINE, MACHINE[3:] + MACHINE[:3])
 
 
 def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], list[float]]:
-    """Costs of launches that follow their probe."""
+    """Return the costs of launches that follow their probe."""
     a, b = (
         [cost * probe**exponent for cost, probe in zip(costs, probes, strict=False)]
         for costs, probes in zip((A, B), PROBES, strict=True)
@@ -137,7 +146,7 @@ CORRECTED = (-0.0006065, -0.0100627, 0.0089399, 0.0075250, 0.0140821, 0.4787495)
 
 
 def test_figures_of_a_decision_are_what_they_were() -> None:
-    """Plain, by few pairs, and with an exponent estimated from the same launches."""
+    """A plain decision, one by few pairs, and one whose exponent is estimated from the same launches."""
     a, b = followed()
     for decision, expected in (
         (look(A[:8], [1.06 * cost for cost in B[:8]]), PLAIN),
@@ -149,7 +158,7 @@ def test_figures_of_a_decision_are_what_they_were() -> None:
 
 
 def test_ignores_a_probe_launches_do_not_follow() -> None:
-    """Nor one of three pairs, which are too few for an exponent."""
+    """It also ignores a probe of only three pairs, which are too few for an exponent."""
     a = A[:8]
     b = [1.06 * cost for cost in B[:8]]
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
@@ -161,7 +170,7 @@ def test_ignores_a_probe_launches_do_not_follow() -> None:
 
 
 def test_differing_probes_need_both_to_agree() -> None:
-    """Arm B slows the whole process, the probe with it: that must not make its slowdown disappear."""
+    """Arm B slows down the whole process, including the probe. That must not hide its slowdown."""
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
     slower = [1.5 * cost for cost in b]
@@ -173,8 +182,9 @@ def test_differing_probes_need_both_to_agree() -> None:
         decision = look(a, costs, tolerance=0.1, max_pairs=most, probes=probes)
         assert (decision.outcome, decision.disputed) == (outcome, disputed)
     surely = (PROBES[0], [5 * probe for probe in PROBES[1]])
-    assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "then nothing is corrected"
-    # A pass must be likely without the correction: arm B slows step and probe by as much as chance would.
+    assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "nothing is corrected"
+    # A pass must be likely without the correction as well: arm B slows down step and probe by as much as
+    # chance might.
     a, b = followed(1.09)
     by_chance = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
     decision = look(a, b, tolerance=0.1, max_pairs=8, probes=by_chance)
@@ -183,7 +193,10 @@ def test_differing_probes_need_both_to_agree() -> None:
 
 
 def test_fitted_exponent_widens_the_error() -> None:
-    """Less certain by what the exponent is not known, the more the probes of the arms differ by chance."""
+    """The uncertainty of the exponent adds to the error.
+
+    It adds more if the probes of the arms differ more.
+    """
     a, b = followed()
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
     near, far = (look(a, b, probes=probes) for probes in (PROBES, off))
@@ -202,7 +215,7 @@ def test_fitted_exponent_widens_the_error() -> None:
 @given(some_pairs)
 @deterministic
 def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:
-    """Where the neighbours tell the same: every launch of a pair is followed by one of the same arm."""
+    """This needs symmetric neighbours: every launch of a pair is followed by a launch of the same arm."""
     a = [1.0] * len(pairs)
     b = [second / first for first, second in pairs]
     reverse = [1 / cost for cost in b]
@@ -229,7 +242,10 @@ def test_decisions_are_consistent_in_any_unit(pairs: list[tuple[float, float]], 
 
 
 def test_detectable_change_shrinks_with_pairs() -> None:
-    """As the lab's table has it: 7.1 sigma / sqrt(8) by simulation, 6.5 by the formula; 6.0 at 12."""
+    """The lab's table has 7.1 sigma / sqrt(8) by simulation.
+
+    The formula gives a factor of 6.5 for 8 pairs, and of 6.0 for 12 pairs.
+    """
     sigma = 1e-6
     assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)
     assert minimum_detectable_difference(sigma) == pytest.approx(6.0 * sigma / math.sqrt(12), rel=0.03)

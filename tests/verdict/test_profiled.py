@@ -12,7 +12,7 @@ BEFORE = make_profile()
 
 
 def plus(*works: Work, **changes: Any) -> Any:
-    """A profile with more operators than `BEFORE`."""
+    """Return the profile `BEFORE` with these additional operators."""
     return BEFORE.replace(operators=(*BEFORE.operators, *works), **changes)
 
 
@@ -61,7 +61,7 @@ def test_unsteady_calls_are_not_compared() -> None:
     once = plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",))
     assert not calls(once)
     assert compare(once).notes == ("new, but not in every step, so calls cannot be compared: aten::bmm",)
-    assert not compare(once, once).notes, "it was called now and then before, too"
+    assert not compare(once, once).notes, "it was already called in some steps before"
     seven = [f"aten::new{number}" for number in range(7)]
     many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
     assert compare(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
@@ -99,7 +99,7 @@ def test_names_the_part_that_grew_beside_others() -> None:
 
 
 def test_names_a_slower_cpu_collective_first() -> None:
-    """The same calls: only times differ."""
+    """The calls are the same. Only their times differ."""
     slower = [
         {**event, "dur": 480} if event.get("name") == "gloo:all_reduce" else event for event in cpu_trace()
     ]

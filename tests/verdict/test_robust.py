@@ -17,7 +17,10 @@ from perfsuite.verdict.robust import (
 
 
 def test_clipped_square_is_that_of_a_normal() -> None:
-    """By parts: the integral of z^2 over [-c, c] is P(|z| < c) - 2 c pdf(c); outside it is c^2."""
+    """Integrate z^2 by parts.
+
+    Within [-c, c] the integral is P(|z| < c) - 2 c pdf(c). Outside, z^2 is clipped to c^2.
+    """
     normal = NormalDist()
     clip = SCALE_CLIP
     outside = 2 * (1 - normal.cdf(clip))
@@ -33,7 +36,7 @@ def test_quantiles_logs_and_squares_are_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "exact"),  # exact: scipy.stats.t.isf(scipy.stats.norm.sf(z), degrees)
+    ("degrees", "exact"),  # the column "exact" is scipy.stats.t.isf(scipy.stats.norm.sf(z), degrees)
     [
         (3, {1.645: 2.35370, 2.576: 5.84194, 3.2: 11.60475}),
         (4, {1.645: 2.13212, 2.576: 4.60475, 3.2: 7.92179}),
@@ -45,7 +48,7 @@ def test_quantiles_logs_and_squares_are_exact() -> None:
 def test_t_quantile_is_close_and_never_too_small(degrees: float, exact: dict[float, float]) -> None:
     for z, quantile in exact.items():
         assert quantile * 0.9999 <= t_quantile(z, degrees) <= quantile * (1.09 if degrees < 6 else 1.012)
-        assert t_quantile(z, 0.001) == math.inf, "of no knowledge it is endless"
+        assert t_quantile(z, 0.001) == math.inf, "without any knowledge it is infinite"
 
 
 def test_location_clips_values_at_two_sigmas() -> None:
@@ -59,7 +62,10 @@ def test_location_clips_values_at_two_sigmas() -> None:
 
 
 def test_one_large_square_in_ten_hardly_counts() -> None:
-    """One step: all four are below 1.5^2 of their own variance, and the iteration goes on from there."""
+    """The expected values are those of one step, in which none of the four squares is clipped.
+
+    The iteration continues from there.
+    """
     assert clipped_variance([], 0) == 0.0
     even = [1.0] * 4
     assert clipped_variance(even, 4) == pytest.approx(1.0)

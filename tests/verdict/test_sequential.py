@@ -41,7 +41,7 @@ def judge(
 
 
 def session(available: Sequence[float], baseline: Sequence[float] = BASELINE) -> Decision:
-    """Launch by launch until decided."""
+    """Judge one launch after the other until a decision is reached."""
     for used in range(1, len(available) + 1):
         decision = judge(available[:used], baseline)
         if decision.outcome != "undecided":
@@ -71,7 +71,10 @@ def test_outcome_matches_its_interval_in_any_unit(
 def test_larger_drop_is_never_judged_milder(
     baseline: list[float], launches: list[float], drop: float, further: float
 ) -> None:
-    """Sure within the class's noise. Beyond it, a repeated "outlier" can prove to be a second mode."""
+    """This is certain within the noise of the class.
+
+    With more noise, a repeated "outlier" can be a second mode.
+    """
     small = judge([s * (1 + drop) for s in launches], baseline)
     large = judge([s * (1 + drop) * (1 + further) for s in launches], baseline)
     assert large.estimate > small.estimate
@@ -104,20 +107,21 @@ def test_one_bad_launch_is_harmless() -> None:
 @pytest.mark.parametrize(
     ("today", "settings", "outcome"),
     [
-        *(([many, many], {}, "undecided") for many in (1e6, 1e-6)),  # two launches show nothing
-        ([1.1, 1.11, 1.0], {}, "undecided"),  # two bad launches of three
-        ([1.05, 1.14, 1.02, 1.3], {}, "undecided"),  # they disagree
+        *(([many, many], {}, "undecided") for many in (1e6, 1e-6)),  # two launches prove nothing
+        ([1.1, 1.11, 1.0], {}, "undecided"),  # two of three launches are bad
+        ([1.05, 1.14, 1.02, 1.3], {}, "undecided"),  # the launches disagree
         ([1.03, 1.19, 1.24], {}, "undecided"),
-        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a large drop in noise
+        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a large drop in spite of noise
         ([1.012, 1.02, 1.016], {}, "undecided"),
         ([1.012, 1.02, 1.016], {"max_launches": 3}, "inconclusive"),
         ([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # well inside the tolerance
-        # 1.645 standard errors below the baseline, 1.7% here, earns a launch while that may be improved
+        # A result 1.645 standard errors (1.7% here) below the baseline earns another launch, because it could
+        # be improved.
         ([0.995], {}, "passed"),
         *(([0.98], {"max_launches": most}, "undecided") for most in (MAX_LAUNCHES, 3)),
-        ([0.98, 0.982, 0.981], {"max_launches": 3}, "passed"),  # it looked faster at the last
-        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # 3% faster is excluded
-        ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # limits are allowed
+        ([0.98, 0.982, 0.981], {"max_launches": 3}, "passed"),  # the last launch looked faster
+        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # 3% faster can be excluded
+        ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # extreme values are allowed
     ],
 )
 def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome: str) -> None:
@@ -172,11 +176,12 @@ def test_noise_has_a_floor_and_resists_outliers() -> None:
         assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
 
 
-# Pinned: what the simulated tables were made with. A change here is a change of every verdict.
+# These numbers are pinned because the simulated tables were made with them. A change here changes every
+# verdict.
 
 
 def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
-    """The shift of the launches, in logarithms between 0 and `far`, at which they get or lose an outcome."""
+    """Return the shift of the launches, as a logarithm from 0 to `far`, where the outcome begins or ends."""
 
     def has(shift: float) -> bool:
         today = [*UNCHANGED, *UNCHANGED][:launches]
@@ -202,7 +207,7 @@ def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
         ("regressed", 3, 0.2, {}, 0.0287116),
         ("regressed", 5, 0.2, {}, 0.0211963),
         ("regressed", 15, 0.2, {}, 0.0183717),
-        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),  # what a session shares counts
+        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),  # noise that a session shares counts
         ("improved", 3, -0.2, {}, -0.0335334),
         ("improved", 8, -0.2, {}, -0.0194786),
         ("inconclusive", 6, 0.5, {"noise": LOUD}, 0.0546661),
@@ -251,7 +256,8 @@ def test_figures_of_a_decision_are_what_they_were(
 def test_a_pooled_noise_is_what_it_was() -> None:
     for baselines, sigma, degrees in (
         ([BASELINE], 0.00856365, 7.2),
-        ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),  # not between baselines
+        # Differences between baselines do not count.
+        ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),
         ([[*BASELINE[:4], 1.5]], 0.01808546, 3.2),
     ):
         noise = pooled_noise(baselines)

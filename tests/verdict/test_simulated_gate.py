@@ -1,6 +1,6 @@
-"""How the gate is simulated, and the figures that it is built for, at a reduced size and a fixed seed.
+"""Test the simulation of the gate, and the rates that it is built for, with few trials and a fixed seed.
 
-Bounds of simulations leave room for the noise of 2,000 trials: 0.1% is 2 of them.
+The bounds leave room for the noise of 2,000 trials: 0.1% is 2 of them.
 """
 
 import math
@@ -15,7 +15,7 @@ from tests.benchmarks.simulated_gate import _draws, simulate
 
 TRIALS = 2_000
 LITTLE = (0.5, 0.005, MAX_LAUNCHES, 0.99)
-"""Few false alarms in as many launches as there may be; a drop of a third is found."""
+"""Few false alarms in as many launches as are allowed, and a drop of a third is found."""
 
 
 def test_without_scatter_each_drop_has_one_outcome() -> None:
@@ -32,7 +32,10 @@ def test_without_scatter_each_drop_has_one_outcome() -> None:
 
 
 def test_draws_baselines_for_the_requested_freedom() -> None:
-    """0.8 for each launch beyond a baseline's first; the clipped variance is so efficient."""
+    """Each launch after a baseline's first one adds 0.8 degrees of freedom.
+
+    That is the efficiency of the clipped variance.
+    """
     for launches, degrees, baselines in (
         *((10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)),
     ):
@@ -45,7 +48,7 @@ def test_draws_baselines_for_the_requested_freedom() -> None:
 def draw(
     *, sigma: float = 0.01, session_sigma: float = 0.0, trials: int = 400, is_contaminated: bool = False
 ) -> tuple[list[float], list[float]]:
-    """Logarithms: of the baselines, of today's means."""
+    """Return two lists of logarithms: the seconds of the baselines, and the means of today's launches."""
     before = []
     today = []
     for baselines, launches in _draws(
@@ -66,7 +69,7 @@ def test_launches_scatter_and_sessions_may_differ(session_sigma: float, of_means
 
 def test_one_launch_in_20_is_10_percent_slow() -> None:
     before, today = draw(sigma=1e-9, trials=4000, is_contaminated=True)
-    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # of 200,000 launches
+    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # the mean of 200,000 launches
     assert {round(math.exp(value), 4) for value in before} == {1.0, 1.1}
     assert fmean(value > 0.05 for value in before) == pytest.approx(0.05, abs=0.012)
     tails, _ = draw(is_contaminated=True)
@@ -82,7 +85,10 @@ def test_known_session_noise_raises_the_minimum() -> None:
 
 @pytest.mark.simulation
 def test_finds_a_tolerance_sized_drop() -> None:
-    """Baseline of 10, noise 1% known from its class, tolerance 3%. Fixed thresholds stand beside it."""
+    """The baseline has 10 launches, its class has a known noise of 1%, and the tolerance is 3%.
+
+    Two fixed thresholds are shown for comparison.
+    """
     table = simulate(sigma=0.01, drops=(-0.03, 0.0, 0.02, 0.03, 0.05), trials=TRIALS, seed=1)
     faster, same, _, slower, slowest = table.rows
     assert max(same.regressed, same.improved) <= 0.0015
@@ -110,9 +116,9 @@ def test_finds_the_stated_minimum_95_times_in_100(sigma: float) -> None:
     ("how", "drop", "alarms", "launches", "detected"),
     [
         ({"sigma": 0.01, "tolerance": 0.02, "baseline_launches": 20}, 0.02, 0.0015, 3.05, 0.94),
-        ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # low noise needs one launch
+        ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # with low noise one launch is enough
         ({"sigma": 0.01, "is_contaminated": True}, 0.05, 0.005, MAX_LAUNCHES, 0.9005),
-        *(  # five launches alone tell noise and baseline
+        *(  # noise and baseline come from five launches alone
             ({"sigma": sigma, "baseline_launches": 5, "pooled_degrees": None, "trials": 1_000}, *LITTLE)
             for sigma in (0.003, 0.01, 0.02, 0.05)
         ),
@@ -150,7 +156,7 @@ def test_equal_seeds_give_equal_tables() -> None:
 
 @pytest.mark.simulation
 def test_equal_data_wait_rarely_alarms() -> None:
-    """A wait of 5% of a step that scatters by 30%, and is three times as long in one launch of 20."""
+    """The wait is 5% of a step, scatters by 30%, and is three times as long in one launch of 20."""
     same = simulated_data_wait.simulate(wait=0.05, scatter=0.3, trials=TRIALS)
     longer = simulated_data_wait.simulate(wait=0.05, scatter=0.3, growth=0.1, trials=200)
     for outcomes in vars(same).values():
@@ -161,7 +167,7 @@ def test_equal_data_wait_rarely_alarms() -> None:
 
 @pytest.mark.simulation
 def test_equal_start_up_rarely_alarms() -> None:
-    """Imports of 5 s that scatter by 5%, and take twice as long in one launch of 20."""
+    """Imports take 5 s, scatter by 5%, and take twice as long in one launch of 20."""
     same = simulated_spans.simulate(seconds=5, scatter=0.05, trials=TRIALS)
     longer = simulated_spans.simulate(seconds=5, scatter=0.05, growth_s=2, trials=200)
     for outcomes in (same.against_baseline, same.in_pairs):

@@ -1,4 +1,4 @@
-"""How paired comparisons are simulated, and the rates that they are built for, at fixed seeds."""
+"""Test the simulation of paired comparisons, and the rates that they are built for, with fixed seeds."""
 
 import math
 from statistics import fmean, pstdev
@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.simulated_pairs import FOLLOWING, _followed, days, judge_day, simulate
 
 MODERATE = 0.015
-"""A drift of 0.3% a launch; in one launch of 48 a slower or faster time begins."""
+"""A drift of 0.3% per launch. In one launch of 48 a slower or faster period begins."""
 
 
 def test_without_scatter_each_change_has_one_outcome() -> None:
@@ -39,7 +39,8 @@ def test_launches_drift_as_requested() -> None:
 
 def test_drifting_machine_is_slower_and_faster() -> None:
     changed = [abs(logs[12]) > 0.045 for logs in days(1e-9, 0.001, 24, disturbed=0, trials=4000, seed=1)]
-    assert fmean(changed) == pytest.approx(6 * 0.0014, rel=0.4)  # they begin as often, and last 6 launches
+    # Slower and faster periods begin equally often, and last 6 launches.
+    assert fmean(changed) == pytest.approx(6 * 0.0014, rel=0.4)
     middles = [logs[12] for logs in days(1e-9, 0.01, 24, disturbed=0, trials=2000, seed=1)]
     sizes = [size for size in middles if abs(size) > 0.045]
     assert min(sizes) < -0.2
@@ -54,7 +55,7 @@ def test_the_effect_is_that_of_arm_b() -> None:
 
 @pytest.mark.simulation
 def test_finds_changes_and_rarely_false_ones() -> None:
-    """Noise 1%, tolerance 3%."""
+    """The noise is 1%, and the tolerance 3%."""
     same, slower = simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1).rows
     assert same.regressed + same.improved <= 0.003
     assert same.passed > 0.85
@@ -74,7 +75,7 @@ def test_false_alarms_are_few_with_any_drift(drift: float) -> None:
 @pytest.mark.simulation
 @pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
 def test_two_speed_machine_rarely_alarms(sigma: float, two_speeds: float) -> None:
-    """Before most pairs had to show a change, 3 to 4.5% of such comparisons called one."""
+    """Before most pairs had to show a change, 3% to 4.5% of such comparisons reported a change."""
     table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=2_000, seed=5)
     none = table.row(0.0)
     large = table.row(0.3)
@@ -98,7 +99,10 @@ def test_followed_probe_finds_more_without_alarms() -> None:
 
 @pytest.mark.simulation
 def test_slow_process_is_no_slow_machine() -> None:
-    """One that slows the probe as much as its steps: rarely `passed`, and never where it is large."""
+    """Such a process slows down the probe as much as its steps.
+
+    It rarely passes, and never if it is much slower.
+    """
     table = simulate(**{**FOLLOWING, "changes": (0.1, 0.5)}, slows_probe=True, trials=1_000, seed=9)
     assert table.row(0.1).passed < 0.22
     assert table.row(0.5).passed < 0.005

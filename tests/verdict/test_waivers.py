@@ -19,7 +19,7 @@ YESTERDAY = date(2026, 11, 23)
 ISSUE = "https://example.org/1"
 CASE = BEFORE.case.id
 SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0%
-SLOW_WITH_STALLS = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=79_000)] * 3)  # as any slowdown
+SLOW_WITH_STALLS = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=79_000)] * 3)  # like any slowdown
 GOOD = make_result(BEFORE)
 
 
@@ -31,7 +31,7 @@ def waiver(**changes: Any) -> Waiver:
 def counted(
     *findings: Finding, outcome: Any = "regressed", timed: Any = None, counts: Any = None
 ) -> Measurement:
-    """A case whose counts changed, and whose times did not unless told otherwise."""
+    """Return a case whose counts changed, and whose times did not, unless `timed` is given."""
     run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=make_counts()),))
     checks = (timed or GOOD).verdict.checks
     counts = CountCheck(outcome=counts or outcome, findings=findings)
@@ -51,18 +51,18 @@ NEW = make_finding(quantity="host reads", field="host reads in backward", unit="
 @pytest.mark.parametrize(
     ("result", "fields"),
     [
-        (SLOW, {}),  # by a metric's name
-        (SLOW, {"metric": "tokens/s"}),  # by its label
+        (SLOW, {}),  # matches the name of a metric
+        (SLOW, {"metric": "tokens/s"}),  # matches the label of a metric
         (SLOW, {"metric": "tokens*", "case": CASE}),
-        (SLOW, {"tolerated": "19.1%"}),  # just
-        (SLOW, {"until": TODAY}),  # on its last day
+        (SLOW, {"tolerated": "19.1%"}),  # just within the waiver
+        (SLOW, {"until": TODAY}),  # on the waiver's last day
         (make_image_result(), {"case": "*", "metric": "samples_*", "tolerated": "60%"}),
-        (counted(GATHER), {"metric": "all_gather of 64 ranks"}),  # a quantity
-        (counted(GATHER), {"metric": "all_gather"}),  # a kind of collective
-        (counted(GATHER), {"metric": "all_gather", "tolerated": 14}),  # its growth
-        (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # from none
-        (counted(NEW), {"metric": "host reads in backward", "tolerated": 24}),  # a field
-        (counted(WRITTEN), {"metric": "save checkpoint: bytes written"}),  # what an event did
+        (counted(GATHER), {"metric": "all_gather of 64 ranks"}),  # names a quantity
+        (counted(GATHER), {"metric": "all_gather"}),  # names a kind of collective
+        (counted(GATHER), {"metric": "all_gather", "tolerated": 14}),  # limits the growth
+        (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # limits a growth from none
+        (counted(NEW), {"metric": "host reads in backward", "tolerated": 24}),  # names a field
+        (counted(WRITTEN), {"metric": "save checkpoint: bytes written"}),  # names the work of an event
     ],
 )
 def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: dict[str, Any]) -> None:
@@ -82,7 +82,8 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
             f"of tokens_per_s for fake-* ended on 2026-11-23, owner @me, issue {ISSUE}",
         ),
         (SLOW, {"tolerated": 22}, 'tolerates 22, which is a growth of counts. Give a share, such as "22%"'),
-        (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),  # of none
+        # Growth from none is beyond any percentage.
+        (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
         (counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond the waiver"),
     ):
@@ -154,7 +155,7 @@ def test_waives_no_regression_of_unknown_size() -> None:
         (SLOW, {"case": "ddp-*"}),
         *((SLOW, {"metric": metric}) for metric in ("peak memory", "tokens_per_second")),
         (SLOW.replace(verdict=SLOW.verdict.replace(checks=())), {"metric": "*", "tolerated": "1000%"}),
-        # Only what regressed is waived.
+        # A waiver applies to regressions only.
         (SLOW.replace(verdict=SLOW.verdict.replace(outcome="failed", failure="loss")), {}),
         *((never_run(), {}), (GOOD, {})),
     ],
@@ -172,7 +173,7 @@ def test_reports_a_waiver_that_matches_no_case() -> None:
     mine = waiver(case="ddp-*")
     assert remarks([mine], [GOOD], {CASE, "x"}, TODAY) == (f"{OF} ddp-* matches none of the 2 cases here",)
     assert remarks([mine], [GOOD], (), TODAY) == ()
-    assert remarks([waiver()], [], {CASE}, TODAY) == ()  # there, and not selected
+    assert remarks([waiver()], [], {CASE}, TODAY) == ()  # the case exists, but is not selected
 
 
 def test_event_waiver_is_known_by_its_name() -> None:
@@ -191,16 +192,17 @@ def test_unmatched_metric_waiver_lists_the_known() -> None:
     assert remark.startswith(head)
     names = {"tokens_per_s", "peak memory", "kernels in forward", "reduce_scatter", "all_gather of 64 ranks"}
     assert names <= {*remark.removeprefix(head).split(", ")}
-    assert remarks([waiver(metric="tokens")], [never_run()], {CASE}, TODAY) == ()  # nothing is known of it
+    # The metrics of a case that never ran are unknown, so nothing is reported.
+    assert remarks([waiver(metric="tokens")], [never_run()], {CASE}, TODAY) == ()
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "nosuch"])
 def test_keeps_waivers_of_unmeasured_cases(metric: str) -> None:
     mine = waiver(metric=metric)
     (said,) = remarks([mine], [GOOD], {CASE, "ddp-other"}, TODAY)
-    assert "of the 2 cases" not in said, "it matches one of them"
+    assert "of the 2 cases" not in said, "the waiver matches one of them"
     assert remarks([mine], [GOOD], {CASE, "fake-other"}, TODAY) == ()
-    assert remarks([mine], [GOOD], (), TODAY) == (), "which cases there are is not known"
+    assert remarks([mine], [GOOD], (), TODAY) == (), "the list of all cases is unknown"
     assert remarks([mine.replace(case=CASE)], [GOOD], (), TODAY) != ()
 
 
@@ -208,10 +210,10 @@ def test_keeps_waivers_of_unmeasured_cases(metric: str) -> None:
     ("results", "metric", "is_gone"),
     [
         ([GOOD], "tokens_per_s", True),
-        ([GOOD, SLOW], "tokens_per_s", False),  # another case needs it
-        ([], "tokens_per_s", False),  # not measured
+        ([GOOD, SLOW], "tokens_per_s", False),  # another case needs the waiver
+        ([], "tokens_per_s", False),  # the case was not measured
         ([SLOW], "peak memory", True),
-        ([make_result(BEFORE, before=None)], "tokens_per_s", False),  # recorded
+        ([make_result(BEFORE, before=None)], "tokens_per_s", False),  # the case was only recorded
         ([counted(outcome="passed")], "reduce_scatter", True),
         ([counted(GATHER)], "reduce_scatter", True),  # another count regressed
         ([counted(GATHER)], "all_gather", False),

@@ -1,4 +1,4 @@
-"""Attaches the measurement to this process, as `perfsuite.worker.startup` does in that of a script."""
+"""Helper: attach the measurement to this process as `perfsuite.worker.startup` does in that of a script."""
 
 import gc
 import importlib.metadata
@@ -35,7 +35,7 @@ ALONE = make_case(
     steps=10,
 )
 Start = Callable[..., Attached]
-# What is installed stays so during the tests, and takes half a second to read.
+# The installed packages do not change during the tests, and reading them takes half a second.
 providers = cache(importlib.metadata.packages_distributions)
 version = cache(importlib.metadata.version)
 
@@ -49,7 +49,10 @@ class Unprobed(ScriptRank):
 
 @contextmanager
 def attaching(directory: Path) -> Iterator[Start]:
-    """A function that attaches to this process for a case, of which more may be asked later; undone then."""
+    """Yield a function that attaches to this process for a case. Everything is undone afterwards.
+
+    Its keywords change the request after the attachment.
+    """
     handles: list[Any] = []
     collector_callbacks = [*gc.callbacks]
 
@@ -80,7 +83,7 @@ def attaching(directory: Path) -> Iterator[Start]:
                 patched.setattr(owner, name, getattr(owner, name))
         patched.setattr(phases, "spans", None)
         patched.setattr(sys, "meta_path", [*sys.meta_path])
-        # The tests' own objects are frozen (conftest.py), and among them is nothing of a script.
+        # The tests' own objects are frozen (conftest.py), but none of them belongs to a script.
         patched.setattr(gc, "get_freeze_count", lambda: 0)
         patched.setattr(importlib.metadata, "packages_distributions", providers)
         patched.setattr(importlib.metadata, "version", version)
@@ -92,4 +95,4 @@ def attaching(directory: Path) -> Iterator[Start]:
         finally:
             for handle in handles:
                 handle.remove()
-            gc.callbacks[:] = collector_callbacks  # a script that ends early takes them with its process
+            gc.callbacks[:] = collector_callbacks  # a script that ends early would take its callbacks with it

@@ -18,11 +18,11 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 
 @pytest.fixture
 def new_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `living` pass by what tests/conftest.py has frozen: nothing of a test is there."""
+    """Let `living` ignore what tests/conftest.py froze. These objects belong to no test."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
 
 
 @pytest.fixture(autouse=True)
 def _no_spans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that attaches to this process would leave its recorder to later ones."""
+    """Remove the recorder that an earlier test left behind when it attached to this process."""
     monkeypatch.setattr(phases, "spans", None)

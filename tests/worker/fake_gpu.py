@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU and its allocator, on a machine without one."""
+"""Fake a GPU and its allocator on a machine without a GPU."""
 
 import weakref
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ GPU = torch.device("cuda", 3)
 
 
 class FakeGPU:
-    """Stands in for GPU 3 while the current device is another: a queue of work that the host runs ahead of.
+    """Fake GPU 3 while another device is the current one: a queue of work that the host fills in advance.
 
-    `ahead_ms` of work are queued and not yet done; an event is past when the work before it is.
+    `ahead_ms` is the queued work that is not done yet. An event is complete when the work before it is done.
     """
 
     cycles_per_ms = 1.5e6
@@ -64,13 +64,13 @@ class FakeGPU:
         self.queued_ms += cycles / self.cycles_per_ms
 
     def work(self, milliseconds: float, *, ahead_ms: float) -> None:
-        """Queued by the host, which is then so far ahead."""
+        """Queue work from the host, which is then `ahead_ms` ahead of the device."""
         self.queued_ms += milliseconds
         self.done_ms = max(self.done_ms, self.queued_ms - ahead_ms)
 
 
 class FakeAllocator:
-    """Stands in for the caching allocator of GPU 3."""
+    """A fake of the caching allocator of GPU 3."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stats = {"num_alloc_retries": 2}

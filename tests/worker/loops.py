@@ -1,4 +1,4 @@
-"""Counts what a step does: any piece of work, or a training that a rank drives."""
+"""Helpers: count the work of a step, either any work or a training that a rank drives."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def memory(counts: Counts) -> StepMemory:
 
 
 def counted(step: Callable[[], object]) -> Counts:
-    """What this does, as one step."""
+    """Return the counts of this work as one step."""
     with StepCounter([]) as counter:
         step()
     counts: Counts = counter.end_step()
@@ -36,14 +36,14 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 
 class Loop:
-    """Steps with a `Counting` around them. What is trained, and how, is what a test replaces."""
+    """A training with a `Counting` around its steps. Tests replace the model or the training."""
 
     def __init__(self, steps: StepsToCount = ONE_STEP) -> None:
         torch.manual_seed(0)
         self.model: Any = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.counting = Counting(lambda: self.model, steps)
-        self.number = 0  # of the running step, from 1 on
+        self.number = 0  # the number of the running step, starting at 1
         self.counted_at: list[int] = []  # the steps in which a counter was active
 
     def backward(self) -> None:

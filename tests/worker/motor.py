@@ -1,4 +1,4 @@
-"""A library whose engine steps an optimizer of torch, and another package's framework that knows it."""
+"""A library whose engine steps an optimizer of torch, and a framework of another package that supports it."""
 
 import importlib
 from typing import Any
@@ -78,7 +78,7 @@ def save():
 
 
 def install(packages: Packages) -> None:
-    """Write the library, and install the framework; neither is imported."""
+    """Write the library and install the framework, but import neither."""
     folder = packages.directory / "motor"
     folder.mkdir()
     (folder / "__init__.py").write_text("import torch\n")

@@ -25,7 +25,7 @@ SECOND = 10**9
 
 
 def entry(number: int = 1, **changes: Any) -> dict[str, Any]:
-    """An entry as in torch 2.13."""
+    """Return an entry like one of torch 2.13."""
     return {
         "process_group": ("0", "default_pg"),
         "collective_seq_id": number,
@@ -59,7 +59,7 @@ def test_reads_a_call_of_nccl() -> None:
     [
         ("nccl", "completed", False, True),
         ("nccl", "started", False, False),
-        ("nccl", "started", True, False),  # it has timed out
+        ("nccl", "started", True, False),  # the collective has timed out
         ("gloo", "scheduled", True, True),
         ("gloo", "scheduled", False, False),
     ],
@@ -151,7 +151,7 @@ def test_starts_one_thread_that_python_does_not_list(
     assert threading.active_count() == before
     monkeypatch.setattr(os, "getpid", lambda: 1)
     flight_recorder.listen(run_dir)
-    assert len(started) == 2, "a forked child has no thread of its parent"
+    assert len(started) == 2, "a forked child does not have its parent's thread"
     for _, (requests, _) in started:
         requests.close()
 
@@ -197,7 +197,7 @@ def _watched(run_dir: RunDir) -> Iterator[None]:
 def test_listens_once_a_process_group_exists(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     listening: list[RunDir] = []
     monkeypatch.setattr(flight_recorder, "listen", listening.append)
-    flight_recorder.watch(run_dir)  # again: it wraps once
+    flight_recorder.watch(run_dir)  # the second call does not wrap again
     assert listening == []
     with alone():
         assert listening == [run_dir]

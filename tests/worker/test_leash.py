@@ -16,7 +16,7 @@ from tests.processes import Left, leave
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What the kernel was asked for, which would bind this process for good; nor does this process leave."""
+    """Record what the kernel is asked for, which would bind this process for good, and never exit."""
     calls: list[tuple[int, int]] = []
     libc = SimpleNamespace(prctl=lambda option, by: calls.append((option, by)))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
@@ -39,7 +39,8 @@ def test_who_was_born_too_late_leaves_at_once(
     monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))
     leash.die_with_parent()
     child = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now: nobody has read its exit code
+    # The child is a zombie now, because nobody has read its exit code.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setenv(ANCESTOR_PID, str(child.pid))
     with pytest.raises(Left, match=r"^with 1$"):
         leash.die_with_parent()

@@ -27,13 +27,13 @@ class StopError(Exception):
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """Of a case for a rank that this process stands for, unless it would be tied to its parent for good."""
+    """Write the case of a rank. This process acts as the rank, but is not tied to its parent."""
     documents.write(RunDir(tmp_path).case, CaseFile(case=make_case(framework=DDP()), device="cpu"))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # which a rank replaces
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # a rank replaces this function
     return RunDir(tmp_path)
 
 
@@ -45,8 +45,8 @@ def test_a_rank_writes_before_it_meets_the_others(run_dir: RunDir, monkeypatch: 
     monkeypatch.setattr(dist, "barrier", Mock(side_effect=StopError))
     with pytest.raises(StopError):
         worker.main(str(run_dir.path))
-    assert alarms == [WAIT_S + LEAVE_S], "or it might hang here for ever"
-    assert documents.read(run_dir.rank(0), RankReport) == make_report(), "no crash takes its place"
+    assert alarms == [WAIT_S + LEAVE_S], "otherwise the rank might hang here for ever"
+    assert documents.read(run_dir.rank(0), RankReport) == make_report(), "no crash overwrites the report"
 
 
 @pytest.mark.parametrize(("process_group", "device_id"), [("eager", torch.device("cuda", 1)), ("lazy", None)])
@@ -65,7 +65,7 @@ def test_nccl_connects_lazily_if_the_library_would(
 
 
 def test_backward_is_watched_in_loops_of_ours(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library may clip with a function that nobody knows: then the norm before that is not known."""
+    """A library can clip with an unknown function. Then the norm before clipping is unknown."""
     original = Mock(spec=())
     original.__name__ = "backward"
     monkeypatch.setattr(torch.autograd, "backward", original)

@@ -26,13 +26,13 @@ from tests.test_errors import Unspeakable
 
 
 def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
-    """A rank of two of a simulated case."""
+    """Return one of the two ranks of a simulated case."""
     request = CaseFile(case=make_case(framework=Fake()), device="cpu", inject=inject)
     return Rank(RunDir(directory), request, empty_report(rank, 2))
 
 
 def simulated(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
-    """The same with its training job."""
+    """Return such a rank with its training built."""
     this = made(directory, inject=inject, rank=rank)
     this.build(SimulatedTimer())
     return this
@@ -47,7 +47,7 @@ def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     assert (report.rank, report.world_size, report.clock) == (0, 2, "simulated")
     assert len(report.step_s) == len(losses) == 25
     assert report.wall_s == pytest.approx(sum(report.step_s))
-    assert report.tokens_per_step == 256, "of both ranks"
+    assert report.tokens_per_step == 256, "the tokens of both ranks"
     assert report.memory == Memory(peak=100 * 10**6, method="simulated")
     assert report.device_probe == {"matmul_tflops": 1.0}
     assert (report.probe_s, report.observed, report.evidence, report.failure) == ((), None, None, None)
@@ -63,7 +63,7 @@ def test_looks_again_for_engines_when_training_begins(
     looked: list[int] = []
     monkeypatch.setattr(engines, "look_again", lambda: looked.append(rank.recorder.steps))
     rank.start()
-    assert looked == [0], "once, before the first step"
+    assert looked == [0], "it looks once, before the first step"
 
 
 def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
 def test_reads_memory_after_clock_before_observer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mismatch: str | None
 ) -> None:
-    """A run that is not the one asked for keeps its figures."""
+    """A run that differs from the case keeps its measured values."""
     rank = simulated(tmp_path, rank=1)
     observed = Observed(settings={"wrapper": "none"}, environment={})
     evidence = Evidence(data_parallel=2)
@@ -279,10 +279,10 @@ def test_a_slow_file_system_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
     rank = simulated(tmp_path)
     rank.start()
     tell = rank.recorder.on_progress
-    assert written == ["0 256"], "that training begins is known at once"
+    assert written == ["0 256"], "the beginning of the training is reported at once"
     tell(3)
     assert begun.acquire(timeout=30)
-    tell(4)  # the writer is still at 3
+    tell(4)  # the writer is still at step 3
     assert written == ["0 256"]
     quick.set()
     writers[-1].join(30)
@@ -295,7 +295,7 @@ def test_a_slow_file_system_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
     assert begun.acquire(timeout=30)
     threading.Timer(0.05, quick.set).start()
     tell(rank.case.total_steps)
-    assert written[3:] == ["11 256", f"{rank.case.total_steps} 256"], "the last one is never left out"
+    assert written[3:] == ["11 256", f"{rank.case.total_steps} 256"], "the last step is never left out"
 
 
 def test_unwritable_progress_ends_nobody(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from perfsuite.worker.observation.second_step import layers as blocks_of
 from tests.frameworks.common.test_model import TINY
 
 NAMED = TINY.replace(model=Model.named("unet"))
-"""A case that knows no more of its model than the name."""
+"""A case that knows only the name of its model."""
 SELF_ATTENTION = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 
 
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """Named as diffusers' models: attention whose output layer is the first of a list."""
+    """A model with names like diffusers' models: the output layer of its attention is the first of a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def adapted(**config: Any) -> nn.Module:
 
 
 def difference(case: Case, model: nn.Module) -> str | None:
-    """Return the first thing in which adapters are not as the case says; None if they are."""
+    """Return the first setting in which adapters differ from the case, or None if there is none."""
     observed = finetuning.observed(model)
     asked = finetuning.expected(case, model, blocks_of(model), observed.get("lora"))
     return next((key for key, value in asked.items() if value not in (None, observed.get(key))), None)
@@ -101,7 +101,7 @@ def test_what_the_message_suggests_passes(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize("name", PEFT_CONFIGS)
 def test_other_adapters_are_not_as_suggested(name: str) -> None:
-    """Of these peft configurations no two make the same adapters."""
+    """No two of these peft configurations make the same adapters."""
     model = adapted(**PEFT_CONFIGS[name])
     layers = adapters.adaptable(model)
     lora = eval(adapters.as_code(layers, blocks_of(model)), {"LoRA": LoRA})
@@ -121,10 +121,11 @@ def test_a_layer_in_a_list_is_named_with_the_list() -> None:
         (("attn1.to_q", "attn2.to_q", "to_k", "to_v", "to_out.0"), None),
         (r".*\.to_(q|k|v|out\.0)", None),
         (("to_k", "to_q", "to_v"), "lora"),
-        (("to_k", "to_q", "to_v", "0"), None),  # as peft matches: `ff.0` may have one, and has none
+        # peft matches it like this: `ff.0` could have an adapter, but has none.
+        (("to_k", "to_q", "to_v", "0"), None),
         (("to_k", "to_q", "to_v", "to_out.0", "ff.0"), "lora"),
         (("k", "to_q", "to_v", "to_out.0"), "lora"),
-        ("to_q", "lora"),  # a regular expression of the whole name
+        ("to_q", "lora"),  # a regular expression has to match the whole name
         ("all-linear", "lora"),
         ((), "lora"),
     ],
@@ -148,7 +149,7 @@ def test_named_models_layer_count_is_unknown() -> None:
 
 
 def test_names_requested_adapters_briefly() -> None:
-    """Unless that is what is told of what runs: then the difference is in the whole names."""
+    """Whole names are used where the adapters that ran are reported with whole names."""
     model = adapted(target_modules=["to_q"], layers_to_transform=[0], layers_pattern="down_blocks")
     expected = partial(finetuning.expected, model=model, blocks=blocks_of(model))
     ran = finetuning.observed(model)["lora"]
@@ -162,7 +163,7 @@ def test_names_requested_adapters_briefly() -> None:
 
 
 def test_names_begin_where_peft_began() -> None:
-    """Those of wrappers are in no regular expression of a script's."""
+    """No regular expression of a script contains the names of wrappers."""
     wrapped = nn.ModuleDict({"_fsdp_wrapped_module": adapted(target_modules=["to_q"])})
     outer = nn.ModuleDict({"module": wrapped, "critic": nn.Linear(4, 4).requires_grad_(False)})
     lora = LoRA(rank=4, alpha=8, targets=r"(down_blocks\.\d|mid_block)\.attn\d\.to_q")

@@ -15,7 +15,7 @@ from tests.frameworks.common.test_loop import losses, workload
 from tests.frameworks.common.test_model import CPU, TINY
 
 ADAPTED = TINY.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
-"""Quantised, too, it can be built on a CPU; only the driver wants a GPU for it."""
+"""Even if it is quantised, a CPU can build it. Only the driver requires a GPU for that."""
 ADAPTERS_ONLY = {"trained": "adapters only", "quantised_layers": "0"}
 
 
@@ -53,18 +53,18 @@ def test_of_a_model_trained_in_full_it_is_said() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_trained_layers_belong_to_adapters() -> None:
-    """As peft's `modules_to_save`: it is stored with the adapter."""
+    """An example is peft's `modules_to_save`, which is stored with the adapter."""
     from peft import LoraConfig, get_peft_model
 
     built: Any = build_model(TINY, CPU)
     peft: Any = get_peft_model(built, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
     assert finetuning.observed(peft)["trained"] == "adapters only"
     peft.model.model.norm.weight.requires_grad_(True)
-    assert finetuning.observed(peft)["trained"] == "others", "it has thawed"
+    assert finetuning.observed(peft)["trained"] == "others", "a layer of the model is trained"
 
 
 def test_frozen_share_is_by_multiplied_weights() -> None:
-    """Not by how it is packed: two 4-bit weights are one byte."""
+    """The share does not depend on the packing of the weights: two 4-bit weights are one byte."""
     built: Any = build_model(TINY, CPU)
     assert finetuning.frozen_share(built) == 0
     for layer in built.model.layers:
@@ -92,7 +92,7 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
     trained = [float(loss) for loss in built.run(4)]
     assert trained == pytest.approx(near, abs=0.15)
     if (quantization, precision) == ("4bit", "fp32"):
-        assert losses(case) == trained, "the same whenever it is built"
+        assert losses(case) == trained, "each build of the model trains in the same way"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def torchtune(a: torch.Tensor) -> torch.nn.Module:
 
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
-    # As litgpt's, too: parameters of the layer, here those of q, k and v in one.
+    # litgpt has the same kind: parameters of the layer, here those of q, k and v together.
     "loralib": lambda: layer(r=4, lora_alpha=8, lora_A=torch.zeros(12, 8), lora_B=torch.zeros(24, 4)),
     "torchtune": lambda: torchtune(torch.zeros(4, 8)),
     "as ZeRO 3 leaves it between steps": lambda: torchtune(torch.zeros(0)),
@@ -163,7 +163,9 @@ def test_foreign_adapters_have_the_rank_asked_for(kind: str) -> None:
         case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
         asked = finetuning.expected(case, model, [model], settings["lora"])
         lora = None if seen == "not seen" else f"not peft's, rank {rank}"
-        assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, "None may have any value"
+        assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, (
+            "a setting of None allows any value"
+        )
 
 
 def peft_on_two() -> torch.nn.Module:

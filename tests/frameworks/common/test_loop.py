@@ -25,7 +25,7 @@ def losses(case: Case, steps: int = 4) -> list[float]:
 
 
 class Echo(torch.nn.Module):
-    """Its loss is the mean of the tokens, times a weight."""
+    """A model whose loss is the mean of the tokens, times a weight."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Echo(torch.nn.Module):
 
 
 def traced(monkeypatch: pytest.MonkeyPatch, *batches: Tensor) -> tuple[Workload, list[str]]:
-    """A training on these batches by two micro-batches, and what it does."""
+    """Return a training on these batches, with two micro-batches per step, and a list of its events."""
     events: list[str] = []
 
     @contextmanager
@@ -66,18 +66,18 @@ def test_reduces_gradients_after_the_last_batch(
     made, events = traced(monkeypatch, *(torch.tensor([value]) for value in (1.0, 2.0, 6.0)))
     assert [float(loss) for loss in made.run(1)] == [1.5]
     assert " ".join(events) == "kept ( forward backward ) reduced ( forward backward ) step"
-    assert [float(loss) for loss in made.run(2)] == [3.5, 4.0], "6 and 1, then 2 and 6: round and round"
+    assert [float(loss) for loss in made.run(2)] == [3.5, 4.0], "the batches repeat: 6 and 1, then 2 and 6"
 
 
 def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake tensor has no value: reading one, as `.item()` would, raises."""
+    """A fake tensor has no value, so reading it, for example with `.item()`, would raise an error."""
     with FakeTensorMode():
         made, _ = traced(monkeypatch, torch.ones(2, 3))
         assert all(isinstance(loss, FakeTensor) and not loss.requires_grad for loss in made.run(3))
 
 
 def test_micro_batches_train_as_one_large_batch() -> None:
-    """While no sequence has come twice: the same tokens, in two parts or in one."""
+    """This holds until a sequence repeats: the same tokens, in two parts or in one."""
     whole = losses(TINY.replace(micro_batch=2))
     parts = losses(TINY.replace(micro_batch=1, gradient_accumulation=2))
     assert parts == pytest.approx(whole, rel=1e-4)

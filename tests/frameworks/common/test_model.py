@@ -38,6 +38,6 @@ def test_each_data_rank_has_its_own_tokens() -> None:
 
 
 def test_sees_attention_in_older_configurations() -> None:
-    """A script may bring transformers before 4.45, whose configurations have no `get_text_config`."""
+    """A script can use transformers before 4.45, whose configurations have no `get_text_config`."""
     assert has_attention(SimpleNamespace(num_attention_heads=4))
     assert not has_attention(SimpleNamespace(state_size=16))

@@ -1,4 +1,4 @@
-"""Degrees of accelerate's mesh: what is refused, and what a step sends by theory, and by a dry run."""
+"""Test degrees of accelerate's mesh: the refused ones, and what a step sends by theory and in a dry run."""
 
 import importlib.metadata
 from pathlib import Path
@@ -60,7 +60,10 @@ def test_names_a_model_whose_mask_stays() -> None:
 
 
 def test_position_gaps_match_torchs_parts() -> None:
-    """transformers sees a gap on all ranks but the last, and a dry run is told the same without values."""
+    """transformers sees a gap on all ranks except the last ones.
+
+    A dry run has no values, but gets the same answer.
+    """
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
     from transformers.masking_utils import find_packed_sequence_indices
 
@@ -113,7 +116,7 @@ def test_never_replaces_a_class_of_transformers(monkeypatch: pytest.MonkeyPatch)
 
 # --- what a step sends ------------------------------------------------------------------------------------
 
-# Of Llama-3.1-8B, which repeats 32 layers.
+# Sizes of Llama-3.1-8B, which repeats 32 layers.
 LAYERS = 2
 HIDDEN = 4096
 KEYS = 1024
@@ -121,18 +124,20 @@ MLP = 14336
 VOCABULARY = 128256
 TOKENS = 8192
 LONG = 131072
-BF16 = 2  # bytes of a number; accelerate reduces gradients in it, too
+BF16 = 2  # bytes of a number; accelerate reduces gradients in bfloat16 as well
 
 
 def theory(degrees: Degrees) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Calls and bytes by axis of the mesh, kind and phase, from the sizes of the model.
+    """Return calls and bytes by axis of the mesh, kind and phase, from the sizes of the model.
 
-    ZeRO-3 (Rajbhandari et al. 2020): what is sharded is gathered before forward and again before backward,
-    and its gradients are scattered. accelerate's units are each block, the embedding, and the last norm with
-    the head, which stays gathered. Shoeybi et al. 2019: tensor parallelism reduces the output of each half of
-    a block in forward, and the gradient of the input of its first matrices in backward; transformers does so
-    for each of these five matrices. The embedding's output and the gradient of the head's input are reduced,
-    and the logits gathered. A block that is computed anew reduces the output of its attention again.
+    ZeRO-3 (Rajbhandari et al. 2020): sharded parameters are gathered before forward and again before
+    backward, and their gradients are scattered. accelerate's units are each block, the embedding, and the
+    last norm with the head, which stays gathered.
+
+    Tensor parallelism (Shoeybi et al. 2019) reduces the output of each half of a block in forward, and the
+    gradient of the input of its first matrices in backward. transformers reduces that gradient for each of
+    these five matrices. The embedding's output and the gradient of the head's input are reduced as well, and
+    the logits are gathered. A block that is recomputed reduces the output of its attention again.
     """
     tp = degrees.tp_size
     block = (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * MLP) // tp + 2 * HIDDEN
@@ -160,7 +165,7 @@ CASE = FULL_SIZE.replace(
     sequence_length=TOKENS,
     activation_checkpointing="full",
 )
-"""On 64 GPUs, in bf16-mixed."""
+"""The case runs on 64 GPUs in bf16-mixed."""
 
 
 @pytest.mark.launch
@@ -174,7 +179,9 @@ def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
     }
     assert sent == theory(CASE.framework._degrees)  # type: ignore[attr-defined]
     whole = count(CASE.model, TOKENS).parameters
-    assert known(known(run.dry_facts).fit).built == 4 * whole // 8, "fp32, split before it is sharded"
+    assert known(known(run.dry_facts).fit).built == 4 * whole // 8, (
+        "the model is built in fp32, and split before it is sharded"
+    )
 
 
 @pytest.mark.launch
@@ -182,14 +189,17 @@ def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
     "make", [accelerate, pytest.param(trainer, marks=pytest.mark.nightly)], ids=["accelerate", "trainer"]
 )
 def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
-    """accelerate gathers keys and values, once more where blocks are computed anew, and in backward. Their
-    gradients, in fp32, pass from rank to rank until each is back at its own (Liu et al. 2023)."""
+    """Keys and values are gathered again for recomputed blocks, and for backward.
+
+    Their gradients, in fp32, pass from rank to rank until each gradient is back at its own rank (Liu et al.
+    2023).
+    """
     parts = 4
     own = LONG // 4
     topology = Topology(processes_per_node=8)
     framework = make(dp_shard_size=2, cp_size=parts)
     case = CASE.replace(framework=framework, sequence_length=LONG, topology=topology)
-    # torch 2.13 keeps each function that it has put in the place of attention (`_replaced_functions`).
+    # torch 2.13 keeps each function that it has replaced for attention (`_replaced_functions`).
     run = passed(case, tmp_path, leaks="_ContextParallel")
     settings = observed(run).settings
     assert (settings["mesh"], settings["context_parallel"]) == ("dp_shard_cp 8", "4")
@@ -197,10 +207,10 @@ def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
     gathers = dict.fromkeys(("forward", "recompute", "backward"), (LAYERS, LAYERS * BF16 * both * parts))
     gathered = {("all_gather", "bfloat16", phase): calls for phase, calls in gathers.items()}
     passes = LAYERS * parts, LAYERS * parts * 4 * both
-    # Of two blocks of a part each, one is whole: itself. Of each part of others it takes half.
+    # The rank's own block of scores is computed in full. Of the blocks with other parts, half is computed.
     attention = LAYERS * 4 * HIDDEN * own * own * (1 + (parts - 1) / 2)
     matmuls = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * MLP) + VOCABULARY * HIDDEN
-    assert len(run.counts) == 2, "of the first and the last rank"
+    assert len(run.counts) == 2, "counts of the first and the last rank"
     for of_rank in run.counts:
         sent = {
             (call.kind, call.dtype, call.phase): (call.count, call.bytes)
@@ -211,5 +221,7 @@ def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
         assert of_rank.counts.flops["forward"] == attention + 2 * own * matmuls
         assert of_rank.counts.host_reads == {"forward": 1}
     first, last = (memory(rank.counts) for rank in run.counts)
-    assert abs(first.saved_for_backward - last.saved_for_backward - own * own) < own * own // 500, "the mask"
-    assert known(known(run.dry_facts).roofline).tokens == 2 * LONG, "of two sequences, each on four ranks"
+    assert abs(first.saved_for_backward - last.saved_for_backward - own * own) < own * own // 500, (
+        "the difference is the mask"
+    )
+    assert known(known(run.dry_facts).roofline).tokens == 2 * LONG, "two sequences, each on four ranks"

@@ -1,4 +1,4 @@
-"""What DDP and FSDP1 are given; that it does what a real launch does is compared in dry/test_rank.py."""
+"""Test how dry runs prepare DDP and FSDP1. dry/test_rank.py compares dry runs with real launches."""
 
 import weakref
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def test_dropped_torch_name_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_buckets_are_those_of_the_second_step() -> None:
-    """The last parameters have their gradients first."""
+    """The gradients of the last parameters are ready first."""
     assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
     parameters = [nn.Parameter(nn.Linear(16, 16).weight.detach()) for _ in range(5)]  # 1024 bytes each
     buckets, sizes = pretend._as_rebuilt(assign, [2048], parameters, [1 << 20, 25 << 20], [False] * 5)
@@ -33,7 +33,7 @@ def test_buckets_are_those_of_the_second_step() -> None:
 
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The bytes of each all-reduce, while DDP is prepared for a dry run as one of two ranks."""
+    """Yield the bytes of each all-reduce, while DDP is prepared for a dry run as one of two ranks."""
     for owner, name in (
         (distributed, "_verify_param_shape_across_processes"),
         (dist, "_compute_bucket_assignment_by_size"),
@@ -48,7 +48,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def four_layers(**options: Any) -> Any:
-    """Return a model with four weights of 1024 bytes, of which two fill a bucket."""
+    """Return a model with four weights of 1024 bytes, two of which fill a bucket."""
     layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
     return DistributedDataParallel(layers, bucket_cap_mb=2048 / 2**20, **options)
 

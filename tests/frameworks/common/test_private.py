@@ -25,13 +25,13 @@ from tests.fake_group import fake_group
 
 
 def sharded() -> Any:
-    """A module under FSDP2, as one of two ranks."""
+    """Return a module under FSDP2 as one of two ranks."""
     with fake_group(0, 2):
         return fully_shard(nn.Linear(4, 4))
 
 
 def a_group_of_parameters() -> Any:
-    """The parameters of such a module, after FSDP2 has set its dtypes."""
+    """Return the parameter group of such a module, after FSDP2 has set its dtypes."""
     with fake_group(0, 2):
         group = private.fsdp_group(private.fsdp_state(fully_shard(nn.Linear(4, 4)))())
         group.lazy_init()
@@ -64,7 +64,7 @@ def a_llama() -> Any:
 def a_checkpointed_block() -> Any:
     model = a_llama()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 has another name for it as well
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 also has another name for it
         model.gradient_checkpointing_enable()
     return model.model.layers[0]
 
@@ -104,7 +104,7 @@ SET_IN: dict[str, Callable[..., Any]] = {
     "schedule_stages": PipelineScheduleMulti.__init__,
     "stage_meta": _PipelineStageBase.__init__,
 }
-"""The function that sets an attribute, where an object would need processes."""
+"""The function that sets an attribute. Used where an object would need processes."""
 
 
 def names(*kinds: str) -> list[str]:

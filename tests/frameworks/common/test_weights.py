@@ -29,7 +29,7 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
 def test_weights_follow_transformers_own_rules(name: str) -> None:
-    """The same spread, weight by weight, and the very same constants and buffers."""
+    """Each weight has the same spread and mean. Constants and buffers are identical."""
     ours = build_model(TINY.replace(model=name), CPU)
     theirs = transformers_model(transformers_config(MODELS[name]), attention="sdpa")
     usual = values(theirs)
@@ -59,7 +59,7 @@ def test_shards_of_all_ranks_form_the_whole(case: Any, world_size: int) -> None:
     shards = [shards_of(case, rank, world_size) for rank in range(world_size)]
     whole = values(build_model(case, CPU))
     assert shards[0].keys() == whole.keys()
-    assert ("lm_head.weight" in whole) is (case is TINY), "what is tied is one parameter, sharded or not"
+    assert ("lm_head.weight" in whole) is (case is TINY), "tied weights are one parameter, sharded or not"
     for name, full in whole.items():
         assert torch.equal(torch.cat([shard[name] for shard in shards]), full), name
 
@@ -72,7 +72,7 @@ def shards_of(case: Any, rank: int, world_size: int) -> Mapping[str, torch.Tenso
 
 
 def test_a_sharded_model_is_never_there_in_full() -> None:
-    """Of 8 blocks on 8 ranks: an eighth, and one block whole at a time."""
+    """With 8 blocks on 8 ranks, a rank holds an eighth of the model, and one complete block at a time."""
     with fake_group(0, 8):
         model, units = sharded_without_weights(TIED)
         made = counted(lambda: initialise(model, units, seed=0, device=CPU))
@@ -82,7 +82,7 @@ def test_a_sharded_model_is_never_there_in_full() -> None:
 
 
 def test_initializes_one_unit_at_a_time() -> None:
-    """So that whoever yields them may partition each in between, as DeepSpeed does."""
+    """A caller can partition each unit before the next one is initialised. DeepSpeed needs this."""
     model = model_without_weights(TINY, CPU)
 
     def units() -> Iterator[nn.Module]:

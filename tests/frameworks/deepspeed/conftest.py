@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed for the processes of a test. `make` installs it apart from the other packages."""
+    """Make DeepSpeed available to the processes of a test. `make` installs it apart from other packages."""
     apart = Path(sys.prefix) / "deepspeed"
     if apart.is_dir():
         monkeypatch.syspath_prepend(apart)

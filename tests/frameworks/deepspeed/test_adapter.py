@@ -1,4 +1,4 @@
-"""DeepSpeed: what its configuration may say next to the case, and ZeRO on two ranks, which trains as DDP."""
+"""Test what a configuration of DeepSpeed can set in addition to the case, and that ZeRO trains like DDP."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ KEEPING_NOTHING = {
     "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 0,
 }
-"""Every parameter is gathered where it is used. By default those of 100,000 elements or fewer stay."""
+"""Every parameter is gathered where it is used. By default, parameters of up to 100,000 elements stay."""
 OF_TRANSFORMERS: dict[str, Any] = {
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
@@ -43,7 +43,7 @@ OF_TRANSFORMERS: dict[str, Any] = {
     "wall_clock_breakdown": False,
     "flops_profiler": {"enabled": False, "profile_step": 1},
 }
-"""As transformers' documentation has it, with torch's AdamW, which needs no compiler."""
+"""The configuration of transformers' documentation, with torch's AdamW, which needs no compiler."""
 
 
 def zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_names_contradictions_and_unbuilt_parts(path: str, value: Any, said: str
 def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
     checked(config)
     checked({**config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2})
-    checked(config, precision="fp16-mixed")  # which `unsupported` refuses
+    checked(config, precision="fp16-mixed")  # `unsupported` refuses it
 
 
 def test_case_completes_the_configuration() -> None:
@@ -172,8 +172,8 @@ def test_case_completes_the_configuration() -> None:
         assert config[untouched] == OF_TRANSFORMERS[untouched]
     mixed = filled(case_of({}, precision="bf16-mixed"))
     assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
-    assert mixed["gradient_clipping"] == 0.0, "as the other frameworks"
-    assert "optimizer" not in mixed, "torch's"
+    assert mixed["gradient_clipping"] == 0.0, "like the other frameworks"
+    assert "optimizer" not in mixed, "it is torch's optimizer"
 
 
 @pytest.mark.parametrize(("more", "kind"), [({}, "AdamW"), ({"zero_force_ds_cpu_optimizer": False}, None)])
@@ -262,7 +262,8 @@ def test_no_dry_run_knows_whether_it_steps() -> None:
         pytest.param(zero(2), {"all_reduce": 1, "all_gather": 1}, marks=pytest.mark.smoke("deepspeed")),
         (zero(3, **KEEPING_NOTHING), {"all_gather": 2, "reduce_scatter": 1}),
         (
-            {**zero(3, **OFFLOADED), "zero_force_ds_cpu_optimizer": False},  # torch's: no compiler
+            # torch's optimizer needs no compiler.
+            {**zero(3, **OFFLOADED), "zero_force_ds_cpu_optimizer": False},
             {"all_gather": 1, "reduce_scatter": 1},
         ),
     ],
@@ -271,10 +272,12 @@ def test_no_dry_run_knows_whether_it_steps() -> None:
 def test_zero_trains_as_ddp_and_sends_as_claimed(
     tmp_path: Path, config: dict[str, Any], sent: dict[str, int]
 ) -> None:
-    """Rajbhandari et al. 2020 (arXiv:1910.02054), section 7: gradients are reduced to whom they belong, which
-    then sends parameters, once each; with ZeRO 3 parameters are sent twice, before forward and backward.
+    """The expected bytes are those of Rajbhandari et al. 2020 (arXiv:1910.02054), section 7.
 
-    DeepSpeed's ZeRO 1 and 2 by default all-reduce. ZeRO 3 sends what is small once, after the step.
+    Each gradient is reduced to the rank that owns the parameter, and this rank then sends the parameter. Each
+    is sent once. With ZeRO 3, parameters are sent twice, before forward and before backward.
+
+    By default, DeepSpeed's ZeRO 1 and 2 use all-reduce. ZeRO 3 sends small parameters once, after the step.
     """
     run = measured(case_of(config), tmp_path)
     plain = learnt(COUNTED)
@@ -283,12 +286,13 @@ def test_zero_trains_as_ddp_and_sends_as_claimed(
     total = Counter[str]()
     for call in run.counts[0].counts.collectives:
         total[call.kind] += call.bytes
-    flags = 8  # bytes at most: whether gradients are finite, their norm
+    flags = 8  # at most 8 bytes: whether gradients are finite, and their norm
     assert {kind for kind, size in total.items() if size > flags} == sent.keys()
     for kind, times in sent.items():
         assert total[kind] == pytest.approx(times * PARAMETERS, abs=flags)
     third = known(run.flops).per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
-    scores = 2 * 4 * COUNTED.micro_batch * 32**2 * 128  # of attention in four layers, which backward has anew
+    # Attention in four layers, which backward computes again.
+    scores = 2 * 4 * COUNTED.micro_batch * 32**2 * 128
     assert run.counts[0].counts.flops == {"forward": third, "backward": 2 * third + scores}
 
 

@@ -84,7 +84,7 @@ Trainer(model=model, args=arguments, train_dataset=data).train()  # it makes two
     ids=["by hand, 0", "by accelerate, 1", "by hand, 2", "by the Trainer, 3"],
 )
 def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: int) -> None:
-    """Of two micro-batches, with two groups of parameters, each stepped apart."""
+    """The step has two micro-batches. Its two groups of parameters are stepped separately."""
     framework = Script(
         path=script(tmp_path, TWO_GROUPS + text),
         arguments=(str(stage),),
@@ -99,7 +99,7 @@ def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: i
     assert settings["parameters_changed"] == "yes"
     assert observed(result).environment["deepspeed"]
     assert len(result.step_s) == len(result.loss) == 12
-    assert 3 < result.loss[0] < 6, "a mean over the micro-batches"
+    assert 3 < result.loss[0] < 6, "the loss is a mean over the micro-batches"
     assert result.loss[-1] < result.loss[0]
 
 
@@ -159,7 +159,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def flat() -> torch.optim.Optimizer:
-    """An optimizer of a partition that no module owns."""
+    """Return an optimizer of a partition that no module owns."""
     return torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
 
 
@@ -180,7 +180,7 @@ def test_stage_0_shards_nothing(stand_in: Any, flat: Any) -> None:
 
 def test_reads_the_gradient_norm_an_engine_keeps(stand_in: Any, flat: Any) -> None:
     engine = stand_in.DeepSpeedEngine(flat, 2)
-    assert engines.gradient_norm(flat) is None, "none yet"
+    assert engines.gradient_norm(flat) is None, "the engine has no norm yet"
     engine.get_global_grad_norm = lambda: torch.tensor(1.5)
     assert engines.gradient_norm(flat) == 1.5
 
@@ -194,6 +194,6 @@ def test_refuses_a_deepspeed_that_steps_elsewhere(stand_in: Any, flat: Any) -> N
 
 def test_parameters_of_zero_3_are_not_whole(stand_in: Any) -> None:
     model: Any = torch.nn.Linear(4, 4)
-    model.weight.ds_tensor = torch.ones(8)  # as ZeRO-3 marks its partitions
+    model.weight.ds_tensor = torch.ones(8)  # ZeRO-3 marks its partitions like this
     assert replicas.replicated(model) == {"bias"}
     assert replicas.local(model.weight) is model.weight.ds_tensor

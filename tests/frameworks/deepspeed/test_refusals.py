@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot run, told before anything is launched."""
+"""Test that cases which DeepSpeed cannot run are refused before anything is launched."""
 
 import pytest
 

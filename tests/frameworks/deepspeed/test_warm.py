@@ -1,4 +1,4 @@
-"""Launches of DeepSpeed are forked from a process that has imported it."""
+"""Test that launches of DeepSpeed are forked from a process that has imported it."""
 
 import os
 from pathlib import Path

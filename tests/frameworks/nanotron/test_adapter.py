@@ -19,7 +19,7 @@ MACHINE = detect_cpu("a test")
 
 @pytest.fixture(scope="module")
 def by_options(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
-    """A launch, and the file that nanotron was given there."""
+    """Return a launch, and the file that nanotron received in it."""
     directory = tmp_path_factory.mktemp("options")
     return measured(SMALL, directory), directory / "nanotron.yaml"
 
@@ -42,7 +42,7 @@ def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
 
 @pytest.mark.launch
 def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_path: Path) -> None:
-    """It shards the optimizer: the same training."""
+    """The file also shards the optimizer. The training is the same."""
     run, written = by_options
     config = yaml.safe_load(written.read_text())
     config["optimizer"]["zero_stage"] = 1
@@ -107,7 +107,7 @@ def test_keeps_a_file_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
     case = SMALL.replace(framework=Nanotron(config=mine))
     Nanotron(config=mine).check(case)
     mine.write_text("# mine\n" + mine.read_text())
-    assert str(Nanotron(config=mine)) == str(case.framework), "what judge compares"
+    assert str(Nanotron(config=mine)) == str(case.framework), "`perfsuite judge` compares this text"
     mine.unlink()
     assert Case.model_validate_json(case.model_dump_json()) == case
     with pytest.raises(FileError, match=r"mine\.yaml: No such file .* file of nanotron, in YAML\.$"):

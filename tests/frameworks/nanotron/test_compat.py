@@ -67,7 +67,7 @@ def test_other_packages_are_not_found_by_it() -> None:
 
 
 def test_attention() -> None:
-    """Two sequences of three tokens, four heads that share two keys and values."""
+    """Two sequences have three tokens each, and four heads share two heads of keys and values."""
     q = torch.randn(6, 4, 8)
     k = torch.randn(6, 2, 8)
     v = torch.randn(6, 2, 8)
@@ -83,7 +83,7 @@ def test_attention() -> None:
 
 
 def test_rotary_embedding() -> None:
-    """Pairs of neighbours as complex numbers, turned by position times 10000^(-2i/size)."""
+    """Neighbouring pairs are complex numbers, which are turned by the position times 10000^(-2i/size)."""
     q = torch.randn(2, 5, 3, 8)
     kv = torch.randn(2, 5, 2, 3, 8)
     rotary = compat.RotaryEmbedding(8, interleaved=True)

@@ -52,7 +52,7 @@ def test_the_configuration_of_a_case() -> None:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The configuration of two processes with another value at `path`; KeyError: with none."""
+    """Return the configuration of two processes with this value at `path`. KeyError removes the value."""
     config = made(Nanotron(dp=2))
     *sections, name = path.split(".")
     place = functools.reduce(dict.__getitem__, sections, config)

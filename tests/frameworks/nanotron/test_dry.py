@@ -1,4 +1,4 @@
-"""A dry run of nanotron does what a real launch of a tiny twin does."""
+"""Test that a dry run of nanotron does the same as a real launch of a tiny twin."""
 
 from pathlib import Path
 
@@ -17,14 +17,16 @@ SCATTERS = COUNTED.replace(
     gradient_accumulation=2,
     timeout_s=600,
 )
-"""Its norms are tied: their gradients are reduced by one call for several tensors."""
+"""The norms are tied, so one call reduces their gradients for several tensors."""
 
 pytestmark = pytest.mark.nightly
 
 
 def mask_bytes(case: Case) -> int:
-    """The mask (bool) of a batch, a real tensor of its data loader that becomes a fake one when the step uses
-    it."""
+    """Return the bytes of a batch's mask (bool).
+
+    The data loader makes it as a real tensor. It becomes a fake one when the step uses it.
+    """
     return case.micro_batch * case.sample_length
 
 

@@ -1,4 +1,4 @@
-"""What nanotron cannot run, told before anything is launched."""
+"""Test that cases which nanotron cannot run are refused before anything is launched."""
 
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def test_layout_that_does_not_fit_is_a_case_error(tmp_path: Path) -> None:
 
 
 def test_unknown_precision_is_refused_before_a_layout(tmp_path: Path) -> None:
-    """nanotron knows only some precisions; to choose ranks it makes its configuration of one."""
+    """nanotron knows only some precisions. To choose ranks, it makes its configuration with one of them."""
     with pytest.raises(DryRunError, match="nanotron"):
         dry_run(DRY.replace(precision="bf16-mixed"), tmp_path)
 

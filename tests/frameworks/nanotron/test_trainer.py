@@ -15,7 +15,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.nightly
 def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
-    """While no sequence has come twice: four steps of four."""
+    """This holds until a sequence repeats, for four steps of four sequences."""
     case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4, max_warmup_steps=4)
     split = measured(case, tmp_path)
     assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)
@@ -24,7 +24,7 @@ def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> 
     activation = 1 * 32 * 128 * 4
     growth = {entry.name: entry.counts.memory.growth for entry in split.counts if entry.counts.memory}
     assert set(growth) == {"0", "1"}
-    assert max(growth.values()) < activation, "what a stage has sent is kept after the step"
+    assert max(growth.values()) < activation, "the tensors that a stage has sent are kept after the step"
 
 
 @pytest.mark.nightly

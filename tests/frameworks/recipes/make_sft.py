@@ -1,9 +1,9 @@
-"""Makes what fine-tuning begins with, without a download: a tiny Llama, its tokenizer, and conversations.
+"""Make the inputs of a fine-tuning without a download: a tiny Llama, its tokenizer, and conversations.
 
     python make_sft.py DIRECTORY
 
-writes DIRECTORY/model (as `save_pretrained` does) and DIRECTORY/data/train.jsonl, of 2,000 conversations of
-20 to 84 tokens: {"messages": [{"role": "user", ...}, {"role": "assistant", ...}]}.
+writes DIRECTORY/model (in the format of `save_pretrained`) and DIRECTORY/data/train.jsonl, which has 2,000
+conversations of 20 to 84 tokens: {"messages": [{"role": "user", ...}, {"role": "assistant", ...}]}.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The fine-tuning recipe of NeMo Automodel, as its own example starts it.
+"""Run the fine-tuning recipe of NeMo Automodel like its own example does.
 
 torchrun --nproc-per-node=8 tests/frameworks/recipes/train_automodel.py --config automodel.yaml
 """

@@ -7,7 +7,7 @@ from perfsuite.frameworks.torchtitan import compat
 
 @pytest.fixture(scope="session")
 def titan() -> Any:
-    """The module that imports torchtitan, patched for a CPU."""
+    """Return the module that imports torchtitan, patched for a CPU."""
     compat.before_import("cpu")
     from perfsuite.frameworks.torchtitan import trainer
 

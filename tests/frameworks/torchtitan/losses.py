@@ -1,7 +1,7 @@
-"""Prints what torchtitan learns from weights that it has not drawn itself, of each case that it reads.
+"""Print the losses of torchtitan for each case that is read, with weights that it has not drawn itself.
 
-A model of a case's options has those of our own model; a registered one has weights that only the names of
-the parameters decide, however it is split.
+A model with a case's options gets the weights of perfsuite's own model. The weights of a registered model
+follow from the names of its parameters alone, no matter how it is split.
 """
 
 import importlib
@@ -27,7 +27,7 @@ from perfsuite.worker.clock.timers import HostTimer
 
 
 def with_weights_of(model: Any, spec: Any) -> Any:
-    """torchtitan's model of `spec`, not parallelised, with the weights of a transformers model."""
+    """Return torchtitan's model of `spec`, not parallelised, with the weights of a transformers model."""
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
     built = spec.model.build()
@@ -40,7 +40,7 @@ def drawn(name: str, shape: torch.Size) -> torch.Tensor:
 
 
 def losses(case: Case) -> list[float]:
-    """Of each step, the mean over ranks."""
+    """Return the loss of each step, as the mean over ranks."""
     from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
 
     trainer = CaseTrainer(case, Recorder(HostTimer()))
@@ -72,7 +72,7 @@ def tell(rank: int, case: Case, port: int) -> None:
 
 
 def train(case: Case) -> None:
-    """Fork the ranks of a case. One that fails ends them all."""
+    """Fork the ranks of a case. If one fails, all of them end."""
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""A case of torchtitan, and the marks of the tests that import it."""
+"""A case of torchtitan, and the pytest marks of the test modules that import it."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ MARKS = [
         torch_build.release() < MIN_TORCH,
         reason=f"torchtitan 0.3 needs a newer torch: {torch_build.summary()}",
     ),
-    # torch's own compiler, which torchtitan loads, warns of torch's own torch.jit; torchdata of torch.
+    # torch's own compiler, which torchtitan loads, warns about torch.jit, and torchdata warns about torch.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # torchtitan looks in its experiments for a model that it cannot import.
+    # torchtitan looks in its experiments for models that it cannot import otherwise.
     pytest.mark.filterwarnings("ignore:The 'torch' module has already been imported:UserWarning"),
 ]
 
 
 def changed(**config: Any) -> Model:
-    """llama-tiny with other fields."""
+    """Return llama-tiny with these fields changed."""
     return Model.from_config({**MODELS["llama-tiny"].config, **config}, name="changed")

@@ -30,7 +30,7 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
     ids=["replicated", "split"],
 )
 def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
-    """The worker itself refuses what is not as asked for; this checks that it looked."""
+    """The worker itself refuses settings that differ from the case. This test checks that it looked."""
     result = measured(case, tmp_path)
     settings = observed(result).settings
     assert (settings["mesh"], settings["recomputing_blocks"]) == (mesh, recomputing)
@@ -51,7 +51,9 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recompu
     assert float(f.loss_last or 0) < float(f.loss_first or 0)
     for rank in range(2):
         report = documents.read(RunDir(tmp_path).rank(rank), RankReport)
-        assert abs(report.wall_s - sum(report.step_s)) < 1, "its two seconds at the end are not ours"
+        assert abs(report.wall_s - sum(report.step_s)) < 1, (
+            "torchtitan's two seconds at the end are not measured"
+        )
 
 
 OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)"

@@ -1,4 +1,4 @@
-"""Configurations of torchtitan's own registry: what is said of them, refused in them, and what runs."""
+"""Test configurations of torchtitan's own registry: what is expected, refused and run."""
 
 import importlib.metadata
 import importlib.util
@@ -22,13 +22,13 @@ from tests.samples import make_machine
 pytestmark = MARKS
 
 SHORT = 16
-"""Length of a sequence of those that are launched: a CPU takes seconds for more in 16 bits."""
+"""Sequence length of launched cases. In 16 bits, a CPU takes seconds for longer sequences."""
 
 
 def registered(
     module: str, config: str, *overrides: str, ranks: int = 2, length: int = 64, **changes: Any
 ) -> Case:
-    """A small case of a registered configuration."""
+    """Return a small case of a registered configuration."""
     shape = (f"--training.seq_len={length}", "--training.local_batch_size=2", "--training.steps=100")
     case = COUNTED.replace(
         model=Model.named(config),
@@ -37,7 +37,7 @@ def registered(
         precision="bf16-mixed",
         activation_checkpointing="selective-op",
         topology=Topology(processes_per_node=ranks),
-        timeout_s=600,  # experts are a loop in Python on a CPU
+        timeout_s=600,  # on a CPU, experts are a loop in Python
     )
     return case.replace(**changes)
 
@@ -48,7 +48,7 @@ def degree(name: str, ranks: int) -> str:
 
 LLAMA = registered("llama3", "llama3_debugmodel")
 CUT = "tests.frameworks.torchtitan.configs"
-# What torchtitan's switch for balanced routing assigns is not the router's, in a launch as in a dry run.
+# torchtitan's switch for balanced routing replaces the router's choice, in launches and in dry runs.
 DEEPSEEK = registered(
     CUT, "deepseek_v3_debugmodel", degree("expert", 2), "--debug.moe_force_load_balance", length=SHORT
 )
@@ -69,7 +69,10 @@ BALANCED = "expert routing is assumed to be balanced: every expert gets its shar
 
 
 def deepseek_flops() -> Flops:
-    """Of two layers of width 256 with 16 heads, the first one dense; 8 experts, three for each token."""
+    """Return the FLOPs of two layers of width 256 with 16 heads.
+
+    The first layer is dense. The second one has 8 experts, three of them for each token.
+    """
     width = 256
     layers = 2
     vocabulary = 2048
@@ -110,7 +113,7 @@ def deepseek_flops() -> Flops:
 def test_registered_model_trains_and_runs_dry(
     tmp_path: Path, case: Case, mesh: str, experts: str, notes: tuple[str, ...] | None
 ) -> None:
-    """`notes`: of its dry run, where there is one."""
+    """`notes` are those of the dry run, if there is one."""
     run = measured(case, tmp_path / "launched")
     settings = observed(run).settings
     assert (settings["mesh"], settings["experts_per_rank"]) == (mesh, experts)
@@ -228,7 +231,7 @@ def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_torchao_that_is_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchtitan would train in 16 bits, and say so in its log alone."""
+    """torchtitan would train in 16 bits, and mention it only in its log."""
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda of: "0.8.0" if of == "torchao" else version(of))
     reason = "it needs torchao>=0.18, and 0.8.0 is installed: pip install 'perfsuite[torchao]'"
@@ -246,7 +249,7 @@ OF_THE_SUITE = [case for case in CASES if isinstance(case.framework, TorchTitan)
 def test_suite_cases_expect_what_torchtitan_reads(
     titan: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those too that are compiled, which no dry run reads."""
+    """This includes compiled cases, which no dry run reads."""
     from torchtitan.components.quantization import float8
 
     from perfsuite.frameworks.torchtitan import configuration

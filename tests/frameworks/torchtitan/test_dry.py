@@ -1,4 +1,4 @@
-"""A dry run of torchtitan does what a real launch of a tiny twin does."""
+"""Test that a dry run of torchtitan does the same as a real launch of a tiny twin."""
 
 from pathlib import Path
 

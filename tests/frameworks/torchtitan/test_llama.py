@@ -20,7 +20,7 @@ def test_llama_has_our_parameters_and_flops(titan: Any, name: str) -> None:
     parameters, flops = config.get_nparams_and_flops(model, 4096)
     assert parameters == sum(p.numel() for p in model.parameters()) == ours.parameters
     norms = (2 * len(config.layers) + 1) * config.dim
-    assert flops == ours.per_token + 6 * norms, "it counts the norms' weights, we do not"
+    assert flops == ours.per_token + 6 * norms, "torchtitan counts the norms' weights, but perfsuite does not"
 
 
 SCALED: Any = MODELS["llama-3.1-8b"].config["rope_parameters"]

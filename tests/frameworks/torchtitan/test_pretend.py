@@ -1,9 +1,11 @@
-"""Registered configurations of torchtitan dry on GPUs: by formulas from the models' shapes.
+"""Test dry runs of torchtitan's registered configurations on GPUs, using formulas from the models' shapes.
 
 The formulas are torchtitan's own: a parameter is gathered in bf16 over its FSDP mesh in forward and in
-backward, and its gradient is reduced in fp32 (docs/fsdp.md); experts have a mesh of their own
-(`ParallelDims.build_mesh`). The head is gathered once more: the loss in chunks calls it after the model.
-`tests/bench_cases/test_theory.py` has more of them, at their full width.
+backward, and its gradient is reduced in fp32 (docs/fsdp.md). Experts have a mesh of their own
+(`ParallelDims.build_mesh`). The head is gathered once more, because the loss in chunks calls it after the
+model.
+
+`tests/bench_cases/test_theory.py` tests more of them at their full width.
 """
 
 from pathlib import Path
@@ -20,17 +22,20 @@ from tests.samples import known
 
 pytestmark = [*MARKS, pytest.mark.launch]
 
-TOKENS = 2 * 64  # of a rank in a step
+TOKENS = 2 * 64  # tokens of a rank in a step
 
 
 def on_gpus(module: str, config: str, *overrides: str) -> Case:
-    """On eight pretended H100, with nothing recomputed."""
+    """Return a case on eight pretended H100s, without recomputation."""
     words = (*overrides, "activation-checkpoint:none")
     return registered(module, config, *words, ranks=8, activation_checkpointing="none", hardware=("h100",))
 
 
 def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
-    """Bytes by kind, ranks, distance of the ranks, dtype and phase; without what a few numbers take."""
+    """Return bytes by kind, number of ranks, distance of the ranks, dtype and phase.
+
+    Tiny messages are omitted.
+    """
     return {
         (call.kind, call.ranks, call.apart, call.dtype, call.phase): int(call.bytes)
         for call in counts.collectives
@@ -39,7 +44,10 @@ def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
 
 
 def test_llama_in_float8(tmp_path: Path) -> None:
-    """All products but attention's, three for each: of 5 layers in each of 6 blocks, of the head 8 parts."""
+    """Each product is made three times. Attention is not converted.
+
+    Each of the 6 blocks has 5 layers, and the head has 8 parts.
+    """
     run = passed(on_gpus("llama3", "llama3_debugmodel_float8"), tmp_path)
     counts = run.counts[0].counts
     assert counts.ops["aten._scaled_mm"] == 3 * (6 * 5 + 8)
@@ -54,7 +62,7 @@ def test_llama_in_float8(tmp_path: Path) -> None:
 
 
 def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
-    """A layer of width 256, 16 heads of size 128, 8 of keys; 64 experts, eight for each token."""
+    """The layer has width 256, 16 heads of size 128 and 8 key heads. Each token uses 8 of 64 experts."""
     words = (degree("expert", 2), "--parallelism.data_parallel_replicate_degree=2")
     counts = passed(on_gpus(CUT, "qwen3_moe_debug", *words), tmp_path).counts[0].counts
     width = 256
@@ -71,7 +79,7 @@ def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
         ("all_gather", 2, 2, "bfloat16", "forward"): 2 * experts // 2,
         ("all_gather", 2, 2, "bfloat16", "backward"): 2 * experts // 2,
         ("reduce_scatter", 2, 2, "float32", "backward"): 4 * experts // 2,
-        # What each shard is reduced to, with its twin in the other group.
+        # Each shard is reduced together with its twin in the other group.
         ("all_reduce", 2, 4, "float32", "backward"): 4 * dense // 4 + 4 * experts // 4,
         ("all_to_all", 2, 1, "bfloat16", "forward"): 2 * routed,
         ("all_to_all", 2, 1, "bfloat16", "backward"): 2 * routed,
@@ -79,7 +87,10 @@ def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
 
 
 def test_pipeline_end_stages_match_theory(tmp_path: Path) -> None:
-    """Of two, the first has the embedding and three of six layers of width 256. Each rank has half of all."""
+    """Each of the two stages has three of six layers of width 256. The first stage also has the embedding.
+
+    Each rank holds half of a stage.
+    """
     words = (degree("pipeline", 2), degree("tensor", 2), ONE_BY_ONE)
     first, last = passed(on_gpus("llama3", "llama3_debugmodel", *words), tmp_path).counts
     assert (first.ranks, last.ranks) == ((0,), (7,))
@@ -103,7 +114,7 @@ def test_pipeline_end_stages_match_theory(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_sinks_and_windows_run_dry(tmp_path: Path) -> None:
-    """gpt-oss transforms what attention gives by the sums of its softmax. Nothing else does: so nightly."""
+    """Only gpt-oss scales the output of attention by the sums of its softmax, so this test runs nightly."""
     run = passed(on_gpus(CUT, "gpt_oss_debugmodel", degree("expert", 2), degree("tensor", 2)), tmp_path)
     fused = "attention is counted as one fused kernel without a mask, instead of torchtitan's own kernel"
     assert run.notes == (BALANCED, fused, DISABLED)

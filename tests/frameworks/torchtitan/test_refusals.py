@@ -1,4 +1,4 @@
-"""What torchtitan cannot run, and options that cannot be: told before anything is launched."""
+"""Test that cases which torchtitan cannot run, and impossible options, are refused before any launch."""
 
 from typing import Any
 

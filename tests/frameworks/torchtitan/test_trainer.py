@@ -27,7 +27,7 @@ Losses = Callable[[Case], list[float]]
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
-    """What `losses.py` prints of a case. Its process imports torchtitan once for all tests."""
+    """Yield a function that returns the losses of a case. One process imports torchtitan for all tests."""
     errors = tmp_path_factory.mktemp("losses") / "errors"
     with (
         errors.open("w") as stderr,
@@ -77,7 +77,7 @@ def whole(losses: Losses) -> list[float]:
 @pytest.mark.launch
 @pytest.mark.parametrize("schedule", ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.nightly)])
 def test_a_pipeline_learns_what_one_rank_learns(losses: Losses, whole: list[float], schedule: str) -> None:
-    """In fp32, from the same weights."""
+    """The training is in fp32, with the same weights."""
     by = f"--parallelism.pipeline_parallel_schedule={schedule}"
     assert len(whole) == 14
     assert whole[0] > whole[-1]
@@ -135,11 +135,11 @@ def test_records_calls_in_a_launch_without_a_new_folder(
     titan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(FLIGHT_RECORDER_FILE, raising=False)
-    assert titan.trainer_config(SMALL).comm.trace_buf_size == 0, "as in a dry run"
+    assert titan.trainer_config(SMALL).comm.trace_buf_size == 0, "like in a dry run"
     monkeypatch.setenv(FLIGHT_RECORDER_FILE, str(RunDir(tmp_path).flight_recorder))
     comm = titan.trainer_config(SMALL).comm
     assert comm.trace_buf_size == 2000
-    # torchtitan joins them in this way.
+    # torchtitan joins the names in this way
     folder = os.path.join("./outputs", comm.save_traces_folder)
     assert f"{folder}/{comm.save_traces_file_prefix}" == str(RunDir(tmp_path).flight_recorder)
 
@@ -168,6 +168,6 @@ def test_each_data_rank_trains_on_our_tokens(titan: Any) -> None:
     )
     batches = synthetic_batches(SMALL, 1, torch.device("cpu"))
     for (inputs, labels), tokens in zip(loader, [*batches, *batches], strict=False):
-        assert torch.equal(inputs.pop("input"), tokens), "round and round, in a dictionary of its own"
+        assert torch.equal(inputs.pop("input"), tokens), "the batches repeat, each in a dictionary of its own"
         assert torch.equal(labels[:, :-1], tokens[:, 1:])
         assert set(labels[:, -1].tolist()) == {-100}

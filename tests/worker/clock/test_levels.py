@@ -39,13 +39,13 @@ def test_on_a_gpu_live_and_pinned_memory_are_read(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_cannot_be_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on, and what was read before, too."""
+    """Levels are left out from the failure on, and so are those that were read before it."""
 
     def fails(*args: Any) -> Any:
         raise RuntimeError("an allocator of its own")
 
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
-    monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)  # a torch that does not count them
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)  # a torch that does not count host memory
     levels = MemoryLevels(GPU, 3)
     levels.boundary(1)
     monkeypatch.setattr(torch.cuda, "memory_allocated", fails)

@@ -1,4 +1,4 @@
-"""Loaders in this process; those of scripts are launched in `frameworks/test_data_wait.py`."""
+"""Test loaders in this process. `frameworks/test_data_wait.py` launches scripts with loaders."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ MODULE = "a_users_module"
 
 
 class Slow:
-    """A dataset whose rows take time, which is told by `clock`."""
+    """A dataset whose rows take time, according to `Clock`."""
 
     def __init__(self) -> None:
         self.is_data = list[bool]()
@@ -43,7 +43,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time that passes only in datasets, and nothing of the tests left in torch."""
+    """Let time pass only in datasets, and restore what a test changes in torch."""
     monkeypatch.setattr(loaders, "_now", lambda: Clock.now)
     monkeypatch.setattr(loaders, "_wait", None)
     for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
@@ -143,7 +143,7 @@ def test_ended_loader_is_not_of_the_counted_step(wait: DataWait) -> None:
 
 
 def test_torch_still_has_the_private_names() -> None:
-    """Without `_workers` and `_dataset`, workers are not counted."""
+    """If torch renamed `_workers` or `_dataset`, workers would not be counted."""
     loader: Any = DataLoader([torch.ones(1)] * 4, num_workers=1)  # type: ignore[arg-type]
     batches = iter(loader)
     assert isinstance(batches, _MultiProcessingDataLoaderIter)

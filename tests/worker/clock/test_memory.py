@@ -16,7 +16,7 @@ def test_host_memory_is_the_peak_above_its_start() -> None:
     del held
     assert 60 * 2**20 < memory.read().peak < 90 * 2**20
     memory.reset_peak()
-    assert memory.read().peak < 30 * 2**20, "what came before is forgotten"
+    assert memory.read().peak < 30 * 2**20, "the earlier peak is forgotten"
     assert memory.read().method == "VmHWM above VmRSS before the model"
 
 
@@ -36,13 +36,15 @@ def test_gpu_memory_is_that_of_its_allocator(allocator: FakeAllocator) -> None:
 )
 def test_resetting_peaks_in_a_script_keeps_ours(allocator: FakeAllocator, owner: Any) -> None:
     keep_peaks()
-    held = owner.reset_peak_memory_stats  # as `from torch.cuda import ...` in the script's first lines
+    held = owner.reset_peak_memory_stats  # like `from torch.cuda import ...` in the script's first lines
     memory = CudaMemory(GPU)
     allocator.allocate(100)
     held()
     allocator.allocate(70)
     held()
-    assert allocator.stats["allocated_bytes.all.peak"] == 0, "the script's own figures are as it asks"
+    assert allocator.stats["allocated_bytes.all.peak"] == 0, (
+        "the script's own peak is reset, as the script requested"
+    )
     assert (memory.read().peak, memory.read().reserved) == (100, 120)
 
 
@@ -62,7 +64,7 @@ def test_gpu_peaks_exclude_what_counting_keeps(allocator: FakeAllocator) -> None
     memory.end_counting()
     allocator.allocate(70)
     assert memory.read().peak == 70
-    assert allocator.emptied == 1, "nor in what is reserved"
+    assert allocator.emptied == 1, "reserved memory excludes it as well"
 
 
 def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the profiler of a rank records, and that each cause of a slower step is named first."""
+"""Test what the profiler of a rank records, and that each cause of a slower step is named first."""
 
 import re
 import warnings
@@ -28,7 +28,7 @@ def fused(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Two layers with an attention between them."""
+    """A model of two layers with an attention between them."""
 
     def __init__(self, attend: Callable[[Tensor], Tensor] = fused) -> None:
         super().__init__()
@@ -44,7 +44,10 @@ class Attention(nn.Module):
 def taken(
     directory: Path, model: nn.Module | None = None, *, warmup: int = WARMUP, **limits: int
 ) -> Profiling:
-    """What is left of 20 steps with the profiler between them, as in a rank, unless it ends them."""
+    """Return the profiling after up to 20 steps, with the profiler between the steps like in a rank.
+
+    The profiler ends the training when it is done, unless the warm-up is too long.
+    """
     profiling = Profiling(warmup=warmup, device="cpu", **limits)
     model = model or Attention()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -68,7 +71,10 @@ def profiled(directory: Path, model: nn.Module) -> Profile:
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """Though warnings are errors here."""
+    """Return the profile of an unchanged model.
+
+    The profiler must not warn, because tests turn warnings into errors.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return profiled(tmp_path_factory.mktemp("usual") / "0", Attention())
@@ -86,7 +92,7 @@ def test_records_three_steps_after_warm_up(usual: Profile) -> None:
 
 
 def test_an_error_of_the_profiler_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the launch ends with the other ranks."""
+    """The launch still ends together with the other ranks."""
     monkeypatch.setattr(torch.profiler, "profile", Mock(side_effect=RuntimeError("no profiler here")))
     assert taken(tmp_path).notes == ["no profile: RuntimeError: no profiler here"]
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ from tests.worker.loops import in_a_thread
 def after_steps(
     recorder: Recorder, *seconds: float, work: Callable[[float], object] | None = None
 ) -> Recorder:
-    """After steps in each of which some time has passed."""
+    """Return the recorder after steps that took these times."""
     recorder.start()
     for pause_s in seconds:
         (work or recorder.timer.sleep)(pause_s)
@@ -36,10 +36,10 @@ def test_times_steps_without_what_lies_between() -> None:
     recorder = after_steps(Recorder(timer, probe=lambda: timer.sleep(7)), 3, 1, 2)
     assert recorder.step_s == [3, 1, 2]
     assert recorder.probe_s == [7, 7, 7]
-    timer.sleep(100)  # as a library that goes on after its last step
+    timer.sleep(100)  # like a library that goes on after its last step
     recorder.finish()
     assert recorder.wall_s == 6
-    assert recorder.cpu_s == [], "a simulated clock knows none"
+    assert recorder.cpu_s == [], "a simulated clock has no CPU time"
 
 
 def test_cpu_time_excludes_work_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_keeps_the_trainings_collector_settings(is_on: bool, monkeypatch: pytest
 
 
 def test_the_collectors_time_is_that_of_each_step() -> None:
-    """Not what is collected between steps, as for counting objects."""
+    """A collection between two steps, for example one for counting objects, is not included."""
     timer = SimulatedTimer()
     recorder = Recorder(timer, probe=lambda: collector.collect(100))
     collector = recorder.collector = FakeCollector(timer)
@@ -121,7 +121,7 @@ def test_the_collectors_time_is_that_of_each_step() -> None:
 
 
 class FakeCollector(CollectorClock):
-    """A garbage collector that runs when it is told to."""
+    """A garbage collector that runs only when a test calls it."""
 
     is_on = False
 
@@ -157,7 +157,7 @@ def test_counting_objects_is_in_no_step_or_peak() -> None:
 
 
 def test_perfsuite_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
-    """On a GPU, where each stamp is an object, with everything that a recorder does between steps."""
+    """The recorder does everything that it does between steps on a GPU, where each stamp is an object."""
     recorder = Recorder(CudaTimer(GPU), probe=lambda: None, before_end=lambda step, recorder: None)
     recorder.collector = CollectorClock(recorder.timer.host)
     recorder.levels = MemoryLevels(torch.device("cpu"), 100)
@@ -170,7 +170,7 @@ def test_perfsuite_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
 
 
 def test_the_first_optimizer_is_the_clock() -> None:
-    """torchtitan, for one, has optimizers within optimizers: a step must count once."""
+    """torchtitan, for example, has optimizers within optimizers. A step must count once."""
     recorder = Recorder(HostTimer())
     first = object()
     second = object()
@@ -212,6 +212,8 @@ def test_gpu_slowdown_is_exact_and_never_waits(gpu: FakeGPU) -> None:
     recorder = Recorder(CudaTimer(GPU), before_end=lambda step, recorder: recorder.lengthen(0.3))
     compiling = [9000, 400]
     after_steps(recorder, *compiling, *[100] * 17, work=partial(gpu.work, ahead_ms=50))
-    assert len(gpu.waits) == 3, "to start, to see how long a cycle takes, and in the end"
+    assert len(gpu.waits) == 3, "it waits at the start, to measure a cycle, and at the end"
     assert recorder.step_s[:2] == pytest.approx([9, 0.4])
-    assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"
+    assert recorder.step_s[6:] == pytest.approx([0.13] * 13), (
+        "the slowdown is relative to the original step, not to the step that became slower"
+    )

@@ -31,14 +31,14 @@ from tests.worker.loops import in_a_thread
 
 
 class Clock(StartUpClock):
-    """A clock of start-up on which time passes by hand. Its process has started a second ago."""
+    """A clock of start-up whose time is advanced by the test. Its process started a second ago."""
 
     def __init__(self) -> None:
         self.time = 1.0
         super().__init__(0.0, before=IMPORTS, now=lambda: self.time)
 
     def passes(self, seconds: float, *parts: str) -> None:
-        """Let seconds pass within parts, the innermost last."""
+        """Let seconds pass within these parts. The last one is the innermost."""
         for part in parts:
             self.enter(part)
         self.time += seconds
@@ -46,26 +46,26 @@ class Clock(StartUpClock):
             self.leave()
 
     def ended(self) -> dict[str, float]:
-        """The seconds of each part, without the name of the whole before it."""
+        """Return the seconds of each part, under its name without "start-up: "."""
         return {name.removeprefix("start-up: "): s for name, s in known(self.end()).seconds.items()}
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of this process."""
+    """Replace the clock of this process by one that the test advances."""
     clock = Clock()
     monkeypatch.setattr(startup_clock, "_clock", clock)
     return clock
 
 
 def now() -> float:
-    """The start of a process that is young: this one may be too old for a clock."""
+    """Return the current time as the start of a young process. The real one might be too old for a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], StartUp]:
-    """A function that ends the real clock of this process, whose imports are watched."""
+    """Begin the real clock of this process, which watches imports, and return a function that ends it."""
     bootstrap: Any = importlib._bootstrap
     monkeypatch.setattr(bootstrap, "_find_and_load", bootstrap._find_and_load)
     monkeypatch.setattr(startup_clock, "_clock", None)
@@ -141,7 +141,7 @@ def test_another_thread_is_not_timed(clock: Clock) -> None:
 
 
 def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
-    """Perfsuite attaches itself there."""
+    """This is where perfsuite attaches itself."""
 
     def attaches() -> None:
         startup_clock.pause()
@@ -159,7 +159,7 @@ def test_other_threads_first_step_is_unknown(clock: Clock) -> None:
 
 
 def test_other_threads_first_step_ends_the_clock(clock: Clock) -> None:
-    """Else each later step would wait for the device, as the first one does."""
+    """Otherwise each later step would wait for the device, like the first step does."""
     in_a_thread(clock.end)
 
     assert clock.is_over
@@ -252,7 +252,7 @@ def test_without_a_start_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """A clock that counts calls."""
+    """Yield a clock that counts calls."""
     monkeypatch.setattr(startup_clock, "OURS", str(Path(startup_clock.__file__)))
     clock = Clock()
     clock.count_calls(in_forks=False)
@@ -262,11 +262,11 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def work() -> None:
-    """What a training does."""
+    """Fake the work of a training."""
 
 
 def calls_of_work(clock: Clock) -> dict[str, int]:
-    """How often each part has called `work`."""
+    """Return how often each part called `work`."""
     by_span = known(known(clock.end()).calls)
     times = {span: calls.get((__name__, "work"), 0) for span, calls in by_span.items()}
     return {span.removeprefix("start-up: "): number for span, number in times.items() if number}
@@ -324,7 +324,7 @@ def test_notes_why_calls_are_unknown(counting: Clock) -> None:
 
 
 def test_an_error_of_the_count_is_noted(counting: Clock) -> None:
-    counting._parts.clear()  # so that counting fails
+    counting._parts.clear()  # this makes counting fail
     work()
     counting._parts.append(BUILD)
     work()
@@ -340,7 +340,7 @@ def test_other_threads_first_step_ends_the_count(counting: Clock) -> None:
 
 
 def is_counted_in_a_fork(clock: Clock) -> bool:
-    """Whether a child that is forked now counts calls."""
+    """Return whether a child that is forked now counts calls."""
     pid = os.fork()
     if pid == 0:
         os._exit(0 if sys.getprofile() is not None else 1)

@@ -9,7 +9,7 @@ from tests.worker.fake_gpu import GPU, FakeGPU
 
 
 def test_injected_slowdown_keeps_the_host_busy(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host sets the pace, a delay of the device alone would end before it has more work."""
+    """Where the host sets the pace, a delay of the device alone would end before the host sends more work."""
     spun: list[float] = []
     monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
     CudaTimer(GPU).sleep(0.25)
@@ -29,7 +29,7 @@ def test_host_clock_knows_every_mark_at_once(timer: HostTimer) -> None:
     assert timer.host() >= before
     if isinstance(timer, SimulatedTimer):
         time.sleep(1e-3)
-        assert timer.stamp() == timer.host() == 1e-3, "it stands still"
+        assert timer.stamp() == timer.host() == 1e-3, "a simulated clock does not advance by itself"
 
 
 def test_clock_replaced_by_a_script_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ SHARD = torch.zeros(2)
 
 
 def world() -> str:
-    """The name of the group of all ranks."""
+    """Return the name of the group of all ranks."""
     return str(dist.distributed_c10d._get_default_group().group_name)
 
 
@@ -38,7 +38,7 @@ def world() -> str:
         (lambda: all_reduce(FULL, "sum", ALL), "all_reduce", 1, 32),
         (lambda: all_gather_tensor(SHARD, 0, ALL), "all_gather", 1, 32),
         (lambda: reduce_scatter_tensor(FULL, "sum", 0, ALL), "reduce_scatter", 1, 32),
-        # Keys and values are sent one after the other.
+        # Keys and values are sent separately.
         (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather", 2, 64),
         (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter", 2, 64),
     ],

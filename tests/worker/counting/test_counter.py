@@ -30,7 +30,7 @@ WEIGHTS = 2 * WIDTH * WIDTH * 4  # bytes of the model
 
 
 class Training:
-    """A small model and its optimizer; two steps are made, so that the optimizer has its state."""
+    """A small model and its optimizer, after two steps, so that the optimizer has its state."""
 
     def __init__(self) -> None:
         first, second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
@@ -51,7 +51,7 @@ class Training:
         self.optimizer.zero_grad()
 
     def counted(self, step: Callable[[StepCounter], object] | None = None) -> Counts:
-        """The second of two counted steps."""
+        """Return the counts of the second of two counted steps."""
         counter = StepCounter([self.optimizer], list(self.model.parameters()))
         for _ in range(2):
             with counter:
@@ -64,7 +64,7 @@ class Training:
 def test_counts_products_by_phase_and_recompute() -> None:
     training = Training()
     counts = training.counted()
-    # The first layer's input needs no gradient: three products in backward.
+    # The first layer's input needs no gradient, so backward has three products.
     assert counts.flops == {"forward": 2 * PRODUCT, "backward": 3 * PRODUCT}
     assert training.counted() == counts
     training.forward = lambda batch: checkpoint(training.model, batch, use_reentrant=False)
@@ -88,14 +88,14 @@ TIMES = torch.tensor([1, 2, 1, 1])
         (1, lambda x: x[MASK]),
         (0, lambda x: x[torch.tensor([0, 2])]),
         (1, lambda x: x.index_put_((MASK,), torch.ones(2))),
-        (0, lambda x: x.index_put_((MASK,), torch.tensor(0.0))),  # fills
+        (0, lambda x: x.index_put_((MASK,), torch.tensor(0.0))),  # a value is filled in
         (0, lambda x: torch.where(MASK, x, 0.0)),
         (1, lambda x: x.repeat_interleave(TIMES)),
         (0, lambda x: x.repeat_interleave(TIMES, output_size=5)),
         (1, lambda x: x.unique()),
         (1, lambda x: x.unique_consecutive()),
         (1, lambda x: x.int().bincount()),
-        (0, lambda x: in_a_thread(x.tolist)),  # as a logger of the user's
+        (0, lambda x: in_a_thread(x.tolist)),  # like a logger of the user's
     ],
 )
 def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
@@ -107,7 +107,10 @@ def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], ob
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_step_counters_are_no_host_reads(foreach: bool) -> None:
-    """They are on the host on every machine; without a GPU those of another optimizer count."""
+    """The counters are on the host on every machine.
+
+    Without a GPU, those of another optimizer are counted.
+    """
     training = Training()
     training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=foreach)
     training.step()
@@ -128,11 +131,11 @@ def test_only_gpu_tensors_make_the_host_wait(
     on_a_gpu = StepCounter([Training().optimizer])
     value: Any = SimpleNamespace(device=torch.device(device))
     assert on_a_gpu._is_waited_for(value) == bool(reads)
-    assert counter._is_waited_for(value), "without one all are counted"
+    assert counter._is_waited_for(value), "without a GPU all reads are counted"
 
 
 def test_optimizer_closure_is_forward_and_backward() -> None:
-    """Lightning's `fit` passes one."""
+    """Lightning's `fit`, for example, passes a closure."""
     training = Training()
 
     def closure() -> Tensor:
@@ -159,7 +162,7 @@ def test_steps_in_backward_hooks_are_the_optimizer() -> None:
             counter.before_optimizer()
             training.optimizer.step()
 
-        last = next(training.model.parameters())  # whose gradient comes last
+        last = next(training.model.parameters())  # the parameter whose gradient comes last
         handle = last.register_post_accumulate_grad_hook(in_backward)
         training.model(training.batch).square().sum().backward()
         training.optimizer.zero_grad()
@@ -170,7 +173,7 @@ def test_steps_in_backward_hooks_are_the_optimizer() -> None:
 
 
 def received() -> Tensor:
-    """A batch, rebuilt in this process as one that a worker of a `DataLoader` has sent."""
+    """Return a batch, rebuilt in this process like one that a worker of a `DataLoader` sent."""
     shared = torch.UntypedStorage._new_shared(4 * BATCH * WIDTH)
     storage = torch.TypedStorage(wrap_storage=shared, dtype=torch.float32, _internal=True)
     batch: Tensor = torch._utils._rebuild_tensor(storage, 0, (BATCH, WIDTH), (WIDTH, 1))
@@ -179,7 +182,10 @@ def received() -> Tensor:
 
 @pytest.mark.parametrize("arriving", [(0, 1, 1), (0, 2, 0), (0, 1, 2), (1, 0, 2), (1, 1, 0)])
 def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
-    """So many before the counted steps, in the first and in the second. Each takes one."""
+    """`arriving` has the numbers of batches that arrive before the counted steps, and in each of the two.
+
+    Each step takes one batch.
+    """
 
     def counts_of(first: int, *later: int) -> Counts:
         training = Training()
@@ -191,7 +197,8 @@ def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
             training.batch = queue.pop(0)
             training.step(counter)
 
-        return training.counted(step).replace(python=None)  # receiving is the test's own
+        # The test itself calls Python functions to receive batches.
+        return training.counted(step).replace(python=None)
 
     counts = counts_of(*arriving)
     assert counts == counts_of(2, 0, 0)
@@ -200,7 +207,7 @@ def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
 
 
 def test_loader_without_workers_has_no_activations() -> None:
-    """Its batches count as those that a worker sends."""
+    """Batches of such a loader are classified like those that a worker sends."""
 
     def memory_with(batches: Iterator[Any]) -> StepMemory:
         training = Training()
@@ -217,7 +224,9 @@ def test_loader_without_workers_has_no_activations() -> None:
     assert loaded == memory_with(iter([received() for _ in range(2)]))
     held = torch.stack(data[:BATCH])
     batches = memory_with(held * 2 for _ in range(2)).at_peak["forward"] - loaded.at_peak["forward"]
-    assert batches == 4 * BATCH * WIDTH, "a loop that makes its own batches: nobody can know what they are"
+    assert batches == 4 * BATCH * WIDTH, (
+        "a loop can make its own batches, and nobody can know that they are data"
+    )
 
 
 @pytest.mark.parametrize(("device", "counts_host"), [("cpu", True), ("meta", False)])
@@ -240,20 +249,21 @@ def test_views_and_allocations_are_no_kernels() -> None:
 @pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
 def test_grouped_attention_has_its_queries_flops(kernel: str) -> None:
     query = torch.empty(2, 8, 16, 32, device="meta")
-    shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four of queries
+    shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four heads of queries
     name = f"_scaled_dot_product_{kernel}_attention"
     product = 2 * (2 * 8) * 16 * 24 * 32
     forward = FLOPS[getattr(aten, name)]
     backward = FLOPS[getattr(aten, f"{name}_backward")]
     assert forward(query, shared, shared, out_val=None) == 2 * product
-    assert backward(query, query, shared, shared, out_val=None) == 5 * product  # one repeats the scores
+    # One product repeats the scores.
+    assert backward(query, query, shared, shared, out_val=None) == 5 * product
 
 
 def test_attention_on_a_cpu_has_flops() -> None:
     query = torch.randn(1, 2, 16, 8, requires_grad=True)
     attend = nn.functional.scaled_dot_product_attention
     flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
-    product = 2 * 2 * 16 * 16 * 8  # of two heads
+    product = 2 * 2 * 16 * 16 * 8  # the product of two heads
     assert flops == {"forward": 2 * product, "backward": 5 * product}
 
 
@@ -272,7 +282,7 @@ def test_collectives_of_nothing_are_told_apart() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
 def test_memory_excludes_backend_buffers() -> None:
-    """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
+    """gloo's reduce-scatter sums in a copy of its input, which its thread releases some time later."""
     with alone():
         training = Training()
         gradient = torch.ones(1024)
@@ -280,7 +290,7 @@ def test_memory_excludes_backend_buffers() -> None:
         training.after_backward = lambda: dist.reduce_scatter_tensor(shard, gradient)
         wait = dist.Work.wait
         counts = training.counted()
-    assert counts.ops["aten.copy_"] == 1, "the copy is seen"
+    assert counts.ops["aten.copy_"] == 1, "the copy is counted"
     at_peak = memory(counts).at_peak
     assert at_peak["communication"] == 2 * 4096
     assert at_peak["kept"] == BATCH * WIDTH * 4, "the batch"
@@ -300,20 +310,21 @@ def test_optimizer_of_optimizers_has_their_state() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "flops"),
     [
-        ((10, 16), (4, 16, 32), 2 * 10 * 16 * 32),  # rows of 4 experts
-        ((4, 8, 16), (16, 24), 2 * 8 * 16 * 24),  # columns
-        ((8, 48), (48, 24), 2 * 8 * 48 * 24),  # what is summed over: a weight's gradient
+        ((10, 16), (4, 16, 32), 2 * 10 * 16 * 32),  # the rows of the first matrix belong to 4 experts
+        ((4, 8, 16), (16, 24), 2 * 8 * 16 * 24),  # the columns of the second matrix are grouped
+        # The dimension of the sum is grouped, as in a weight's gradient.
+        ((8, 48), (48, 24), 2 * 8 * 48 * 24),
         ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
     ],
 )
 def test_grouped_products_have_the_flops_of_rows(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
-    """However many groups there are: each row meets one matrix."""
+    """The number of groups does not matter, because each row is multiplied by one matrix."""
     formula = FLOPS[aten._grouped_mm]
     assert formula(torch.empty(a), torch.empty(b), offs=torch.tensor([1, 2, 3, 4]), out_val=None) == flops
 
 
 def test_the_dtype_of_a_result_changes_no_flops() -> None:
-    """`torch.mm(a, b, out_dtype)` gives it in third place, and no CPU has the kernel."""
+    """`torch.mm(a, b, out_dtype)` passes the dtype as its third argument, and no CPU has that kernel."""
     with FakeTensorMode():
         a = torch.empty(4, 8).bfloat16()
         b = torch.empty(8, 2).bfloat16()
@@ -323,7 +334,7 @@ def test_the_dtype_of_a_result_changes_no_flops() -> None:
 
 
 def test_blocking_copies_lack_non_blocking() -> None:
-    """Of a device that this torch lacks: fake tensors can be copied to it all the same."""
+    """The copies go to a device that this torch does not support, which fake tensors allow."""
     with FakeTensorMode():
         made = torch.empty(2)
         counts = counted(lambda: [made.to("hpu:0", non_blocking=each) for each in (True, False, True)])
@@ -334,7 +345,7 @@ def test_blocking_copies_lack_non_blocking() -> None:
 
 @torch.library.custom_op("counting::fused_attention", mutates_args=())
 def fused_attention(x: Tensor) -> Tensor:
-    """A package's kernel: it has no formula."""
+    """Fake a package's kernel, which has no formula."""
     return x.clone()
 
 
@@ -342,13 +353,13 @@ def test_products_without_a_formula_are_named() -> None:
     assert counted(lambda: fused_attention(torch.ones(2))).without_flops == {"counting.fused_attention": 1}
     query = torch.ones(1, 1, 128, 16)
     mask = _create_empty_block_mask(query, query).as_tuple()
-    attend = torch.ops.higher_order.flex_attention  # no operator of aten
+    attend = torch.ops.higher_order.flex_attention  # this is not an operator of aten
     counts = counted(lambda: attend(query, query, query, lambda score, *_: score, mask, 1.0, {}))
     assert counts.without_flops == {"flex_attention": 1}
 
 
 def test_no_other_operator_is_taken_for_a_product() -> None:
-    """Of the step of a model with norms, softmax, embeddings and an optimizer."""
+    """The step belongs to a model with norms, softmax, attention and an optimizer."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     optimizer = torch.optim.AdamW(layer.parameters())
 
@@ -362,7 +373,7 @@ def test_no_other_operator_is_taken_for_a_product() -> None:
 
 @pytest.mark.parametrize("operator", sorted({*HOST_READS, *BY_A_MASK, *COPIES, *OPERATORS}))
 def test_torch_still_has_the_operators_that_count(operator: str) -> None:
-    """A renamed one would be missing from the counts, without an error."""
+    """A renamed operator would be missing from the counts, without an error."""
     if operator.startswith("cplib."):  # context parallelism defines them when it is imported
         importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
     namespace, name = operator.split(".")

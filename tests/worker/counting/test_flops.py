@@ -15,7 +15,7 @@ TINY = {"layers": 2, "heads": 4, "hidden": 64, "mlp": 96, "vocab": 101}
 
 
 def by_torch(built: Any, sequences: int, sequence_length: int) -> dict[str, int]:
-    """FLOPs of a forward and a backward by operator."""
+    """Return the FLOPs of a forward and a backward by operator, as torch counts them."""
     tokens = torch.arange(sequences * sequence_length).view(sequences, sequence_length)
     with FlopCounterMode(display=False) as counter:
         built(input_ids=tokens, labels=tokens).loss.backward()
@@ -41,7 +41,7 @@ def parameters_in(built: Any) -> int:
 )
 @pytest.mark.parametrize(("sequences", "sequence_length"), [(1, 8), (3, 16)])
 def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence_length: int) -> None:
-    """Forward and backward, attention in full: eager attention multiplies the masked half too."""
+    """Forward and backward count attention in full: eager attention multiplies the masked half as well."""
     built = transformers_model(transformers_config(model), attention="eager")
     counted = count(model, sequence_length)
     seen = sum(by_torch(built, sequences, sequence_length).values())
@@ -50,9 +50,11 @@ def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence
 
 
 def test_mamba_counts_include_the_small_scan() -> None:
-    """Linear layers are counted exactly; the scan's product of states of 16 is left out, 4.4% when tiny.
+    """Linear layers are counted exactly.
 
-    torch counts the backward of a depthwise convolution as that of a full one, so convolutions are set aside.
+    The scan's product of states of 16 is left out, which is 4.4% in a tiny model.
+
+    torch counts the backward of a depthwise convolution like that of a full one, so convolutions are ignored.
     """
     model = MODELS["mamba-tiny"]
     by_op = by_torch(transformers_model(transformers_config(model), attention="eager"), 3, 16)
@@ -107,14 +109,14 @@ EXPERTS = {
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_formula_counts_the_experts_of_a_token(kind: str) -> None:
-    """As torch does, whichever experts the router chooses."""
+    """torch counts the same, no matter which experts the router chooses."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 101}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4 if kind == "deepseek_v3" else 2}
     model = Model(name="x", config={"model_type": kind, **sizes, **heads, **ids, **EXPERTS[kind]})
     counted = known(count_known(make_case(model=model, sequence_length=16)))
     config = transformers_config(model)
-    config._experts_implementation = "eager"  # torch counts no grouped product
+    config._experts_implementation = "eager"  # torch does not count grouped products
     built = transformers_model(config, attention="eager")
     assert sum(by_torch(built, 3, 16).values()) == counted.per_token * 3 * 16
 
@@ -138,7 +140,7 @@ def test_unfit_configuration_costs_only_the_mfu(config: dict[str, Any], why: str
     "lora", [LoRA(rank=4, alpha=8), LoRA(rank=3, alpha=8, targets=("q_proj", "k_proj", "v_proj"))]
 )
 def test_frozen_weights_and_adapters_match_torch(lora: LoRA) -> None:
-    """Exactly, but for the gradient of the first block's input, which nothing before it wants."""
+    """The counts agree exactly, except for the gradient of the first block's input, which nothing needs."""
     case = TINY_CASE.replace(model="llama-tiny", lora=lora, sequence_length=16, attention="eager")
     built: Any = build_model(case, torch.device("cpu"))
     counted = count(case.model, 16, lora)
@@ -151,7 +153,7 @@ def test_frozen_weights_and_adapters_match_torch(lora: LoRA) -> None:
 
 
 def test_script_freezing_removes_gradient_flops() -> None:
-    """Stored baselines refuse another formula."""
+    """The formula must not change: stored baselines refuse another formula."""
     full = count(MODELS["llama-tiny"], 32)
     half = count(MODELS["llama-tiny"], 32, frozen_share=0.5)
     assert (full.formula, full.per_token, full.trained_parameters) == ("palm-1", 5_308_416, None)

@@ -1,4 +1,4 @@
-"""The norm of the gradients before they are clipped, in the counted step of a loop."""
+"""Test the norm of the gradients before they are clipped, in the counted step of a loop."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Clip = Callable[[nn.Module], object]
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Notice clipping and backward, and take that away afterwards."""
+    """Notice clipping and backward, and restore both functions afterwards."""
     for owner in (nn.utils, nn.utils.clip_grad):
         for name in gradients.CLIPPING:
             if hasattr(owner, name):
@@ -30,11 +30,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     gradients.watch()
     yield
-    assert gradients._reader is None, "something of ours is left"
+    assert gradients._reader is None, "perfsuite left its reader behind"
 
 
 def norms(clip: Clip | None = None, scale: float = 1.0) -> tuple[Counting, float]:
-    """The counting of a loop that clips so, and the squared norm before clipping in the counted step."""
+    """Run a loop that clips like this.
+
+    Return its counting and the counted step's squared norm before clipping.
+    """
     seen = list[float]()
 
     def step(loop: Loop) -> None:
@@ -85,7 +88,9 @@ def test_reading_adds_no_kernel_to_the_step() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
     ops = known(norms(clip)[0].counts).ops
-    assert ops.get("aten._foreach_norm", 0) + ops.get("aten.linalg_vector_norm", 0) <= 3, "those of the clip"
+    assert ops.get("aten._foreach_norm", 0) + ops.get("aten.linalg_vector_norm", 0) <= 3, (
+        "only those of the clipping"
+    )
 
 
 def test_custom_clipping_leaves_the_norm_unknown() -> None:
@@ -150,7 +155,7 @@ def test_notices_functions_of_libraries_that_clip(packages: Packages) -> None:
 
 
 class Scaler:
-    """fp16's loss scaler of torch, as far as its scale is read."""
+    """torch's loss scaler for fp16, with the parts that are read for its scale."""
 
     def __init__(self, scale: float | None, stage: str | None = None, *, enabled: bool = True) -> None:
         self._scale = None if scale is None else torch.tensor(scale)
@@ -191,7 +196,7 @@ def test_torch_has_its_scalers_private_names() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    assert gradients.scale_of(optimizer, [scaler]) == 1.0, "it has scaled nothing"
+    assert gradients.scale_of(optimizer, [scaler]) == 1.0, "the scaler has scaled nothing"
     scaler.scale(weight.sum()).backward()
     assert gradients.scale_of(optimizer, [scaler]) == 256.0
     scaler.unscale_(optimizer)

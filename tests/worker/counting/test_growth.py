@@ -33,7 +33,7 @@ def _nothing_is_kept() -> Iterator[None]:
 
 
 def counted(step: Callable[[int], object], *, first: int = 5, last: int = 25) -> Growth:
-    """After the steps of a launch, of which objects are counted at three boundaries."""
+    """Return the growth after the steps of a launch. Objects are counted after three of them."""
     counting = Growth(first, last)
     for number in range(1, last + 1):
         step(number)
@@ -47,7 +47,7 @@ def kept(step: Callable[[int], object]) -> KeptObjects:
 
 
 class Spec:
-    """What a cache holds by mistake."""
+    """An object that a cache holds by mistake."""
 
 
 def leak(number: int) -> None:
@@ -78,14 +78,14 @@ def test_finds_a_leak_where_many_old_objects_die() -> None:
         leak(number)
         if number == 3:
             HELD.clear()
-            gc.collect(1)  # moves the leak to the objects that are old
+            gc.collect(1)  # moves the leaked objects to the old generation
 
     found = known(counted(leak_and_forget, first=1, last=4).result())
     assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
 def test_full_collection_midway_names_no_holder() -> None:
-    """It changes the order of objects, by which old and new ones are told apart."""
+    """It changes the order of objects, which tells old objects from new ones."""
 
     def leak_and_collect(number: int) -> None:
         leak(number)
@@ -102,7 +102,7 @@ def test_clean_training_has_no_holder() -> None:
 
 @pytest.mark.parametrize("at", [10, 20])
 def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
-    """In either half, with more objects than there are steps."""
+    """The cache is filled in either half, with more objects than there are steps."""
 
     def fill(number: int) -> None:
         if number == at:
@@ -188,7 +188,7 @@ def test_own_refreezing_is_not_the_trainings() -> None:
 def test_notes_frozen_objects_counts_the_rest() -> None:
     LEAK.update({each: Spec() for each in range(1000)})
     gc.freeze()
-    LEAK.clear()  # also objects that are frozen may die
+    LEAK.clear()  # frozen objects can be freed as well
     counting = counted(leak)
     assert known(counting.result()).by_type == {"Spec": 2, "list": 1, "tuple": 2}
     assert counting.notes == [FROZEN]
@@ -197,7 +197,7 @@ def test_notes_frozen_objects_counts_the_rest() -> None:
 
 @pytest.mark.parametrize("is_due", [(7).__eq__, (20).__eq__, bool], ids=["once", "once late", "each step"])
 def test_objects_frozen_in_between_still_count(is_due: Callable[[int], bool]) -> None:
-    """Their types are not known, and garbage that is frozen is never freed."""
+    """The types of these objects are unknown, and frozen garbage is never freed."""
 
     def freeze(number: int) -> None:
         leak(number)
@@ -215,7 +215,7 @@ def test_freezing_alone_keeps_nothing() -> None:
 
 
 def test_first_uses_in_each_half_are_no_growth() -> None:
-    """Saving a checkpoint imports modules, and reading memory builds a schema, each once."""
+    """Saving a checkpoint imports modules, and reading memory builds a schema. Each happens only once."""
 
     def use(number: int) -> None:
         if number in (10, 20):

@@ -1,4 +1,4 @@
-"""Ways to hide work from a counted step: each is told, or costs what it hides nothing (docs/limits.md)."""
+"""Test ways to hide work from a counted step: each is reported, or hides nothing (docs/limits.md)."""
 
 import _thread
 import os
@@ -34,19 +34,19 @@ FLOPS = "weights of linear layers take at least"
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for CUDA graphs: a replay does what was captured, and torch's dispatcher sees none of it."""
+    """Fake CUDA graphs: a replay does the captured work, but torch's dispatcher sees none of it."""
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", without_the_dispatcher)
     calls.watch()
 
 
 def without_the_dispatcher(work: Callable[[], object]) -> None:
-    """Out of sight of dispatch modes, in this thread."""
+    """Run the work out of sight of this thread's dispatch modes."""
     with torch._C._DisableTorchDispatch():
         work()
 
 
 def replay(captured: Any) -> None:
-    """Call the method that is watched, with what a replay does in place of a graph, which needs a GPU."""
+    """Call the watched method with the work of a replay. A real graph would need a GPU."""
     torch.cuda.CUDAGraph.replay(captured)
 
 
@@ -60,7 +60,7 @@ def replayed_and_clipped(training: Loop) -> None:
 
 
 class Replayed(torch.autograd.Function):
-    """A linear layer, as `make_graphed_callables` and inductor's CUDA graph trees make one of replays."""
+    """A linear layer of replays, as `make_graphed_callables` and inductor's CUDA graph trees build one."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Any:
@@ -84,13 +84,13 @@ class Replayed(torch.autograd.Function):
 
 
 def partly(training: Loop) -> None:
-    """The first layer is replayed, forward and backward."""
+    """Train with the first layer replayed, forward and backward."""
     out = Replayed.apply(INPUTS, *training.model[0].parameters())  # type: ignore[no-untyped-call]
     training.model[2](out.relu()).square().mean().backward()
 
 
 class Swallowing(TorchDispatchMode):
-    """A mode of the training's own that computes out of sight of those below."""
+    """A mode of the training itself, which computes out of sight of the modes below it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._DisableTorchDispatch():
@@ -103,7 +103,7 @@ def below_a_mode(training: Loop) -> None:
 
 
 def fill(gradients: list[Tensor]) -> None:
-    """Write what numpy has computed into them."""
+    """Write values that numpy computed into the gradients."""
     for gradient in gradients:
         gradient.numpy()[...] = 1
 
@@ -131,7 +131,7 @@ def in_another_process(training: Loop) -> None:
 
 
 class InC(torch.autograd.Function):
-    """The whole model as a kernel that is called past the dispatcher, as by pybind."""
+    """The whole model as a kernel that is called without the dispatcher, for example through pybind."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Any:
@@ -150,7 +150,7 @@ def by_a_kernel_in_c(training: Loop) -> None:
 
 
 def operator_of_a_package(name: str) -> Callable[[Tensor], Tensor]:
-    """A fused one: seen, and without a formula."""
+    """Return a fused operator of a package: it is seen, but has no formula."""
 
     def made(x: Tensor) -> Tensor:
         return x.detach().clone()
@@ -159,7 +159,7 @@ def operator_of_a_package(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def computing(gradient_of: Callable[[Tensor], Tensor]) -> Train:
-    """A loop whose gradients an operator computes."""
+    """Return a loop whose gradients are computed by an operator."""
 
     def train(training: Loop) -> None:
         for parameter in training.model.parameters():
@@ -168,22 +168,23 @@ def computing(gradient_of: Callable[[Tensor], Tensor]) -> Train:
     return train
 
 
-gathered = operator_of_a_package("symm_mem::hiding_all_gather")  # as asynchronous tensor parallelism sends
+# Asynchronous tensor parallelism sends with such an operator.
+gathered = operator_of_a_package("symm_mem::hiding_all_gather")
 put = operator_of_a_package("nvshmem::hiding_put")
 by_an_operator_of_a_package = computing(operator_of_a_package("hiding::gradient"))
 by_products_of_a_package = computing(operator_of_a_package("hiding::linear_backward"))
-"""Their names say that they are products: that they have no formula is told."""
+"""By their names they are products, so their lack of a formula is reported."""
 
 
 class Buffer:
-    """As DeepEP's: its kernels send by themselves."""
+    """A buffer like DeepEP's, whose kernels send by themselves."""
 
     def dispatch(self, tokens: Tensor) -> Tensor:
         return tokens
 
 
 def after(send: Callable[[Tensor], object]) -> Train:
-    """A loop whose messages belong to no process group."""
+    """Return a loop that sends messages without any process group."""
 
     def train(training: Loop) -> None:
         send(INPUTS)
@@ -244,7 +245,7 @@ def by_parts(training: Loop) -> None:
 
 
 def without_the_first_layer(training: Loop) -> None:
-    """Its gradients are there, and zero."""
+    """Train a model whose first layer has gradients, but only zeros."""
     training.model[2](torch.ones(8, 32)).square().mean().backward()
 
 
@@ -261,7 +262,7 @@ def scaled_and_clipped(training: Loop) -> None:
 
 
 def with_a_penalty_only(training: Loop) -> None:
-    """Of the first layer, which takes part in nothing else."""
+    """Train with a penalty on the first layer, which takes part in nothing else."""
     loss = training.model[2](torch.ones(8, 32)).square().mean() + training.model[0].weight.square().sum()
     loss.backward()
 
@@ -327,7 +328,7 @@ def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
 
 
 def test_rare_optimizers_may_keep_old_gradients() -> None:
-    """As the other network's of a GAN."""
+    """An example is the optimizer of the other network of a GAN."""
     training = Loop()
     other = nn.Linear(4, 4)
     seldom = torch.optim.SGD(other.parameters())
@@ -361,8 +362,8 @@ def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch
         (1, "c10d.allreduce_", [10, 20], True),
         (10, "c10d.allreduce_", [10, 20], False),
         (11, "c10d.allreduce_", [10, 20], False),
-        (1, "c10d.reduce_scatter_", [10, 20], False),  # of which a backend makes several
-        (1, "c10d.allreduce_", [10, None], False),  # nobody counts
+        (1, "c10d.reduce_scatter_", [10, 20], False),  # a backend begins several collectives for it
+        (1, "c10d.allreduce_", [10, None], False),  # nobody counts the collectives that begin
     ],
 )
 def test_collectives_that_began_and_were_not_seen(
@@ -379,7 +380,7 @@ def test_collectives_that_began_and_were_not_seen(
 
 
 def as_rank(rank: int, file: str) -> None:
-    """Every collective that gloo has, then those that nobody sees, each in a counted stretch of its own."""
+    """Run every collective of gloo, then those that nobody sees. Each is counted separately."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     group: Any = dist.group.WORLD
     one = torch.ones(8)
@@ -442,7 +443,7 @@ def compute_until(is_over: threading.Event) -> None:
 
 
 def test_counts_threads_that_compute_in_a_step() -> None:
-    """Their kernels are not counted, so moving work into them is no improvement."""
+    """Kernels of threads are not counted, so moving work into a thread is not an improvement."""
     is_over = threading.Event()
     waiting = threading.Thread(target=is_over.wait)
     computing = threading.Thread(target=compute_until, args=(is_over,))
@@ -450,12 +451,12 @@ def test_counts_threads_that_compute_in_a_step() -> None:
         waiting.start()
         watch = hidden.Watch()
         computing.start()
-        assert watch.other_threads() == 1, "it was started"
+        assert watch.other_threads() == 1, "the new thread counts because it was started"
         watch = hidden.Watch()
         began_s = time.thread_time()
         while time.thread_time() < began_s + 0.2:
             pass
-        assert watch.other_threads() == 1, "it computes, and the other one waits"
+        assert watch.other_threads() == 1, "the new thread computes, and the other one waits"
     finally:
         is_over.set()
         waiting.join()
@@ -471,7 +472,7 @@ def test_own_threads_are_not_those_of_the_training() -> None:
 
 
 def test_threads_that_python_did_not_start_may_end() -> None:
-    """Python 3.11 lists threads of C++ code that have ended, and their clocks are undefined."""
+    """Python 3.11 still lists threads of C++ code that ended. Their clocks are undefined."""
     ended = threading.Event()
 
     def work() -> None:

@@ -9,7 +9,7 @@ HELD: list[object] = []
 
 
 class Leaf:
-    """An object whose holder is searched."""
+    """An object whose holder is searched for."""
 
 
 class Cache:
@@ -20,7 +20,7 @@ class Cache:
 
 
 class Shared:
-    """Its instances share their attributes."""
+    """A class whose instances share their attributes."""
 
     attributes: ClassVar[dict[str, Any]] = {}
 
@@ -44,7 +44,7 @@ def _nothing_is_held() -> None:
 
 
 def held(thing: object) -> tuple[str, ...]:
-    """Have a global list hold a thing, in which there is a leaf, and search from the leaf."""
+    """Have a global list hold an object that contains a leaf, and search from the leaf."""
     HELD.append(thing)
     found = thing
     while not isinstance(found, Leaf):
@@ -117,7 +117,7 @@ def test_a_holder_of_few_is_not_named() -> None:
 
 
 def test_names_the_holder_and_no_path_to_it() -> None:
-    """A global that holds the newest object, which reaches all others through the attributes they share."""
+    """A global holds the newest object, which reaches all others through the attributes that they share."""
     leaves = [Leaf() for _ in range(10)]
     Shared.attributes["entries"] = [*leaves]
     for leaf in leaves:
@@ -127,7 +127,7 @@ def test_names_the_holder_and_no_path_to_it() -> None:
 
 
 def test_dictionary_holds_a_function_used_as_key() -> None:
-    """As those of a closure that is made in each step."""
+    """The keys are functions with a closure, and are made again in each step."""
 
     def made() -> Any:
         leaf = Leaf()

@@ -1,4 +1,7 @@
-"""Real workers of a `DataLoader` in this process; those of scripts are in `frameworks/test_data_wait.py`."""
+"""Test real workers of a `DataLoader` in this process.
+
+`frameworks/test_data_wait.py` tests those of scripts.
+"""
 
 import os
 import sys
@@ -31,7 +34,7 @@ def tokenize(row: int) -> int:
 
 
 class Rows:
-    """Each row makes so many calls of Python, and two kernels."""
+    """A dataset whose rows each make `calls` Python calls and run two kernels."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
@@ -66,7 +69,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def counted(run_dir: RunDir, dataset: Any, **options: Any) -> WorkerBatch | None:
-    """What the first worker did for a batch, after all batches were given."""
+    """Return what the first worker did for a batch, after all batches were loaded."""
     options = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "fork", **options}
     batches: Any = iter(DataLoader(dataset, **options))
     pid = batches._workers[0].pid
@@ -140,7 +143,7 @@ def test_training_threads_calls_count_as_before(tmp_path: Path, monkeypatch: pyt
 
 
 def test_worker_forked_in_a_counted_step_is_alike(run_dir: RunDir) -> None:
-    """It inherits the counter of its rank, which it would drag along in every batch."""
+    """The worker inherits the counter of its rank, which would otherwise stay active in every batch."""
     alone = counted(run_dir, Rows(50))
     counter = StepCounter([])
     with counter:

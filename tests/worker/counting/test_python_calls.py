@@ -25,7 +25,7 @@ Step = Callable[[], object]
 
 @pytest.fixture(autouse=True)
 def no_profiler() -> Iterator[None]:
-    """A test that fails leaves no profiler behind, and the suite's own comes back."""
+    """Leave no profiler behind if a test fails, and restore the profiler of the suite."""
     before = sys.getprofile()
     sys.setprofile(None)
     yield
@@ -33,7 +33,7 @@ def no_profiler() -> Iterator[None]:
 
 
 def training() -> tuple[list[nn.Parameter], Step, torch.optim.Optimizer]:
-    """A small model, a step of it, and its optimizer. Two steps have been made."""
+    """Return the parameters of a small model, a step of it, and its optimizer. Two steps have been made."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -48,7 +48,7 @@ def training() -> tuple[list[nn.Parameter], Step, torch.optim.Optimizer]:
 
 
 def called(*steps: Step) -> PythonCalls | None:
-    """What each of some steps, in which no phase changes, has called."""
+    """Return the calls of these steps. All belong to the phase "forward"."""
     counter = PythonCounter(lambda: "forward")
     for step in steps:
         counter.start()
@@ -58,24 +58,24 @@ def called(*steps: Step) -> PythonCalls | None:
 
 
 def names(*steps: Step) -> dict[str, int]:
-    """The same by the name of each function of this file."""
+    """Return the calls of these steps, by the name of each function of this file."""
     functions = known(called(*steps)).functions.items()
     return {name.rpartition(".")[2]: count for name, count in functions if name.startswith(__name__)}
 
 
 def helper() -> None:
-    """Something that a step calls."""
+    """A function that a step calls."""
 
 
 def test_perfsuite_adds_no_python_call_to_a_step() -> None:
-    """It sees each operator, and squares the gradients before the optimizer's step."""
+    """perfsuite notices each operator, and squares the gradients before the optimizer's step."""
     parameters, step, optimizer = training()
     plain = Counter[str]()
 
     def see(frame: Any, event: str, _: Any) -> None:
         is_ours = frame.f_globals["__name__"].startswith(
             "perfsuite."
-        )  # as after another test of this process
+        )  # hooks of another test can still be there
         if event == "call" and frame.f_code.co_name != "__eq__" and not is_ours:
             plain[f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"] += 1
 
@@ -118,7 +118,7 @@ def test_calls_have_the_phase_they_are_made_in() -> None:
     told = known(counter.end_step().python)
     assert told.version == "{}.{}".format(*sys.version_info)
     assert told.functions[f"{__name__}.helper"] == 4
-    assert told.calls["backward"] == 2  # the hook, and what it calls
+    assert told.calls["backward"] == 2  # the hook and the function that it calls
     assert told.calls["forward"] > 3
     assert told.calls["optimizer"] > 0
 
@@ -184,7 +184,7 @@ def test_operator_calls_are_unseen_in_one_thread() -> None:
         in_a_thread(more)
 
     def more() -> None:
-        """Not what was asked for, but of another thread."""
+        """A function that is not counted, because another thread calls it."""
 
     counter.start()
     counter.unseen(unseen)
@@ -212,11 +212,13 @@ def test_users_profiler_stays_and_ends_counting() -> None:
     assert sys.getprofile() is theirs
     sys.setprofile(None)
     assert "helper" in seen
-    assert called(helper, lambda: sys.setprofile(theirs)) is None, "one that comes in a step"
+    assert called(helper, lambda: sys.setprofile(theirs)) is None, "a profiler that appears in a step"
     assert sys.getprofile() is theirs
     sys.setprofile(None)
     needs_its_place = sys.version_info < (3, 12)
-    assert (called(lambda: sys.setprofile(None)) is None) == needs_its_place, "one that goes in a step"
+    assert (called(lambda: sys.setprofile(None)) is None) == needs_its_place, (
+        "a profiler that disappears in a step"
+    )
 
 
 def test_dry_run_counts_no_python_of_fake_tensors() -> None:
@@ -231,7 +233,7 @@ def test_dry_run_counts_no_python_of_fake_tensors() -> None:
 
 @pytest.fixture
 def compiling() -> Iterator[None]:
-    """What a test compiles is forgotten after it: an observer would take it for the model's."""
+    """Make torch forget what a test compiled, because an observer would take it for the model's."""
     yield
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
@@ -239,7 +241,7 @@ def compiling() -> Iterator[None]:
 
 @pytest.mark.usefixtures("compiling")
 def test_what_is_compiled_stays_as_it_is() -> None:
-    """Dynamo is on at calls around a compiled function, and would compile what sees them."""
+    """Dynamo watches calls around a compiled function, and would compile the counting of calls."""
     parameters, _, optimizer = training()
     model = torch.compile(nn.Linear(4, 4), backend="eager")
     model(torch.ones(2, 4))

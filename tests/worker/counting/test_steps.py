@@ -32,9 +32,9 @@ def test_counts_two_steps_and_reports_the_second() -> None:
     counts = known(counting.result())
     assert counts.step == COUNTED_STEP
     assert counts.flops["forward"] == 2 * (2 * 8 * 16 * 32)
-    assert "aten.ones" not in counts.ops, "as made between steps"
+    assert "aten.ones" not in counts.ops, "it is called between steps"
     assert counting.notes == []
-    assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
+    assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has no counts"
     warm_up()
     assert_nothing_is_left()
 
@@ -79,7 +79,7 @@ def test_counts_a_late_step_without_memory() -> None:
 
 
 def helper() -> None:
-    """Something that a step calls."""
+    """A function that a step calls."""
 
 
 @pytest.mark.parametrize("steps", [StepsToCount(until=7, late=None), StepsToCount(until=4, late=6)])
@@ -178,10 +178,11 @@ def test_new_optimizer_ends_later_counting() -> None:
     ("steps", "until", "late"),
     [
         (StepsToCount.of_timed(max_warmup=5, total=25), 4, 25),
-        (StepsToCount.of_timed(max_warmup=5, total=15), 4, None),  # too few would be left to be measured
+        # Otherwise too few steps would be left to measure.
+        (StepsToCount.of_timed(max_warmup=5, total=15), 4, None),
         (StepsToCount.consecutive(12, total=25), 15, None),
         (StepsToCount.consecutive(1, total=25), 4, None),
-        (StepsToCount.consecutive(12, total=12), 9, None),  # objects are counted in the last three
+        (StepsToCount.consecutive(12, total=12), 9, None),  # the last three steps are needed to count objects
     ],
 )
 def test_the_steps_that_a_launch_counts(steps: StepsToCount, until: int, late: int | None) -> None:
@@ -201,12 +202,12 @@ def test_only_stalls_inside_the_step_count() -> None:
 
 
 def between(end_step: Any, work: Any) -> Any:
-    """End a step, and work before the next one begins."""
+    """Return a function that ends a step, and works before the next step begins."""
     return lambda: (end_step(), work())
 
 
 def told(counting: Counting) -> str:
-    """Why nothing was counted; nothing of it is left."""
+    """Return why nothing was counted, and check that no hooks are left."""
     assert counting.result() is None
     assert_nothing_is_left()
     (note,) = counting.notes
@@ -221,7 +222,7 @@ def assert_nothing_is_left() -> None:
 
 @pytest.mark.parametrize(("more", "is_alike"), [(FLOOR // 3, True), (FLOOR * 2 // 3, False)])
 def test_later_memory_may_hide_half_of_the_bound(more: int, is_alike: bool) -> None:
-    """A baseline and a launch of today may both hide some."""
+    """Each of the two sides, the baseline and a launch of today, can hide some memory."""
     reported = make_memory(peak=2**30)
     later = reported.replace(peak=2**30 + more)
     assert (_memory_unless_alike(later, reported) == reported) is is_alike
@@ -229,11 +230,11 @@ def test_later_memory_may_hide_half_of_the_bound(more: int, is_alike: bool) -> N
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
-    """A loader that is a batch ahead: what is freed was not part of the training, and hides no growth."""
+    """The loader is a batch ahead. Data that is freed was not part of the training, and hides no growth."""
 
     def train(loop: Loop) -> None:
         batches.append(next(loader))
-        held[:] = [batches.pop(0)["x"]]  # until the next step has its own
+        held[:] = [batches.pop(0)["x"]]  # the data is held until the next step has its own
         loop.model(held[0]).square().mean().backward()
         kept.append(loop.model[0].bias.detach() * 2)
 
@@ -242,12 +243,12 @@ def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
     loader = iter(DataLoader([{"x": row} for row in torch.ones(100, 16)], batch_size=8))  # type: ignore[arg-type]
     batches = [next(loader) for _ in range(ahead)]
     counts = known(Loop().run(train).result())
-    assert memory(counts).growth == 4 * 32, "of what is kept in each step"
+    assert memory(counts).growth == 4 * 32, "only what is kept in each step"
     assert_nothing_is_left()
 
 
 def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or an engine that keeps them tells their norm: then nothing is unknown."""
+    """The squares are not counted. If an engine keeps the norm, it is taken from the engine."""
 
     def squared(optimizer: Any, *_: Any) -> None:
         seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
@@ -274,7 +275,7 @@ def test_first_optimizer_to_step_counts() -> None:
 
     counts = known(loop.run(step_other).result())
     without = known(Loop().run().result())
-    assert counts.kernels == without.kernels  # it began no phase
+    assert counts.kernels == without.kernels  # the call began no phase
 
 
 def test_foreign_dispatch_mode_prevents_counting() -> None:
@@ -309,9 +310,9 @@ def test_uncountable_step_is_a_note(
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
 def test_does_not_count_an_optimizer_in_backward(outside: int) -> None:
-    """Autograd takes away a mode that is entered in its backward, and puts one back that is left there.
+    """Autograd removes a mode that is entered within its backward, and restores one that is left there.
 
-    `outside`: steps before the first that is made in backward.
+    `outside` is the number of steps before the first step that is made within backward.
     """
 
     def step(weight: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from tests.worker.clock.test_recorder import after_steps
 
 
 def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:
-    """Simulated steps of 1 s under a fault."""
+    """Return the recorder after simulated steps of 1 s under a fault."""
     before_end = None if text is None else Injector(Fault.parse(text), is_last_rank=is_last_rank).before_end
     return after_steps(Recorder(SimulatedTimer(), before_end=before_end), *[1] * steps)
 
@@ -68,7 +68,7 @@ def test_structural_fault_starts_after_two_steps(monkeypatch: pytest.MonkeyPatch
 def test_breakdown_is_only_the_last_ranks(
     text: str, error: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, name in ((os, "_exit"), (time, "sleep")):  # the process does not end, nor sleep for ever
+    for owner, name in ((os, "_exit"), (time, "sleep")):  # otherwise the process would end or sleep for ever
         monkeypatch.setattr(owner, name, leave)
     assert len(series(text, is_last_rank=False).step_s) == 12
     assert len(series(text, steps=AT_STEP).step_s) == AT_STEP
@@ -99,7 +99,8 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
     assert changed("loss").loss == (7.0,) * 25
     assert changed("missing-metric") == report.replace(memory=None)
     assert changed("leak=20%").memory.peak == 1200
-    for memory in (Memory(peak=1000, method="torch.cuda.memory_stats"), None):  # really held and measured
+    # A leak of real memory is really held, and therefore already measured.
+    for memory in (Memory(peak=1000, method="torch.cuda.memory_stats"), None):
         measured = make_report(memory=memory)
         assert changed("leak=20%", measured) == measured
     assert changed("slowdown=30%") == changed("crash") == report
@@ -107,7 +108,7 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
 
 
 def test_leak_is_a_share_of_the_gated_peak() -> None:
-    """And not of all that the process holds: torch alone is hundreds of megabytes."""
+    """The leak is not a share of all memory of the process: torch alone needs hundreds of megabytes."""
     memory = HostMemory()
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     before = memory.read().peak

@@ -1,5 +1,8 @@
-"""Each fault in one process: under DDP the only rank of its group; under FSDP2, which does not talk to
-itself, one of two ranks in a group that sends nothing."""
+"""Test each fault in one process.
+
+Under DDP the process is the only rank of its group. FSDP2 needs at least two ranks, so there the process is
+one of two ranks in a group that sends nothing.
+"""
 
 from contextlib import ExitStack
 from typing import Any
@@ -33,7 +36,7 @@ TENSORS = 21  # of the model
 
 
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
-    """Counts the steps of a case as a rank does, and begins a fault where it does."""
+    """Count the steps of a case like a rank does, and begin the fault at the same step as a rank."""
     model: Any = None
     counting = Counting(lambda: model)
     ended = 0

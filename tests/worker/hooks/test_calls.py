@@ -50,7 +50,7 @@ def test_replaces_only_methods_that_send(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Engine:
-    """A class of a library, with each kind of method."""
+    """A class of a library with each kind of method."""
 
     def step(self, value: str) -> tuple[type, str]:
         return type(self), value
@@ -76,7 +76,7 @@ def test_watched_methods_are_called_as_before(name: str, monkeypatch: pytest.Mon
 
 def test_an_inherited_class_method_keeps_its_class() -> None:
     class Derived(Engine):
-        """It inherits its methods."""
+        """A class that inherits its methods."""
 
     calls.before(Derived, "load", lambda *_: None)
     assert Derived().load("x") == (Derived, "x")

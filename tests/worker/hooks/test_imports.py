@@ -1,4 +1,4 @@
-"""Actions after an import, of modules that the test writes."""
+"""Test actions after an import, with modules that the test writes."""
 
 import importlib
 import importlib.util
@@ -61,7 +61,7 @@ def test_changes_an_imported_module_at_once(after: Begin) -> None:
 def test_changes_a_half_imported_module_later(
     after: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library imports torch, which has perfsuite begin in the middle of it."""
+    """The module imports torch, which makes perfsuite begin in the middle of the module's import."""
     begun: list[AfterImport] = []
     (tmp_path / f"{NAME}.py").write_text("import sys; sys.begin_in_the_middle()\nvalue = 1\n")
     monkeypatch.setattr(sys, "begin_in_the_middle", lambda: begun.append(after(change)), raising=False)
@@ -98,7 +98,7 @@ def test_acts_before_a_module_that_exists_is_executed(after: Begin, errors: list
     )
     watching.begin()
     assert importlib.util.find_spec(NAME) is not None
-    assert existed == [], "it was looked for, not imported"
+    assert existed == [], "the module was looked for, but not imported"
     importlib.import_module(NAME)
     watching.end()
     assert existed == [False]

@@ -1,4 +1,4 @@
-"""What frameworks know of libraries is found once a process imports them."""
+"""Test that what frameworks know of a library is found once a process imports the library."""
 
 import importlib
 import sys
@@ -34,7 +34,7 @@ def test_names_the_packages_of_imported_libraries(packages: Packages) -> None:
 
 
 def test_leaves_a_broken_framework_out(packages: Packages) -> None:
-    """Only the hooks that wait for its library name it, in a note."""
+    """The broken framework is named in a note, but only by the hooks that wait for its library."""
     motor.install(packages)
     (packages.directory / "perf_motor.py").write_text("import nothing_like_this")
     importlib.import_module("motor")
@@ -45,7 +45,7 @@ def test_leaves_a_broken_framework_out(packages: Packages) -> None:
 
 
 def test_imports_a_broken_framework_once(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock asks in each step."""
+    """The clock asks for the frameworks in each step."""
     tries: list[str] = []
     monkeypatch.setattr(sys, "tried", tries.append, raising=False)
     motor.install(packages)

@@ -1,4 +1,4 @@
-"""Functions that a case names, in this process; those of scripts are launched in `frameworks/`."""
+"""Test functions that a case names, in this process. Tests in `frameworks/` launch scripts with them."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ def test_does_not_load_a_lazy_module_to_search_it(module: Any, monkeypatch: pyte
 def test_finds_later_functions_before_their_calls(module: Any) -> None:
     Search([NamedFunction(f"{MODULE}:{name}", doubled) for name in ("get", "give")]).begin()
     module.get = lambda: 1
-    doubled(len)  # any call
+    doubled(len)  # any call will do
     module.give = lambda: 3
     assert (module.get(), module.give()) == (2, 6)
     assert sys.getprofile() is None
@@ -75,7 +75,7 @@ def test_search_keeps_the_count_of_the_start_up(module: Any) -> None:
     counting = sys.getprofile()
     Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
     module.get = ones
-    ones()  # any call shows it what was defined
+    ones()  # any call makes the search look for new functions
     assert module.get() == 2
     assert sys.getprofile() is counting
     assert sum(known(known(clock.end()).calls)["start-up: build and first step"].values()) >= 1
@@ -88,7 +88,7 @@ def test_failed_count_during_a_search_is_unknown(module: Any) -> None:
     Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
     parts = clock._parts
     module.get = ones
-    clock._parts = []  # so that counting the next call fails
+    clock._parts = []  # this makes the counting of the next call fail
     ones()
     clock._parts = parts
     ones()

@@ -1,4 +1,4 @@
-"""The files are as torch 2.13 writes them."""
+"""Test reading autotuning results from files that look like those of torch 2.13."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def write(file: Path, content: Any) -> None:
 
 
 def products(**seconds: float) -> dict[str, Any]:
-    """How long each candidate for a product took."""
+    """Return a file with the time that each candidate for a product took."""
     return {"system": {}, "cache": {"mm": {"('cpu', 64, 32)": {"highest": seconds}}}}
 
 

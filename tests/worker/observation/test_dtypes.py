@@ -1,4 +1,4 @@
-"""How many elements of what trains have each dtype."""
+"""Test how many elements of a training have each dtype."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from perfsuite.worker.observation.dtypes import dtypes_of
 
 
 def stepped(model: nn.Module, **state: torch.dtype) -> torch.optim.Optimizer:
-    """An optimizer that has made one step, with its state in these dtypes."""
+    """Return an optimizer that has made one step, with its state in these dtypes."""
     optimizer = torch.optim.AdamW(model.parameters())
     sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()
@@ -44,7 +44,7 @@ def test_omits_state_scalars_and_frozen_weights() -> None:
 
 
 def test_recognizes_8_bit_state_posing_as_float32() -> None:
-    """As torchao's: a tensor around codes and scales."""
+    """torchao's state is an example: a tensor around codes and scales."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
     model: Any = nn.Linear(64, 64, bias=False)

@@ -1,4 +1,4 @@
-"""Engines of a library that another package's framework knows, in this process."""
+"""Test engines of a library that the framework of another package supports, in this process."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ from tests.worker import motor
 
 @pytest.fixture
 def driving(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The library, imported while engines are watched."""
+    """Yield the library, imported while engines are watched."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     engines.watch()
@@ -29,12 +29,12 @@ def driving(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
 @pytest.fixture
 def optimizer() -> torch.optim.Optimizer:
-    """An optimizer of a partition that no module owns."""
+    """Return an optimizer of a partition that no module owns."""
     return torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
 
 
 def told_by(optimizer: Any) -> list[str]:
-    """What the clock is told from now on."""
+    """Return a list that records what the clock notices from now on."""
     calls: list[str] = []
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -50,7 +50,7 @@ def told_by(optimizer: Any) -> list[str]:
 def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) -> None:
     calls = told_by(optimizer)
     engine = driving.Driver(optimizer)
-    assert calls == [], "the state is made, nothing is trained"
+    assert calls == [], "the state is made, but nothing is trained"
     for steps in range(3):
         engine.step()
         assert calls == ["before", "after"] * steps
@@ -112,7 +112,7 @@ def test_keeps_no_engine_alive(driving: Any, optimizer: Any) -> None:
 def test_notices_engines_of_a_half_imported_library(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script imports the library, which imports torch, which has perfsuite attach."""
+    """A script imports the library, which imports torch, which makes perfsuite attach."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
@@ -124,7 +124,7 @@ def test_notices_engines_of_a_half_imported_library(
 def test_looks_again_for_a_half_imported_engine(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module of the engine imports torch first of all, which has perfsuite attach."""
+    """The engine's module begins with an import of torch, which makes perfsuite attach."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
@@ -161,7 +161,7 @@ def test_knows_an_older_engine_once_it_steps(
 
 
 def test_reads_the_gradient_norm_an_engine_keeps(driving: Any, optimizer: Any) -> None:
-    assert engines.gradient_norm(optimizer) is None, "in no engine"
+    assert engines.gradient_norm(optimizer) is None, "the optimizer is in no engine"
     engine = driving.Driver(optimizer)
     engine.norm = 1.5
     assert engines.gradient_norm(optimizer) == 1.5

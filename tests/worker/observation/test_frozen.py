@@ -16,7 +16,7 @@ class Thing:
 
 @pytest.fixture(autouse=True)
 def _begun() -> Iterator[None]:
-    """Objects of the tests are frozen before (conftest.py), and stay so."""
+    """Freeze the tests' objects first (conftest.py). They stay frozen."""
     gc.freeze()
     frozen.watch()
     yield

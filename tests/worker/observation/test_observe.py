@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("new_objects_alone")
 
 
 def observed(case: Case) -> tuple[Observer, Observed]:
-    """What is seen in two steps of one process, without a wrapper."""
+    """Return what is observed in two steps of one process, without a wrapper."""
     model = build_model(case, CPU)
     optimizer = build_optimizer(case, model)
     observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1, model=model))
@@ -34,7 +34,10 @@ def observed(case: Case) -> tuple[Observer, Observed]:
 
 
 def replayed(case: Case) -> tuple[Observer, Observed]:
-    """The same if the second step replays a CUDA graph: gradients change, and no module is called."""
+    """Return what is observed if the second step replays a CUDA graph.
+
+    Gradients then change, but no module is called.
+    """
     model = build_model(case, CPU)
     optimizer = build_optimizer(case, model)
     observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1, model=model))
@@ -47,14 +50,14 @@ def replayed(case: Case) -> tuple[Observer, Observed]:
 
 
 def in_a_script(**changes: Any) -> tuple[Observer, Observed]:
-    """The same of a Llama, for a case that describes a script."""
+    """Return what is observed in a Llama, for a case that describes a script."""
     observer, result = observed(in_one_process(**changes))
     observer.case = observer.case.replace(framework=Script(path="train.py"))
     return observer, result
 
 
 def refused(observer: Observer, result: Observed, **changes: Any) -> str:
-    """What is said of this if the case asks for something else."""
+    """Return the message of the mismatch if the case asks for something else."""
     observer.case = observer.case.replace(**changes)
     with pytest.raises(MismatchError) as error:
         observer.check(result)
@@ -62,7 +65,7 @@ def refused(observer: Observer, result: Observed, **changes: Any) -> str:
 
 
 def as_ddp(result: Observed) -> Observed:
-    """As if the model had been wrapped as the case asks for."""
+    """Return the same observation, as if the model had been wrapped in DDP as the case requires."""
     wrapped = {"world_size": "1", "wrapper": "DistributedDataParallel"}
     return result.replace(settings={**result.settings, **wrapped})
 
@@ -116,7 +119,7 @@ def test_a_replayed_step_shows_no_forward(activation_checkpointing: Any) -> None
 
 
 def test_checks_recomputation_known_by_name_only() -> None:
-    """How many blocks do is not: the model may have others than those that are found."""
+    """The number of such blocks is not checked, because the model can have blocks that were not found."""
     net = Model.named("net")
     observer, result = in_a_script(activation_checkpointing="every-2")
     for mode in ("every-2", "full"):
@@ -148,7 +151,7 @@ def test_reports_missing_adapters_of_a_lora_case() -> None:
 
 
 def test_rank_without_trained_elements_passes() -> None:
-    """As a rank of FSDP1 with adapters may: its shard is of frozen weights."""
+    """FSDP1 with adapters can have such a rank: its shard consists of frozen weights."""
     observer, result = observed(in_one_process())
     assert result.settings["parameters_changed"] == "yes"
     for parameter in observer.model.parameters():
@@ -161,7 +164,7 @@ def test_reports_diverged_weights_without_a_loss() -> None:
     observer, result = in_a_script()
     name = next(iter(observer._after))
     observer._after[name] = math.nan
-    observer.check(result)  # its loss tells
+    observer.check(result)  # the loss shows the change
     said = refused(observer, result, framework=Script(path="train.py", loss=None))
     assert said.startswith(f"{name} is nan after the last step: the training div")
 
@@ -174,7 +177,7 @@ def test_attention_kernel_is_no_script_setting() -> None:
 
 
 def test_refuses_a_compiled_case_without_a_graph() -> None:
-    """As where TORCHDYNAMO_DISABLE is set."""
+    """This happens where TORCHDYNAMO_DISABLE is set."""
     observer, result = observed(in_one_process())
     assert result.settings["compiled"] == "no"
     said = refused(observer, as_ddp(result), compile=True)
@@ -198,11 +201,11 @@ def test_leaves_a_model_that_may_be_compiled_alone(monkeypatch: pytest.MonkeyPat
 def test_evidence_is_of_step_two_and_replicas() -> None:
     evidence = observed(in_one_process())[0].evidence()
     assert (evidence.samples, evidence.tokens, evidence.padding, evidence.forwards) == (2, 2 * 16, 0, 1)
-    assert (evidence.collectives, evidence.replicated) == (None, {}), "one process has no replica"
+    assert (evidence.collectives, evidence.replicated) == (None, {}), "a single process has no replica"
 
 
 def test_does_not_judge_unobservable_attention() -> None:
-    """As in models of torchtune, which have no configuration of transformers."""
+    """Models of torchtune are an example. They have no configuration of transformers."""
     observer, result = in_a_script()
     result = result.replace(settings={**result.settings, **_attention(nn.Linear(2, 2))})
     assert result.settings["attention"] == "not observed (the model is not transformers' own)"
@@ -244,12 +247,12 @@ def test_outermost_module_trains() -> None:
 
 
 def copies_of(model: nn.Module) -> list[torch.Tensor]:
-    """fp32 master weights, as mixed-precision optimizers keep them."""
+    """Return fp32 master weights like those that mixed-precision optimizers keep."""
     return [each.detach().float().clone().requires_grad_() for each in model.parameters()]
 
 
 def copying(model: nn.Module, optimizer: torch.optim.Optimizer, copies: list[torch.Tensor]) -> Observer:
-    """An observer of two steps in which an optimizer steps copies of the parameters of a model."""
+    """Return an observer of two steps in which an optimizer steps copies of a model's parameters."""
     case = make_case(framework=Script(path="train.py"), model=Model.named("net"), precision="bf16-mixed")
     observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1))
     for _ in range(2):
@@ -302,7 +305,7 @@ def test_model_that_is_not_trained_is_not_copied() -> None:
 
 
 def test_several_models_are_copied_together() -> None:
-    """As the stages of Megatron's interleaved pipelines."""
+    """The stages of Megatron's interleaved pipelines are an example."""
     stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
     found = owner(sgd(*[copied for stage in stages for copied in copies_of(stage)]))
     assert isinstance(found, Owners)

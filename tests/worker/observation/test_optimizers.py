@@ -15,7 +15,10 @@ class RMSprop(Adam):
 
 
 def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
-    """Steps of these; which of them were the clock's. `there`: those that were built before the first."""
+    """Step these optimizers in this order, and return those whose step was a tick of the clock.
+
+    `there` are the optimizers that existed before the first step.
+    """
     clocks = []
     begun = False
     for optimizer in order:
@@ -25,7 +28,7 @@ def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[ob
             if not begun:
                 optimizers.begin(there)
                 begun = True
-        assert optimizers.count(optimizer) == is_tick, "after its step as before it"
+        assert optimizers.count(optimizer) == is_tick, "the answers before and after a step agree"
     return clocks
 
 
@@ -69,7 +72,7 @@ def test_those_that_stepped_are_told() -> None:
 
 
 class Over(Adam):
-    """An optimizer over some parameters."""
+    """An optimizer for the given parameters."""
 
     def __init__(self, *parameters: object) -> None:
         self.param_groups = [{"params": list(parameters)}]
@@ -80,7 +83,7 @@ TWO = object()
 
 
 def test_rebuilt_optimizer_continues_as_the_clock() -> None:
-    """As by progressive unfreezing, or warm restarts."""
+    """Progressive unfreezing and warm restarts are examples."""
     optimizers = Optimizers()
     made = [Over(ONE), Over(TWO, ONE), Over(TWO)]
     order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
@@ -105,10 +108,11 @@ STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
     ("order", "there", "ticks"),
     [
         ([A, OTHER, KIND, A], (), [A, A]),
-        ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),  # the first step of the other alone
+        # Of the other optimizer's steps, only the first one is a tick.
+        ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),
         ([A, B] * 4, (A, B), [A] * 4),
         (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),
-        # The other's first step would be taken for the second step of training.
+        # Otherwise the other's first step would be taken for the second step of training.
         ([HEAD, NECK] * 3, (), [HEAD] * 3),
         (STAGES, (), STAGES),
     ],
@@ -126,7 +130,7 @@ def test_which_of_two_is_the_clock(order: list[object], there: Sequence[object],
 
 
 def test_deleted_optimizer_is_not_a_new_one() -> None:
-    """A new object may have the address of an old one."""
+    """A new object can have the address of an old one."""
     optimizers = Optimizers()
     for _ in range(50):
         optimizers.count(Adam())
@@ -136,7 +140,7 @@ def test_deleted_optimizer_is_not_a_new_one() -> None:
 
 def test_finds_live_objects_by_class_still_frozen() -> None:
     frozen = Adam(), Over(ONE)
-    gc.freeze()  # and never back: all later collections would look at what is imported
+    gc.freeze()  # never unfrozen: all later collections would look at the imported objects
     new = Adam(), Over(ONE)
     optimizers = living(Adam)
     assert {*frozen, *new, A, B} <= set(optimizers)

@@ -25,7 +25,7 @@ def test_step_changes_the_trained_fingerprint() -> None:
 
 def test_unsharded_parameters_are_whole() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
-    model[1].bias.allreduce = False  # an expert's
+    model[1].bias.allreduce = False  # marked like an expert's parameter
     assert replicas.replicated(model) == {"0.weight", "0.bias", "1.weight", "2.weight"}
     with fake_group(0, 2):
         assert replicas.replicated(sharded_without_weights(TINY)[0]) == set()
@@ -86,9 +86,9 @@ def test_squares_gradients_of_every_kind() -> None:
     ("mesh", "placements", "share"),
     [
         ((2, 3), (Replicate(), Shard(0)), 1 / 2),  # hybrid sharding
-        ((3, 2), (Shard(0), Replicate()), 1 / 2),  # a norm, next to layers that are split
+        ((3, 2), (Shard(0), Replicate()), 1 / 2),  # a norm in addition to layers that are split
         ((2, 3), (Shard(0), Shard(0)), 1),
-        ((2, 3), (Replicate(), Replicate()), 1),  # as in DDP, each rank's sum is that of the job
+        ((2, 3), (Replicate(), Replicate()), 1),  # like in DDP, where each rank has the sum of the whole job
     ],
 )
 def test_what_ranks_hold_alike_counts_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:

@@ -22,7 +22,7 @@ WIDTH = 8
 
 
 class Block(nn.Module):
-    """Attention of one head between two linear layers."""
+    """A block with one head of attention between two linear layers."""
 
     def __init__(self, attend: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -36,7 +36,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, two blocks, head; `reentrant` says how blocks are recomputed, None that they are not."""
+    """A model of an embedding, two blocks and a head.
+
+    `reentrant` is the kind of recomputation of the blocks, or None if they are not recomputed.
+    """
 
     def __init__(self, attend: Callable[..., Tensor], reentrant: bool | None = None) -> None:
         super().__init__()
@@ -66,7 +69,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def step(model: nn.Module, *calls: dict[str, Any], inside: bool = True) -> SecondStep:
-    """A step of as many micro-batches as there are calls."""
+    """Make a step with one micro-batch for each of the calls."""
     seen = SecondStep(model, inside=inside)
     for call in calls or ({"input_ids": TOKENS},):
         model(**call).backward()
@@ -113,7 +116,7 @@ def test_sees_the_kernel_of_one_reused_block(attend: Any, kernel: str) -> None:
     ],
 )
 def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> None:
-    """Behind a router's softmax, too."""
+    """A node is also found behind a router's softmax."""
 
     class Node:
         def __init__(self, name: str, *before: object) -> None:
@@ -136,7 +139,10 @@ def test_compiled_models_are_not_hooked() -> None:
 
 
 def test_released_weights_still_count_by_dtype() -> None:
-    """As ZeRO 3 does; what reads a weight there is, for DeepSpeed, who computes with it."""
+    """ZeRO 3 releases weights like this.
+
+    Under DeepSpeed, the module that reads such a weight is taken to compute with it.
+    """
     model = Model(sdpa)
     for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
         linear.register_forward_hook(lambda module, args, output: delattr(module, "weight"))
@@ -163,7 +169,10 @@ def test_padding_is_what_the_mask_removes() -> None:
 
 
 def test_gradientless_calls_are_no_training() -> None:
-    """Also of what a script has wrapped and calls itself, as a LightningModule, whose own forward is not."""
+    """This includes a model that a script has wrapped and calls itself.
+
+    An example is the model of a LightningModule, whose own forward is not called.
+    """
     model = Model(sdpa)
     seen = SecondStep(nn.Sequential(model), inside=True)
     with torch.no_grad():
@@ -177,7 +186,7 @@ def test_gradientless_calls_are_no_training() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
-    """Of a module that reads its tokens within what is recomputed."""
+    """The module reads its tokens within a part that is recomputed."""
     model = Model(sdpa)
     scale = torch.ones((), requires_grad=True)
     outer = nn.Sequential(model)
@@ -190,12 +199,12 @@ def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "count"),
     [
-        ((torch.ones(2, 3, 4),), {"labels": TOKENS}, 0),  # images
+        ((torch.ones(2, 3, 4),), {"labels": TOKENS}, 0),  # the input is images
         ((), {"labels": TOKENS[:1], "input_ids": TOKENS}, 8),
         (({"targets": TOKENS[:1], "input": TOKENS},), {}, 8),
         (([TOKENS, TOKENS[:1]],), {}, 8),
         ((torch.ones(2, 3, dtype=torch.bool),), {}, 0),
-        ((torch.ones(2, 3), TOKENS), {}, 0),  # diffusion: noise, then its time steps
+        ((torch.ones(2, 3), TOKENS), {}, 0),  # a diffusion model: first the noise, then its time steps
         ((None, 3), {}, 0),
     ],
 )
@@ -209,7 +218,7 @@ def test_first_tensor_holds_tokens_if_integers(args: Any, kwargs: Any, count: in
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_omits_what_torchscript_compiled() -> None:
-    """It takes no hooks; the model around it does."""
+    """A compiled module accepts no hooks, but the model around it does."""
     scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
     around = nn.Sequential(Model(sdpa), nn.Flatten(0), nn.Unflatten(0, (1, 1)), scripted)
     seen = SecondStep(around, inside=True)

@@ -102,7 +102,7 @@ for matmul, all_of_torch in (("ieee", "none"), ("tf32", "none"), ("none", "tf32"
 @pytest.mark.launch
 @pytest.mark.usefixtures("precision")
 def test_sees_tf32_by_variable_and_new_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: torch refuses to mix the two kinds of switches."""
+    """This runs in a process of its own, because torch refuses to mix the two kinds of switches."""
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
     assert python(NEWER_SWITCHES) == "tf32 ieee tf32 tf32 ieee "
 
@@ -117,7 +117,7 @@ def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch whose counters of torch.compile have another name."""
+    """Fake a torch whose counters of torch.compile have another name."""
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
 
 
@@ -138,7 +138,7 @@ def test_names_imported_distributions_and_versions() -> None:
     assert versions["torch"] == importlib.metadata.version("torch")
     assert versions["pytest"] == pytest.__version__
     assert "perfsuite" not in versions
-    assert "nanotron" not in versions, "installed, and not imported"
+    assert "nanotron" not in versions, "nanotron is installed, but not imported"
 
 
 def test_omits_a_distribution_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_omits_a_distribution_without_metadata(monkeypatch: pytest.MonkeyPatch) 
 def test_names_the_running_script_with_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "train.py"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file), raising=False)
-    assert software.program() == {}, "it deleted itself"
+    assert software.program() == {}, "the script deleted itself"
     file.write_text("first")
     first = software.program()
     assert first["script"].startswith("train.py ")

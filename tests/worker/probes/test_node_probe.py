@@ -33,7 +33,7 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
 
 @pytest.mark.usefixtures("in_a_group")
 def test_best_of_twenty_all_reduces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of them are disturbed: what the links can do is what the best one shows."""
+    """Most all-reduces are disturbed. The best one shows what the links can do."""
     asked = Mock()
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "barrier", asked.barrier)
@@ -43,13 +43,14 @@ def test_best_of_twenty_all_reduces_counts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(HostTimer, "stamp", Mock(side_effect=times))
     best = pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)
     assert device_probe(CPU) == {"copy_gb_s": 1.0, "all_reduce_gb_s": best}
-    assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21  # one to warm up
+    # One all-reduce is a warm-up.
+    assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21
     assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
 
 
 def test_keeps_the_workloads_randomness_and_memory() -> None:
-    assert not dist.is_initialized()  # which it does not need
-    device_probe(CPU)  # the libraries' own buffers are there from now on
+    assert not dist.is_initialized()  # the probe does not need the group
+    device_probe(CPU)  # from now on, the libraries' own buffers exist
     state = torch.get_rng_state()
     before = psutil.Process().memory_info().rss
     device_probe(CPU)
@@ -88,7 +89,7 @@ def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("in_a_group")
 def test_best_round_and_its_best_matmul_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever others do on it in the other rounds, and in most of this one."""
+    """Other processes can disturb all other rounds, and most of this one."""
     rounds: list[int] = []
     times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
     monkeypatch.setattr(node_probe, "_seconds", lambda device, work, repeats: next(times))
@@ -105,7 +106,10 @@ def test_best_round_and_its_best_matmul_count(monkeypatch: pytest.MonkeyPatch) -
 def test_all_ranks_of_two_nodes_reduce_together(
     monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
 ) -> None:
-    """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
+    """There are three nodes with two ranks each.
+
+    Every rank makes each group, and measures in its own two groups.
+    """
     new_group = Mock(side_effect=[1.0, 2.0, 3.0])
     monkeypatch.setattr(dist, "get_world_size", lambda: 6)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)

@@ -1,4 +1,4 @@
-"""In this process, hooks and all but for the end of it; launched, in `test_script`."""
+"""Test hooks in this process, and everything except for its end. `test_script` launches scripts."""
 
 import contextlib
 import importlib
@@ -55,7 +55,7 @@ def failure_of(attached: Attached) -> Failure:
 
 
 def measured(attached: Attached, loop: Callable[..., Any] | None = None, **how: Any) -> RankReport:
-    """What a training that the measurement ends has reported."""
+    """Return the report of a training that the measurement ends."""
     with pytest.raises(Measured):
         (loop or train)(**how)
     report = report_of(attached)
@@ -64,7 +64,7 @@ def measured(attached: Attached, loop: Callable[..., Any] | None = None, **how: 
 
 
 def ended(attached: Attached) -> Failure:
-    """What a training that fails is told."""
+    """Return the failure of a training that perfsuite ends with an error."""
     with pytest.raises(SystemExit, match="1"):
         train()
     return failure_of(attached)
@@ -109,7 +109,10 @@ def train_in_backward() -> None:
 
 
 def train_by_copies() -> None:
-    """As optimizers with fp32 master weights do: the parameters get no gradient of the optimizer's own."""
+    """Train copies, like an optimizer with fp32 master weights.
+
+    Each copy gets the gradient of its parameter, and each parameter the value of its copy.
+    """
     model = nn.Linear(4, 4)
     copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(copies, lr=0.1)
@@ -142,7 +145,7 @@ def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
     assert known(counts.kernels)["optimizer"] > 0
     assert report.notes == ()
     attached.exits()
-    assert report_of(attached).failure is None, "its end is no news"
+    assert report_of(attached).failure is None, "the exit of a measured script is not a failure"
 
 
 @pytest.mark.usefixtures("new_objects_alone")
@@ -161,7 +164,7 @@ def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.Mon
     report = measured(start(COUNTED))
     assert clock.is_over
     spans = ["start-up", "start-up: build and first step", "start-up: imports"]
-    assert sorted(report.spans) == spans, "no loader was seen, and no process group"
+    assert sorted(report.spans) == spans, "neither a loader nor a process group was seen"
     assert known(report.counts).spans["start-up"].modules == {}
 
 
@@ -174,7 +177,7 @@ def test_profiled_script_has_no_figures(start: Start) -> None:
 
 
 def test_work_after_the_step_counts_in_the_next(start: Start) -> None:
-    """In the loop, in a hook of another optimizer, and in one of all optimizers, which are two."""
+    """The work is in the loop, in a hook of another optimizer, and in a hook of both optimizers."""
 
     def work(*args: object) -> None:
         torch.ones(8, 8) @ torch.ones(8, 8)
@@ -206,7 +209,7 @@ def test_work_after_the_step_counts_in_the_next(start: Start) -> None:
 def test_missing_torch_names_cost_only_the_counts(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
-    """Another version of torch may lack what is private in this one."""
+    """Another version of torch could lack names that are private in this version."""
     counting = ("counting.counter", "counting.steps", "counting.hidden", "counting.loader_workers")
     for name in ("script.attach", "script.script_rank", "hooks.calls", *counting):
         package, _, attribute = f"perfsuite.worker.{name}".rpartition(".")
@@ -241,7 +244,7 @@ def test_what_cannot_be_counted_has_a_reason(start: Start, loop: Any, case: Any,
 def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
     attached = start(COUNTED)
-    graph: Any = object()  # a build for CUDA makes a graph only where there is a GPU
+    graph: Any = object()  # a build for CUDA makes a graph only on a machine with a GPU
     report = measured(attached, before=lambda: torch.cuda.CUDAGraph.replay(graph))
     assert report.hidden == ("a CUDA graph was replayed, and its operators are not seen (1x)",)
 
@@ -266,7 +269,7 @@ def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pyt
 def test_probe_needs_all_ranks_and_may_fail(
     start: Start, monkeypatch: pytest.MonkeyPatch, others_failed: bool
 ) -> None:
-    """It would wait for that one in the all-reduce."""
+    """The probe would wait in its all-reduce for a rank that failed."""
 
     class BesideOthers(ScriptRank):
         def are_all_measured(self) -> bool:
@@ -279,7 +282,7 @@ def test_probe_needs_all_ranks_and_may_fail(
 
 
 def test_counting_without_data_gives_no_loss(start: Start) -> None:
-    """As Lightning's `measure_flops`: forward and backward of a copy on the meta device."""
+    """Lightning's `measure_flops` is an example: forward and backward of a copy on the meta device."""
 
     def measure_flops() -> None:
         copy = nn.Linear(4, 4, device="meta")
@@ -297,7 +300,7 @@ def test_counting_without_data_gives_no_loss(start: Start) -> None:
     ],
 )
 def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callable[[Any], None]) -> None:
-    """The gradient of a scalar is given, as in older code; recomputation calls backward within one."""
+    """Older code passes the gradient of a scalar, and recomputation calls backward within a backward."""
 
     def trained() -> None:
         while True:
@@ -337,7 +340,7 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
             optimizer.step()
             second.zero_grad()
 
-    torch.manual_seed(0)  # some weights diverge
+    torch.manual_seed(0)  # some weights would diverge
     attached = start(ALONE.replace(framework=Script(path="train.py", loss=None)))
     model = nn.Linear(4, 4)
     more = nn.Linear(4, 4)
@@ -346,7 +349,7 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
     second = torch.optim.SGD(both, lr=0.01)
     turns: list[Any] = []
     assert len(measured(attached, trained).step_s) == ALONE.total_steps
-    assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"
+    assert turns.count(first) == ALONE.total_steps, "each step of the clock has its own turn"
 
 
 TODO = (
@@ -373,12 +376,12 @@ def test_a_script_that_ends_early_is_told_why(
     kept = [train(steps=steps) for steps in trainings]
     attached.exits()
     failure = failure_of(attached)
-    assert (failure.message, failure.traceback) == (message, None), "in its own words"
+    assert (failure.message, failure.traceback) == (message, None), "the message is in the script's own words"
     assert len(kept) == len(trainings)
 
 
 def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes were started by the script itself, without torchrun's variables."""
+    """The script itself started its processes, without torchrun's variables."""
     attached = start(TWO)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
         monkeypatch.setattr(torch.distributed, name, Mock(return_value=value))
@@ -399,7 +402,7 @@ def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pyte
     ],
 )
 def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said: str) -> None:
-    """And not after the last one of a long launch."""
+    """The failure is reported early, not after the last step of a long launch."""
     attached = start(ALONE.replace(**changes))
     failure = ended(attached)
     assert failure.kind == "mismatch"
@@ -411,7 +414,7 @@ def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said
 def test_judges_tokens_once_all_ranks_know_theirs(
     start: Start, monkeypatch: pytest.MonkeyPatch, of_the_other: int | None, is_told: bool
 ) -> None:
-    """48 are claimed for two ranks, and this one has 8."""
+    """The case claims 48 tokens for two ranks, and this rank has 8."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     framework = Script(path="train.py", loss=None)
     attached = start(TWO.replace(sequence_length=4, micro_batch=6, framework=framework))
@@ -427,7 +430,7 @@ def test_judges_tokens_once_all_ranks_know_theirs(
 
 @pytest.mark.parametrize("tell", [Attached.crashed, lambda attached, _: attached.exits()])
 def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.MonkeyPatch, tell: Any) -> None:
-    """Also if another hook of uncaught errors took it."""
+    """The steps are reported even if another hook received the error."""
     attached = start()
     error = torch.OutOfMemoryError("CUDA out of memory")
     train(steps=8)
@@ -437,9 +440,9 @@ def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.Mon
 
 
 def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no RANK if it is the only one."""
+    """A rank that is alone has no RANK."""
     start().crashed(KeyError("RANK"))
-    assert not start().run_dir.rank(0).exists(), "maybe a helper"
+    assert not start().run_dir.rank(0).exists(), "the process might be a helper"
     monkeypatch.setenv(RANK, "0")
     attached = start()
     attached.crashed(KeyError("RANK"))
@@ -451,7 +454,7 @@ def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything touches the device, unless an error of ours came first."""
+    """This is reported before anything touches the device, unless perfsuite failed earlier."""
     attached = start()
     attached.give_up(ODD)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -467,7 +470,7 @@ def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pyte
 
 def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
     attached = start(TWO)
-    backward_of_a_sum(300)  # a helper of a rank, maybe
+    backward_of_a_sum(300)  # this process might be a helper of a rank
     attached = start(ALONE.replace(gradient_accumulation=11))
     backward_of_a_sum(110)
     assert not attached.run_dir.rank(0).exists()
@@ -483,7 +486,7 @@ def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
 def test_unwritable_report_is_in_the_scripts_log(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has become another user, say."""
+    """The script could have switched to another user, for example."""
     start()
     monkeypatch.setattr(documents, "write", Mock(side_effect=FileError("cannot write rank-0.json")))
     with pytest.raises(Measured):
@@ -492,10 +495,13 @@ def test_unwritable_report_is_in_the_scripts_log(
 
 
 def test_second_process_fails_the_launch(start: Start) -> None:
-    """Two stages after each other, or two workers at once: the first one is measured, and told."""
+    """The processes can be two consecutive stages or two workers.
+
+    The first one is measured, and reports the second.
+    """
     first = start()
     train(steps=3)
-    first.state = "aside"  # it goes on in its own process
+    first.state = "aside"  # the first one continues in its own process
     second = start()
     second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
     failure = ended(second)
@@ -530,7 +536,7 @@ def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.Mon
         train(steps=3)
         attached._pid = 1
     else:
-        monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))  # whoever this process's parent is
+        monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))  # any parent of this process will do
         monkeypatch.setenv("RANK", "0")
         backward_of_a_sum(200)
     train(steps=50)
@@ -550,7 +556,7 @@ def test_which_device_trains(monkeypatch: pytest.MonkeyPatch, devices: list[str]
 
 
 def test_other_allocator_hides_peak_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figure is then missing, and the reason is told; the script trains on."""
+    """The peak is then missing and the reason is reported, but the script trains on."""
     refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
     monkeypatch.setattr(memory, "CudaMemory", refuses)
@@ -579,7 +585,7 @@ def test_clock_and_memory_are_of_one_device(start: Start, monkeypatch: pytest.Mo
     assert recorder.timer.device == recorder.memory.device == third
     assert not kept.called
     Attached(attached.run_dir, CaseFile(case=ALONE, device="cuda"))
-    assert kept.called, "before the script can hold torch's own function"
+    assert kept.called, "it is called before the script can hold torch's own function"
 
 
 @pytest.mark.parametrize("method", ["before_optimizer_step", "result"])

@@ -1,6 +1,6 @@
-"""No error of ours reaches a script: each function of ours that its training runs is made to fail once.
+"""Test that no error of perfsuite reaches a script: each of its functions is made to fail once.
 
-The functions are those that a tracer sees, so that a new hook cannot be forgotten.
+A tracer finds the functions that a training runs, so that a new hook cannot be forgotten.
 """
 
 import gc
@@ -46,7 +46,7 @@ GUARDS = {
 
 
 def train() -> list[float]:
-    """A script: as many steps as are measured, each with its loss."""
+    """Train like a script: as many steps as are measured. Return the loss of each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -68,8 +68,10 @@ def train() -> list[float]:
 
 @contextmanager
 def calls(seen: Callable[[CodeType], object]) -> Iterator[None]:
-    """Call `seen` for each function of perfsuite that is called; what it raises, that function raises, and
-    then no other is seen."""
+    """Call `seen` for each function of perfsuite that is called.
+
+    If `seen` raises an error, that function raises it, and no further function is seen.
+    """
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(OURS):
@@ -84,7 +86,7 @@ def calls(seen: Callable[[CodeType], object]) -> Iterator[None]:
 
 
 def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[float], RankReport | None]:
-    """The losses of the script when it is measured, and the report of it."""
+    """Return the losses of the script when it is measured, and its report."""
     with attaching(directory) as start:
         measured: Attached = start(CASE, new_rank=Unprobed)
         with calls(seen):
@@ -101,13 +103,13 @@ def test_no_error_of_ours_reaches_the_training(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
-    warm_up()  # what is done once in a process cannot fail a second time
-    gc.freeze()  # so that a collection takes no tenth of a second, neither here nor in later tests
+    warm_up()  # work that is done once per process cannot fail a second time
+    gc.freeze()  # otherwise each collection takes a tenth of a second, here and in later tests
     thresholds = gc.get_threshold()
     request.addfinalizer(lambda: gc.set_threshold(*thresholds))
-    gc.set_threshold(10**9)  # or it would depend on chance which functions a collection runs in a step
+    gc.set_threshold(10**9)  # otherwise it would depend on chance which functions a collection runs in a step
     alone = train()
-    attached(tmp_path / "warm", lambda code: None)  # which imports what a measured training needs
+    attached(tmp_path / "warm", lambda code: None)  # imports what a measured training needs
     codes: dict[CodeType, None] = {}
     losses, report = attached(
         tmp_path / "seen", lambda code: code.co_qualname in GUARDS or codes.setdefault(code)
@@ -129,7 +131,7 @@ def test_no_error_of_ours_reaches_the_training(
 
 
 def failing(code: CodeType, directory: Path, alone: list[float]) -> str | None:
-    """What is wrong when this function fails the first time that it is called."""
+    """Return what goes wrong if this function fails in its first call, or None."""
 
     def fail(called: CodeType) -> None:
         if called is code:

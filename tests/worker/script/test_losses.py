@@ -11,7 +11,7 @@ from perfsuite.worker.script.losses import Losses
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
-    """Sees what `perfsuite.worker.script.attach` would show it."""
+    """Return `Losses` that see what `perfsuite.worker.script.attach` would show them."""
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     seen = Losses()
 
@@ -34,7 +34,7 @@ def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
             loss = (weight * micro).sum()
             loss.backward()
             with torch.no_grad():
-                loss.mul_(1000)  # as a script may, to average it over ranks
+                loss.mul_(1000)  # a script can do that to average it over ranks
         (weight * 3).backward(torch.ones(2))  # not a loss
         torch.autograd.backward(weight.sum() * 0)
         losses.end_step(sgd(weight))
@@ -54,7 +54,10 @@ def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
 def test_losses_unlike_the_case_mismatch(
     losses: Losses, passes: tuple[int, ...], said: str, is_early: bool
 ) -> None:
-    """If the first steps differ not yet: a scaler of fp16 gradients leaves out steps until its scale fits."""
+    """While the first steps differ from each other, they are not yet a mismatch.
+
+    A scaler of fp16 gradients skips steps until its scale fits.
+    """
     weight = torch.ones((), requires_grad=True)
     for number in passes:
         for _ in range(number):
@@ -67,7 +70,7 @@ def test_losses_unlike_the_case_mismatch(
 
 
 def test_work_before_the_first_step_is_no_training(losses: Losses) -> None:
-    """As a library that calls backward on a copy of the model, to count its operations."""
+    """An example is a library that calls backward on a copy of the model to count its operations."""
     model = nn.Linear(2, 1)
     copy = nn.Linear(2, 1)
     for _ in range(3):
@@ -80,7 +83,7 @@ def test_work_before_the_first_step_is_no_training(losses: Losses) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_omits_another_models_loss_in_every_step(losses: Losses, *, first: bool) -> None:
-    """As of a discriminator, whose optimizer is not the clock."""
+    """The other model could be a discriminator, for example, whose optimizer is not the clock."""
     model = torch.ones(3, requires_grad=True)
     other = torch.ones(3, requires_grad=True)
     for _ in range(4):
@@ -91,10 +94,10 @@ def test_omits_another_models_loss_in_every_step(losses: Losses, *, first: bool)
 
 
 def test_all_losses_count_under_sharding(losses: Losses) -> None:
-    """As under FSDP, which steps shards and computes with what it gathers."""
+    """An example is FSDP, which steps shards, but computes with gathered parameters."""
     gathered = torch.ones(2, requires_grad=True)
     shard = torch.ones(1, requires_grad=True)
-    (gathered * 50).sum().backward()  # before the first step: one more than in the second
+    (gathered * 50).sum().backward()  # before the first step, with one loss more than in the second step
     for _ in range(3):
         gathered.sum().backward()
         losses.end_step(sgd(shard))

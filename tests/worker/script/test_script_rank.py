@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def rank(run_dir: RunDir) -> ScriptRank:
-    """The first of two."""
+    """Return the first of two ranks."""
     request = CaseFile(case=make_case(framework=Fake()), device="cpu")
     report = empty_report(0, 2)
     search = Search([])
@@ -55,21 +55,21 @@ def test_a_rank_waits_for_others_but_not_for_ever(rank: ScriptRank, monkeypatch:
     monkeypatch.setattr(time, "sleep", sleep)
     rank.write(rank.report)
     rank.wait_for_others()
-    assert sleep.call_count == 3, "60 s"
+    assert sleep.call_count == 3, "it waits for 60 s"
     documents.write(rank.run_dir.rank(1), OTHER)
     rank.wait_for_others()
     assert sleep.call_count == 3
 
 
 def trained(run_dir: RunDir, pid: int, host: str = HERE) -> Claim:
-    """The claim of rank 0, which another process has made."""
+    """Return the claim of rank 0 after another process made one."""
     with run_dir.training(0).open("a") as file:
         file.write(f"trains {pid} {host}\n")
     return Claim(run_dir, 0)
 
 
 def dead() -> int:
-    """The id of a process that has ended."""
+    """Return the id of a process that has ended."""
     with subprocess.Popen("true") as process:
         return process.pid
 
@@ -80,7 +80,7 @@ def is_refused() -> Any:
 
 def test_measures_a_ranks_first_process(run_dir: RunDir) -> None:
     assert Claim(run_dir, 0).stand() == "first"
-    assert Claim(run_dir, 1).stand() == "first", "of another rank"
+    assert Claim(run_dir, 1).stand() == "first", "it is the first process of another rank"
 
 
 def test_other_process_is_a_child_or_is_refused(run_dir: RunDir) -> None:
@@ -90,7 +90,7 @@ def test_other_process_is_a_child_or_is_refused(run_dir: RunDir) -> None:
     with subprocess.Popen("cat", stdin=subprocess.PIPE) as process, is_refused():
         trained(run_dir, process.pid).stand()
     run_dir.training(0).unlink()
-    with is_refused():  # it may live there
+    with is_refused():  # the process could still run on the other host
         trained(run_dir, dead(), host="another").stand()
 
 

@@ -1,4 +1,4 @@
-"""Functions of libraries that are recognised, in this process; scripts are launched in `frameworks/`."""
+"""Test functions of libraries that are recognised, in this process. Tests in `frameworks/` launch scripts."""
 
 import ast
 import io
@@ -26,14 +26,15 @@ from tests.packages import Packages
 from tests.samples import known
 from tests.worker import motor
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries: no process group, srun, few workers
+# Libraries warn of a missing process group, srun or too few workers.
+pytestmark = pytest.mark.filterwarnings("ignore")
 dcp: Any = torch.distributed.checkpoint
 STATE = {"weight": torch.ones(1000)}
 
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
-    """Spans of this thread, with torch watched as in a launch and as before afterwards."""
+    """Yield the spans of this thread. torch is watched like in a launch, and restored afterwards."""
     owners = [torch, torch.serialization, safetensors.torch, dcp, state_dict_saver, state_dict_loader]
     for owner in owners:
         for name in ("save", "load", "async_save", "save_file", "load_file", "save_state_dict"):
@@ -59,7 +60,7 @@ def counts(spans: Spans) -> Counts:
 
 
 def defined(package: Path, module: str, path: str) -> bool:
-    """Whether a module, which is not imported, has a function or a method."""
+    """Return whether a module, which is not imported, has this function or method."""
     _, *parents, name = module.split(".")
     file = package.joinpath(*parents, f"{name}.py")
     kinds: list[ast.AST] = [ast.parse(file.read_text())] if file.exists() else []
@@ -83,7 +84,7 @@ OF_FRAMEWORKS = [
     ids=str,
 )
 def test_libraries_still_have_the_names(module: str, path: str) -> None:
-    """Without one of them, the event is known by the functions in it, or not at all."""
+    """Without one of the names, the event is recognised by the functions within it, or not at all."""
     spec = find_spec(module.partition(".")[0])
     if spec is None:
         pytest.skip(f"{module} is not installed")
@@ -195,7 +196,7 @@ def test_functions_that_a_framework_names_are_events(spans: Spans, packages: Pac
 
 
 class Engine:
-    """A class of a library, with each kind of method."""
+    """A class of a library with each kind of method."""
 
     def save(self, path: str) -> tuple[type, str]:
         return type(self), path
@@ -215,7 +216,7 @@ def test_recognised_methods_are_called_as_before(
 ) -> None:
     monkeypatch.setattr(Engine, name, vars(Engine)[name])
     recognised = Recognised(__name__, f"Engine.{name}", event)
-    for _ in range(2):  # the second time, it is watched already
+    for _ in range(2):  # the second time, it is already watched
         events._wrap(recognised, sys.modules[__name__])
     assert getattr(Engine(), name)("x") == (Engine, "x")
     assert names(spans) == {event: 1}

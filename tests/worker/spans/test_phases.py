@@ -1,4 +1,7 @@
-"""`perfsuite.phase` and phases that a case names; launched in `frameworks/test_events.py`."""
+"""Test `perfsuite.phase` and phases that a case names.
+
+`frameworks/test_events.py` launches scripts with them.
+"""
 
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +27,7 @@ class Clock:
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
-    """Spans of this thread, which trains; time passes in `work`."""
+    """Return the spans of this thread, which trains. Time passes only in `work`."""
     spans = Spans(Meters(now=lambda: Clock.now))
     spans.train(lambda: 7)
     monkeypatch.setattr(phases, "spans", spans)
@@ -100,7 +103,7 @@ def test_a_class_is_no_phase() -> None:
 def test_one_phase_in_two_threads_ends_in_each(spans: Spans) -> None:
     phase = perfsuite.phase("rollout")
     with phase:
-        in_a_thread(phase.__enter__)  # which is still in it when this thread leaves
+        in_a_thread(phase.__enter__)  # the other thread is still in the phase when this thread leaves it
         work()
     assert spans.times()["rollout"].seconds == (1,)
 
@@ -120,7 +123,7 @@ def test_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
 
 
 def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would break the graph, or end the script with `fullgraph=True`."""
+    """A phase would break the graph, or end a script with `fullgraph=True`."""
     monkeypatch.setattr(phases, "is_compiling", lambda: True)
 
     with phases.phase("rollout"):

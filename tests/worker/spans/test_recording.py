@@ -1,4 +1,4 @@
-"""Spans of this process with a clock and meters of the test's own."""
+"""Test spans of this process with a clock and meters that the test controls."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ SAVE = "save checkpoint"
 
 
 class Machine:
-    """What the meters read."""
+    """Values for the meters to read."""
 
     def __init__(self) -> None:
         self.now = 0.0

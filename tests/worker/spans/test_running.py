@@ -9,7 +9,7 @@ from tests.processes import wait_until
 
 
 class Watched:
-    """A rank whose time the test tells."""
+    """A rank whose time the test sets."""
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ def test_the_span_is_told_that_has_taken_long(watched: Watched) -> None:
 
 
 def test_a_phase_in_which_steps_end_is_not_told(watched: Watched) -> None:
-    """As one around the whole training, which may hang in a step."""
+    """An example is a phase around the whole training, which can hang in a step."""
     steps = [0]
     watched.spans.train(lambda: steps[0])
     watched.spans.begin("train")
