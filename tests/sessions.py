@@ -132,7 +132,8 @@ def make_explained(result: Measurement) -> Measurement:
 
 
 def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:
-    """Return a case of a kind: `passed`, `regressed`, `larger`, `improved`, `throttled`, `crash`, `recorded`."""
+    """Return a case of a kind: `passed`, `regressed`, `larger`, `improved`, `throttled`, `crash` or
+    `recorded`."""
     case = make_gpu_case(number)
     random = Random(number)
     before = make_baseline(*(make_gpu_run(case, random, torch="2.12.1") for _ in range(10)))

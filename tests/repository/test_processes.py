@@ -1,4 +1,4 @@
-"""What tests wait for has a limit."""
+"""Tests that everything that tests wait for has a time limit."""
 
 import subprocess
 import sys
