@@ -1,4 +1,6 @@
-"""FSDP2 by accelerate, in mixed precision, of a model in bfloat16 that is frozen but for its last block."""
+"""Trains with FSDP2 in accelerate, in mixed precision. All but the last block of the bfloat16 model is
+frozen.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""A deep Llama with adapters of peft, whose targets are named one by one: `python peft_names.py LAYERS`."""
+"""Trains a deep Llama with adapters of peft. Each target is named separately: `python peft_names.py
+LAYERS`.
+"""
 
 import itertools
 import sys

@@ -1,4 +1,6 @@
-"""A Llama whose adapters of peft are saved every 5 steps, with one for its embedding."""
+"""Trains a Llama with adapters of peft, one of them for its embedding, and saves the adapters every 5
+steps.
+"""
 
 import itertools
 import os
