@@ -27,8 +27,7 @@ def of_a_token(model: Model, length: int) -> float:
 
 
 def least_step_s(case: Case) -> float:
-    """Return the shortest possible step on an H100, from the case's FLOPs and a realistic share of the
-    peak."""
+    """Return the shortest possible step on an H100, from the case's FLOPs and a share of the peak."""
     reached, peak = (0.7, H100.peak_fp32) if case.precision == "fp32" else (0.4, H100.peak_16bit)
     assert peak is not None
     options = case.framework.model_dump()
@@ -42,8 +41,7 @@ def least_step_s(case: Case) -> float:
 
 @pytest.mark.parametrize("case", NIGHTLY, ids=lambda case: case.id)
 def test_clocks_settle_before_a_long_window(case: Case) -> None:
-    """Warm-up should take about 10 s, and the window 20 s. A pipeline also needs time to fill and to
-    empty."""
+    """Warm-up should take about 10 s and the window 20 s, although a pipeline has to fill and to empty."""
     bubble = 1 + (case.framework.model_dump().get("pp", 1) - 1) / case.gradient_accumulation
     step_s = bubble * least_step_s(case)
     assert case.max_warmup_steps * step_s > 8

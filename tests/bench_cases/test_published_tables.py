@@ -232,8 +232,7 @@ def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
 # The best batch of a sweep
 
 V100 = {1: 622.0, 2: 1358.0, 4: 2753.0, 7: 4791.0, 8: 2444.0}
-"""tokens/s by batch of GPT-2 XL under FSDP on 4 x V100-16GB. Batch 8 fits only with retries, and 9 does not
-fit."""
+"""tokens/s by batch for GPT-2 XL under FSDP on 4 x V100-16GB. Batch 8 needs retries; 9 does not fit."""
 
 
 def run(batch: int, tokens_per_s: float | None, retries: float | None = 0, **changes: Any) -> Run:

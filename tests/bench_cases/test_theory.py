@@ -72,8 +72,8 @@ class Step:
         entry[1] += calls * size * BYTES[dtype]
 
     def unit(self, shapes: Sequence[Shape], group: Group, gathers: int, dtype: str = "float32") -> None:
-        """Add a unit of FSDP2: it is gathered in bf16, and its gradients are reduced (Zhao et al. 2023,
-        section 3.2)."""
+        """Add a unit of FSDP2: gathered in bf16, with its gradients reduced (Zhao et al. 2023, section
+        3.2)."""
         self.send("all_gather", group, "bfloat16", rows(shapes, group[0]) * group[0], gathers)
         self.reduce(shapes, group, dtype)
 

@@ -1,6 +1,4 @@
-"""Timings of perfsuite itself, run by hand: `make figures`. They are not tests: nothing here passes or
-fails.
-"""
+"""Timings of perfsuite itself, run by hand: `make figures`. They are not tests: nothing passes or fails."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

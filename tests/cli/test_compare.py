@@ -1,6 +1,4 @@
-"""Tests of what `perfsuite compare` prints, writes and refuses. Its launches are simulated, each in
-processes.
-"""
+"""Tests of what `perfsuite compare` prints, writes and refuses, with simulated launches in processes."""
 
 import json
 import os
@@ -63,8 +61,7 @@ class Verdicts:
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
-    """Return the list of cases in which the arms differ. Collecting real ones takes a process for each
-    commit."""
+    """Return the list of cases in which the arms differ. To collect real ones takes a process per commit."""
     listed = list[CaseChange]()
     monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(listed), None))
     return listed

@@ -113,8 +113,7 @@ def test_what_cannot_run_dry_is_refused(monkeypatch: pytest.MonkeyPatch, argumen
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The case is Llama-3.2-1B on 64 GPUs that do not exist: 1.236e9 parameters, with gradients sent in
-    fp32."""
+    """The case is Llama-3.2-1B on 64 GPUs that do not exist: 1.236e9 parameters, gradients sent in fp32."""
     topology = Topology(nodes=8, processes_per_node=8)
     case = CASE.replace(model="llama-3.2-1b", topology=topology, counted_steps=1)
     commands.hold(monkeypatch, case)

@@ -107,8 +107,8 @@ def test_refuses_an_irregular_file_as_a_page(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_results_of_many_cases_are_read(tmp_path: Path) -> None:
-    """The results of 1,000 cases with 8 launches each exceed the limit of settings. Documents have their own
-    limit."""
+    """The results of 1,000 cases, 8 launches each, exceed the limit of settings, but not that of
+    documents."""
     (tmp_path / "results.json").write_bytes(b" " * (files.LARGEST + 1))
     with pytest.raises(FileError, match="not JSON"):
         documents.read(tmp_path / "results.json", SessionFile)

@@ -243,8 +243,7 @@ def test_diff_of_a_branch_runs_no_program(hostile: Hostile, monkeypatch: pytest.
 
 @pytest.mark.parametrize("address", ["origin", "ext::{evil}"])
 def test_reading_a_partial_clone_runs_no_program(hostile: Hostile, address: str) -> None:
-    """git fetches missing objects of such a clone, with the ssh command and the remote's programs in its
-    settings."""
+    """git fetches missing objects of such a clone with the ssh command and the programs in its settings."""
     evil = hostile.top.parent / "hostile-evil"
     (blob,) = perfsuite_git("rev-parse", "HEAD:a.txt", cwd=hostile.top).split()
     (hostile.top / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
@@ -359,8 +358,7 @@ def test_only_a_container_reads_foreign_repositories(
 def test_distrusts_a_foreign_git_directory_above(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    """In /tmp, which belongs to root and is open to everybody, or in root's directory, the owner does not
-    match."""
+    """In /tmp, which belongs to root and is open to all, or in root's directory, the owner does not match."""
     monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: True)
     hostile.owned_by(NOBODY)
     os.chown(hostile.top, 0, 0)
@@ -407,7 +405,7 @@ def test_a_branch_that_is_an_option_is_refused(repo: Path, name: str) -> None:
 
 
 def test_a_submodule_is_not_compared_in_full(repo: Path, tmp_path: Path) -> None:
-    """With `diff.submodule = diff`, git would look into the submodule with the programs that the submodule
+    """With `diff.submodule = diff`, git would look into the submodule with programs that the submodule
     names."""
     inner = Hostile(tmp_path / "inner")
     plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)

@@ -731,8 +731,7 @@ def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch:
 
 @pytest.mark.smoke
 def test_other_repository_needs_only_the_package(tmp_path: Path) -> None:
-    """In a fresh interpreter, in another directory and without a conftest, the entry point brings the
-    fixture."""
+    """A fresh interpreter in another directory without a conftest gets the fixture from the entry point."""
     (tmp_path / "test_theirs.py").write_text(
         "import perfsuite, pytest\n"
         "CASE = perfsuite.Case(model='gpt2-tiny', framework='fake', sequence_length=32, micro_batch=1,\n"

@@ -77,8 +77,7 @@ def lines(result: Measurement, field: str) -> list[str]:
 
 
 def flat(text: str) -> str:
-    """Return the text on one line, since lines can be broken anywhere, and without a title's capital
-    letters."""
+    """Return the text on one line and in lower case, since line breaks and titles' capitals may differ."""
     return " ".join(text.split()).lower()
 
 

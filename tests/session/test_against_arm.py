@@ -1,5 +1,5 @@
-"""Tests of the order in which a comparison launches its arms, and of what it keeps. All launches but one are
-fake.
+"""Tests of the order in which a comparison launches its arms, and of what it keeps. Only one launch is
+real.
 """
 
 import threading

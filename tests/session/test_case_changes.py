@@ -1,6 +1,4 @@
-"""Tests of which cases of arm A a comparison loses, in real repositories. Each change is like a pull
-request's.
-"""
+"""Tests of which cases of arm A a comparison loses, in real repositories with changes like pull requests'."""
 
 import os
 import sys
@@ -200,8 +198,7 @@ def test_lists_cases_deselected_by_hook_or_option(repo: Path, file: str, text: s
 
 @pytest.mark.nightly
 def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
-    """The worktree of arm A is in .perfsuite. Settings that only the branch has must not deselect arm A's
-    cases."""
+    """The worktree of arm A is in .perfsuite. The branch's own settings must not deselect arm A's cases."""
     (repo / "sub").mkdir()
     (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
     commit(repo, "arm A has settings, arm B has none")

@@ -1,3 +1,1 @@
-"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that improve as a
-result.
-"""
+"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that improve by it."""

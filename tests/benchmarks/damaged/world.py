@@ -1,6 +1,4 @@
-"""Makes the projects whose files are damaged. All is well in them, except for the bad results to be
-judged.
-"""
+"""Makes the projects whose files are damaged. Only the results to be judged are bad in them."""
 
 import json
 import math

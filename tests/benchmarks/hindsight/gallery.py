@@ -1,6 +1,4 @@
-"""Makes docs/gallery.md: ten regressions from the stored results, at least one of each kind that was
-found.
-"""
+"""Makes docs/gallery.md: ten regressions from the stored results, at least one of each kind found."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ class Pair:
     thread: str = ""
     """`repository#number`, or `repository tag` for release notes. It is empty for an unchanged pair."""
     kind: Literal["step", "some steps", "growth", "data", "start-up", "event", "dtype", "scale"] = "step"
-    """Where the regression shows. `some steps` is work that not each step does. `scale` needs many layers or
+    """Where the regression shows. `some steps`: not each step does the work. `scale`: many layers or
     ranks."""
     what: str = ""
     """The additional work of `bad`."""
@@ -52,8 +52,7 @@ class Pair:
 
     @property
     def link(self) -> str:
-        """The thread as a link in Markdown. GitHub redirects from the address of an issue to a pull
-        request."""
+        """The thread as a Markdown link. GitHub redirects from an issue's address to a pull request."""
         name, mark, number = re.split("([# ])", self.thread)
         kind = "issues" if mark == "#" else "releases/tag"
         return f"[{self.thread}](https://github.com/{DATA['repositories'][name]}/{kind}/{number})"

@@ -31,8 +31,7 @@ class Result:
 
 
 Results = Mapping[tuple[str, bool], Result]
-"""The last result of each pair on a quiet machine and on a busy one. The key is the pair's name and
-`busy`."""
+"""The last result of each pair on a quiet machine and on a busy one, by the pair's name and `busy`."""
 
 
 def read() -> dict[tuple[str, bool], Result]:
@@ -122,8 +121,7 @@ def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict
 
 
 def _arms(pair: Pair) -> str:
-    """Return the releases that differ, followed by the shared ones in brackets: `trl 0.23.0, 0.22.2
-    (...)`."""
+    """Return the releases that differ, and then the shared ones in brackets: `trl 0.23.0, 0.22.2 (...)`."""
     good, bad = ([word.replace("==", " ") for word in arm.split()] for arm in (pair.good, pair.bad))
     if good == bad:
         return f"{' '.join(good)} twice"

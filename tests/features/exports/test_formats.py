@@ -63,8 +63,7 @@ def records(*results: Measurement) -> list[dict[str, Any]]:
 
 
 def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
-    """Return value and labels by metric and case, as parsers of OpenMetrics and of the older format read
-    them."""
+    """Return value and labels by metric and case. Parsers of OpenMetrics and the older format must agree."""
     text = openmetrics(session_of(*results))
     assert text.endswith("# EOF\n")
     new, old = (

@@ -67,8 +67,7 @@ def test_ignores_small_or_unclear_changes() -> None:
 
 
 def test_finds_and_measures_a_slow_drift() -> None:
-    """The drift appears as stairs: each step is within noise of the truth, and all steps add up to the
-    drift."""
+    """The drift appears as stairs. Each step is within noise of the truth, and their sum is the drift."""
     luck = random.Random(3)
     values = [1.003 ** (night / 7) * math.exp(0.01 * luck.gauss(0, 1)) for night in range(140)]
     stairs = found(values)

@@ -240,8 +240,7 @@ def test_refuses_a_file_unlike_its_name(history: Path) -> None:
 
 
 def test_refuses_a_session_without_verdicts(history: Path) -> None:
-    """A case that measured nothing has only a verdict. Without verdicts, its failure would be
-    lost."""
+    """A case that measured nothing has only a verdict. Without verdicts, its failure would be lost."""
     [written] = add(history, kept(RUN), never_run().replace(case_id="lost")).written
     content = json.loads(written.read_text())
     del content["verdicts"]

@@ -32,8 +32,7 @@ invoke = partial(commands.run, "history", "trend")
 
 
 def levels(case: int, night: int) -> Level:
-    """Make the first case 3% slower from night 40 on, and let the second use 2% more memory from night 50
-    on."""
+    """Make the first case 3% slower from night 40 on, and the second take 2% more memory from night 50 on."""
     return Level(step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.02 * (case == 1 and night >= 50))
 
 

@@ -216,8 +216,7 @@ def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
 
 
 def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 8) -> list[float]:
-    """Return steps like those of real launches: slow first steps, correlated noise, some steps twice as
-    slow."""
+    """Return steps like real ones: the first steps are slow, noise is correlated, some take twice as long."""
     random = Random(seed)
     steps = []
     drift = 0.0

@@ -340,8 +340,7 @@ def test_search_file_retries_what_was_skipped(tmp_path: Path) -> None:
 
 
 def held(tmp_path: Path, **changes: Any) -> BisectFile:
-    """Return what `begun` reports on a file with these changes. It has five candidates, and the bad one is
-    tested."""
+    """Return what `begun` reports on a file with these changes. Of five candidates, the bad one is tested."""
     stand = Stand(5, 3)
     case = make_case()
     file, new = begun(tmp_path, case, stand.history)

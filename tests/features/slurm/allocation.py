@@ -40,8 +40,7 @@ class Allocation:
         self._options = options
 
     def take(self, *options: str) -> None:
-        """Make sure that the nodes are allocated with these options of salloc and are clean. If not, allocate
-        them again."""
+        """Allocate the nodes with these options of salloc, unless they have them already and are clean."""
         state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
         if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
             self.release()

@@ -160,8 +160,7 @@ class Wire:
 
 @pytest.mark.smoke
 def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: Path) -> None:
-    """In a ring of P ranks, each rank sends 2 (P - 1) / P times the gradients. One rank of n1 sends them to
-    n2."""
+    """In a ring of P ranks, each sends 2 (P - 1) / P times the gradients. One rank of n1 sends them to n2."""
     wire = Wire(allocation)
     on_both = Topology(nodes=2, processes_per_node=2)
     run = launched(DDP_TINY.replace(topology=on_both), tmp_path, on_progress=wire.look)

@@ -14,8 +14,7 @@ BAND = Band(baseline_s=0.1, allowed_s=0.103)
 
 
 def parts(svg: str, kind: str) -> list[dict[str, str]]:
-    """Return the attributes of a class's elements, in order. Raises an error if the chart is not
-    well-formed."""
+    """Return the attributes of a class's elements, in order. The chart must be well-formed."""
     return [
         dict(element.attrib) for element in ElementTree.fromstring(svg).iter() if element.get("class") == kind
     ]

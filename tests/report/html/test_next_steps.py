@@ -181,8 +181,7 @@ def test_every_suggested_command_is_parsed(name: str) -> None:
 
 
 def parse(command: str) -> None:
-    """Parse a command line as its program does, without running it. An unknown option raises a usage
-    error."""
+    """Parse a command line as its program does, without running it. Unknown options raise a usage error."""
     program, *words = shlex.split(command)
     if program == "pytest":
         for word in words[1:]:

@@ -1,6 +1,4 @@
-"""Trains with FSDP2 in accelerate, in mixed precision. All but the last block of the bfloat16 model is
-frozen.
-"""
+"""Trains a bfloat16 model with FSDP2 in accelerate, in mixed precision. Only its last block is not frozen."""
 
 import itertools
 

@@ -1,6 +1,4 @@
-"""Trains with Lightning's Trainer and its CSV logger, which logs hyperparameters, and a loss every 5th
-step.
-"""
+"""Trains with Lightning's Trainer and its CSV logger, which logs hyperparameters and every 5th loss."""
 
 import os
 from typing import Any

@@ -1,6 +1,4 @@
-"""Trains with Lightning's Trainer, and saves a checkpoint every 5 steps: `python lightning_save.py RANKS
-WORKERS`.
-"""
+"""Trains with Lightning's Trainer, and saves every 5 steps: `python lightning_save.py RANKS WORKERS`."""
 
 import os
 import sys

@@ -1,6 +1,4 @@
-"""Trains a Llama with adapters of peft, one of them for its embedding, and saves the adapters every 5
-steps.
-"""
+"""Trains a Llama with adapters of peft, also for its embedding, and saves them every 5 steps."""
 
 import itertools
 import os
