@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _only_gpu_tests(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # A job of perfsuite's own pull request sets it, which tests must not see.
+    # A job of a pull request of perfsuite sets this variable, which tests must not see.
     os.environ.pop("GITHUB_BASE_REF", None)
 
 

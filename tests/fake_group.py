@@ -1,4 +1,4 @@
-"""Process groups of a single process. It is the only rank, or one of many in a group that sends nothing."""
+"""Process groups with a single process: the only rank, or one of many in a group that sends nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -181,8 +181,8 @@ def copy(directory: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutation tests: see CONTRIBUTING.md.")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn at random; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="equal seeds draw equal samples of equal code")
+    parser.add_argument("--sample", type=int, default=0, help="number of mutants to draw at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="same seed and code: same sample")
     parser.add_argument("paths", nargs="*", default=MODULES, help="modules or folders")
     options = parser.parse_args()
     cosmic_ray.plugins.OPERATOR_PROVIDERS["perfsuite"] = {"Swap": Swap}

@@ -38,7 +38,7 @@ def executable(file: Path, *lines: str) -> Path:
 
 
 class Left(BaseException):
-    """Replaces the end of this process by `os._exit`. (`SystemExit` would be an end by `sys.exit`.)"""
+    """Raised in place of `os._exit`, which would end this process."""
 
 
 def leave(status: int) -> NoReturn:

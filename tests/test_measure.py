@@ -62,7 +62,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
 
 
 def others_who(*, end: bool = True) -> Mock:
-    """Return others on the machine, who end, or do not, while they are waited for."""
+    """Return other users of the machine, who end, or do not, while they are waited for."""
     others = Mock(spec=Neighbours, say=Mock())
     others.during_launch.side_effect = lambda machine, devices: f"train (pid 4711) on {devices}"
     others.wait.return_value = end

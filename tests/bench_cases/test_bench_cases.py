@@ -50,7 +50,7 @@ def test_clocks_settle_before_a_long_window(case: Case) -> None:
 
 
 def test_large_models_learn_without_spikes() -> None:
-    """These models train without clipping and without a warm-up of the learning rate."""
+    """Large models train without clipping and without a warm-up of the learning rate."""
     full = [case for case in CASES.values() if case.lora is None and case.hardware != ("cpu",)]
     rates = {size: {case.learning_rate for case in full if size in case.model.name} for size in ("8b", "70b")}
     assert rates["8b"] == {3e-4}

@@ -52,7 +52,7 @@ def test_takes_githubs_commit_without_git(tmp_path: Path, monkeypatch: pytest.Mo
 def test_reads_another_users_checkout_in_a_container(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also works with git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
+    """The checkout is also read with git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
     commit = git(repo, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert revision(repo).commit == commit

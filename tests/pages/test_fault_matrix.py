@@ -1,4 +1,4 @@
-"""Tests of the tables of faults on pages: each row has a test that injects the fault, and the reverse."""
+"""Tests of the fault tables on pages: each row has a test that injects the fault, and each test a row."""
 
 import ast
 import re

@@ -482,7 +482,7 @@ def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.Monkey
 
 
 def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is also reported if the times of no launch are judged."""
+    """The same work is reported even if the times of no launch are judged."""
 
     def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
         args[-1].on_launch(case, 1)

@@ -106,7 +106,7 @@ def test_kernels_of_an_event_are_unknown() -> None:
 
 
 def test_kernels_of_a_compiled_step_are_unknown() -> None:
-    """They are unknown in all steps, although the launch notes the compilation only once."""
+    """Kernels are unknown in all steps, although the launch notes the compilation only once."""
     done = make_counts(compiled=make_compiled(), memory=None)
     rows = of(launch(done.with_step(make_counts(step=10, memory=None)), window=(4, 9)))
     assert rows["step 4"].kernels is None

@@ -88,7 +88,7 @@ def test_tests_mirror_the_folders(module: str) -> None:
     _, *folders, name = module.split(".")
     has_file = TESTS.joinpath(*folders, f"test_{name}.py").exists()
     assert has_file or module in NO_TEST_FILE, "give it a test file of its own"
-    assert not (has_file and module in NO_TEST_FILE), "take it off NO_TEST_FILE"
+    assert not (has_file and module in NO_TEST_FILE), "remove it from NO_TEST_FILE"
 
 
 def test_keeps_no_reason_for_a_deleted_module() -> None:

@@ -1,4 +1,4 @@
-"""Tests that everything that tests wait for has a time limit."""
+"""Tests that every wait in the tests has a time limit."""
 
 import subprocess
 import sys

@@ -344,7 +344,7 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
     make(repository, "site")
     site = repository / "build" / "site"
     assert "A page" in (site / "index.html").read_text()
-    assert not (site / "history").exists(), "there is none yet"
+    assert not (site / "history").exists(), "there is no history yet"
     for day, name in enumerate(("night-cpu", "night-again"), 1):
         a_night(repository, name, "passed", started_at=f"2026-01-0{day}T00:00:00+00:00")
     nobody = "https://localhost:1"  # no server listens there
@@ -441,7 +441,7 @@ def test_builds_no_tag_unlike_the_version(tmp_path: Path) -> None:
 
 
 def test_gpu_runners_install_no_cpu_torch() -> None:
-    """They measure the environment that is installed, so no index of CPU builds may interfere."""
+    """GPU runners measure the environment that is installed, so no index of CPU builds may interfere."""
     jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
     with_gpus = [job for job in jobs if "container" in job]
     assert len(with_gpus) == 3
@@ -518,4 +518,4 @@ def test_code_of_a_pull_request_sees_no_token() -> None:
     steps = workflow("pull-request")["jobs"]["answer"]["steps"]
     assert steps[0]["with"]["ref"] == "${{ github.event.pull_request.base.sha }}"
     download = workflow("new-baselines")["jobs"]["propose"]["steps"][-2]
-    assert download["with"]["path"] == "measured", "never over the checkout"
+    assert download["with"]["path"] == "measured", "it must not overwrite the checkout"

@@ -42,7 +42,7 @@ def test_compute_time_is_flops_over_peak() -> None:
     assert half.tokens_per_s == pytest.approx(1000 * 989.5 / 19)
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
     several = roofline_of(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
-    assert several.flops == 5, "it is of the rank that needs most"
+    assert several.flops == 5, "FLOPs of the busiest rank"
     for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
         counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
         assert roofline_of(counts).compute_s == pytest.approx(1 / (2 * 989.5))

@@ -148,7 +148,7 @@ def test_injected_fault_ignores_a_small_baseline(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize(("launch_s", "compares"), [(20.0, False), (40.0, True)])
 def test_small_baseline_counts_if_time_is_short(sessions: Sessions, launch_s: float, compares: bool) -> None:
-    """Otherwise a short budget would record the same few launches in every session."""
+    """Without this, a short budget would record the same few launches in every session."""
     ours = sessions.make()
     small = baseline.from_runs([make_run(machine=ours.setup.host.machine)])
     ours.setup.baselines.write_local(small)

@@ -367,7 +367,7 @@ def _slot() -> Iterator[int]:
                 _remove(slot)
             yield slot
             return
-    raise RuntimeError(f"clusters run already in all of {SLOTS}")
+    raise RuntimeError(f"all slots have a running cluster: {SLOTS}")
 
 
 def _ip(*words: str) -> None:

@@ -101,7 +101,7 @@ def test_steps_have_interpreter_options_and_arm(
 def test_steps_ignore_the_jobs_cores_per_task(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Otherwise our only task on a node would get the cores of just one of the job's tasks."""
+    """Without this, our only task on a node would get the cores of just one of the job's tasks."""
     monkeypatch.setenv(name, "2")
     log = tmp_path / "log"
     python = executable(

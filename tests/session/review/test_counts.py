@@ -44,7 +44,7 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
     assert (before.counts, before.launches) == (launch().counts, 5)
     assert before.accepted is not None
     assert (before.accepted.by, before.accepted.reason) == ("Ada", "first")
-    assert f"written: {FILE}" not in accept("2", 5), "these launches were not counted"
+    assert f"written: {FILE}" not in accept("2", 5), "the new launches were not counted"
     assert accepted() == before
 
 
