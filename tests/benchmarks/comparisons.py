@@ -44,7 +44,7 @@ layers = [torch.nn.Linear(256, 256) for _ in range(4)]
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 batch, target = torch.randn(256, 256), torch.randn(256, 256)
-while True:  # perfsuite ends it after its last step
+while True:  # perfsuite ends the script after its last step
     optimizer.zero_grad()
     (model(batch) - target).square().mean().backward()
     optimizer.step()

@@ -54,7 +54,7 @@ def pytest_itemcollected(item):
             continue
         step_ms = 5.0
         while (simulated := case.replace(framework=Fake(step_ms=step_ms), **SIMULATED)).id in seen:
-            step_ms += 0.001  # cases that differ in their frameworks alone stay apart
+            step_ms += 0.001  # keeps cases apart that differ only in their frameworks
         seen.add(simulated.id)
         item.callspec.params[name] = simulated
 """

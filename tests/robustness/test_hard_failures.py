@@ -109,7 +109,7 @@ class Stuck(torch.nn.Linear):
 
 model = Stuck(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while rank == "0" and not one_is_stuck.exists():  # the time that is let pass begins with rank 0's first step
+while rank == "0" and not one_is_stuck.exists():  # the hang counts from rank 0's first step
     time.sleep(0.01)
 while True:
     model(torch.ones(2)).sum().backward()
@@ -187,7 +187,7 @@ INTERRUPTED_TWICE = """
     from pathlib import Path
     import pytest
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell might ignore SIGINT
 
     def interrupt():
         while not list(Path(".perfsuite").glob("runs/*/*b8*/launch-1/rank-1.log")):

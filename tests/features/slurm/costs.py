@@ -42,7 +42,7 @@ for number in range(100):
     model(batch).square().mean().backward()
     optimizer.step()
     taken.append(time.perf_counter() - began)
-    if number == 90 and torch.distributed.get_rank() == 0:  # perfsuite ends it after its last step
+    if number == 90 and torch.distributed.get_rank() == 0:  # perfsuite ends the script after its last step
         with open(sys.argv[1], "w") as file:
             file.write(str(median(taken[50:])))
 torch.distributed.destroy_process_group()
