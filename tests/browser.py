@@ -1,4 +1,4 @@
-"""A headless Chromium for tests: opens pages, remembers what they asked for and complained about.
+"""A headless Chromium for tests. It opens pages, and records their requests and complaints.
 
 Debian: `apt-get install chromium chromium-driver`, or `make browser`.
 """
@@ -24,15 +24,15 @@ from selenium.webdriver.support.ui import WebDriverWait
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
 FLAGS = ("--headless", "--no-first-run", "--no-sandbox", *(f"--disable-{feature}" for feature in OFF))
-"""Without its sandbox, as it does not start as root otherwise; only our own pages are opened."""
+"""Chromium has no sandbox, since it does not start as root otherwise. It opens only our own pages."""
 TIMEOUT_S = 120
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 LOADS = 5
-"""How often a page is loaded at the most, if the network of this machine changes meanwhile."""
+"""How often a page is loaded at most, if the network of this machine changes meanwhile."""
 
 
 class Browser:
-    """One tab."""
+    """One tab of the browser."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
@@ -40,15 +40,15 @@ class Browser:
         self._complaints: list[dict[str, Any]] = []
 
     def open(self, url: str) -> None:
-        """Load a page and wait for it; forgets what earlier pages asked for and complained about.
+        """Load a page and wait for it. Forgets the requests and complaints of earlier pages.
 
-        Chromium drops its requests when a network interface comes or goes, as those of the Slurm cluster of
-        other tests do: then it loads the page again.
+        Chromium drops its requests when a network interface comes or goes, as happens when other tests start
+        or stop a Slurm cluster. Then the page is loaded again.
         """
         self._url = url
         for _ in range(LOADS):
             try:
-                self.driver.get("about:blank")  # else only what follows a # may change, and nothing is loaded
+                self.driver.get("about:blank")  # otherwise a change after # alone loads nothing
                 self._log("performance")
                 self._log("browser")
                 self._complaints = []
@@ -62,20 +62,20 @@ class Browser:
         raise RuntimeError(f"the network of this machine changed in each of {LOADS} loads of {url}")
 
     def evaluate(self, script: str, *arguments: Any) -> Any:
-        """What a JavaScript expression gives; `arguments[0]` and so on are at its hand."""
+        """Return the value of a JavaScript expression. It can use `arguments[0]` and so on."""
         return self.driver.execute_script(f"return ({script})", *arguments)
 
     def console(self) -> list[str]:
-        """Warnings and errors, scripts' uncaught ones and blocked requests included."""
+        """Return warnings and errors, including scripts' uncaught errors and blocked requests."""
         self._complaints += self._log("browser")
         entries = self._complaints
         self._complaints = []
         return [entry["message"] for entry in entries if entry["level"] != "INFO"]
 
     def requests(self) -> list[str]:
-        """The addresses asked for since `open`, the page's own among them.
+        """Return the addresses requested since `open`, including that of the page itself.
 
-        Neither data: is one, nor what the browser asks itself for.
+        Data URLs and the browser's own requests are left out.
         """
         events = (json.loads(entry["message"])["message"] for entry in self._log("performance"))
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
@@ -83,26 +83,26 @@ class Browser:
         return [url for url in urls if not url.startswith(("data:", "chrome:"))]
 
     def screen(self, width: int, height: int = 900, *, dark: bool = False) -> None:
-        """The viewport in CSS pixels, and the preferred colours."""
+        """Set the viewport in CSS pixels, and the preferred colours."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._command("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._command("Emulation.setEmulatedMedia", {"features": [scheme]})
 
     def screenshot(self, file: Path, *, without_last: int = 0) -> None:
-        """The viewport as PNG, but for so many CSS pixels at its foot."""
+        """Write the viewport as a PNG, without the given number of CSS pixels at its foot."""
         width, height = self.evaluate("[innerWidth, innerHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": height - without_last, "scale": 1}
         taken = self._command("Page.captureScreenshot", {"clip": clip})
         file.write_bytes(base64.b64decode(taken["data"]))
 
     def pdf(self, file: Path) -> None:
-        """As printed on A4."""
+        """Write the page as it is printed on A4."""
         paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": False}
         file.write_bytes(base64.b64decode(self._command("Page.printToPDF", paper)["data"]))
 
     def wait(self, expression: str) -> None:
-        """Until a JavaScript expression is true. A loaded page may lose requests, too: see `open`."""
+        """Wait until a JavaScript expression is true. A loaded page can lose requests, too: see `open`."""
 
         def holds(_: object) -> Any:
             if self._network_changed():
@@ -112,7 +112,7 @@ class Browser:
         WebDriverWait(self.driver, TIMEOUT_S).until(holds, expression)
 
     def wait_for_frame(self) -> None:
-        """Until what was changed is painted."""
+        """Wait until the last change is painted."""
         self.driver.execute_async_script(
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
         )
@@ -130,14 +130,14 @@ class Browser:
 
 
 def missing() -> str | None:
-    """Why there is no browser here, or None."""
+    """Return why there is no browser here, or None."""
     if not any(map(shutil.which, CHROMIUM)):
         return f"none of {', '.join(CHROMIUM)} is installed: run `make browser`"
     return None if shutil.which("chromedriver") else "chromedriver is not installed: run `make browser`"
 
 
 def skip_or_fail(reason: str) -> None:
-    """Skip the test that needs what is not installed; where CI is set it fails."""
+    """Skip the test because something is not installed. If CI is set, fail instead."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -145,7 +145,7 @@ def skip_or_fail(reason: str) -> None:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A fresh browser with an empty profile."""
+    """Yield a fresh browser with an empty profile."""
     options = ChromeOptions()
     options.binary_location = next(filter(None, map(shutil.which, CHROMIUM)))
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
@@ -161,7 +161,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for all tests of a file. Without one they are skipped, or fail where CI is set."""
+    """A browser for all tests of a file. Without a browser the tests are skipped, or fail if CI is set."""
     reason = missing()
     if reason is not None:
         skip_or_fail(reason)
@@ -171,12 +171,12 @@ def browser() -> Iterator[Browser]:
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
-        """The browser's own list of requests is looked at."""
+        """Write no log: tests look at the browser's own list of requests."""
 
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
-    """The address of a server of a directory, on this machine."""
+    """Serve a directory on this machine, and yield the server's address."""
     handler = functools.partial(_Quiet, directory=str(directory))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

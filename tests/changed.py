@@ -1,10 +1,11 @@
-"""Names the tests that a change may break, for `make quick`.
+"""Names the tests that a change can break, for `make quick`.
 
     python -m tests.changed [BASE]
 
-A room is a folder of perfsuite or a file next to it; in `features`, each feature is one. The tests named are
-those of every room that has changed since HEAD left BASE (committed or not), those of every room that imports
-one of these, and those that import a changed helper of the tests. Prints nothing if nothing has changed.
+A room is a folder of perfsuite or a file next to these folders; in `features`, each feature is a room. A room
+has changed if one of its files has, committed or not, since HEAD left BASE. Three kinds of tests are named:
+those of changed rooms, those of rooms that import a changed room, and those that import a changed helper of
+the tests. Prints nothing if nothing has changed.
 """
 
 import subprocess
@@ -22,13 +23,13 @@ READ_BY = {
     ".github": "repository.test_workflows",
     "Makefile": "repository.test_workflows",
 }
-"""Files and folders that are no Python, and the tests that read them."""
+"""Files and folders that are not Python, and the tests that read them."""
 OF_NO_ROOM = ("tests.test_", "tests.bench_cases.", "tests.pages.", "tests.repository.", "tests.robustness.")
-"""How the names of test modules begin that are not below a room of the same name."""
+"""Prefixes of the names of test modules that are not below a room of the same name."""
 
 
 def changed_files(base: str, root: Path = ROOT) -> set[str]:
-    """Return the files that differ from where HEAD left `base`, deleted and untracked ones too."""
+    """Return the files that differ from where HEAD left `base`, including deleted and untracked ones."""
 
     def git(*arguments: str) -> list[str]:
         command = ("git", "-C", str(root), *arguments)
@@ -40,7 +41,7 @@ def changed_files(base: str, root: Path = ROOT) -> set[str]:
 
 
 def affected_tests(files: Iterable[str]) -> list[str]:
-    """Return the test files and folders that changed `files` may break, as pytest takes them."""
+    """Return the test files and folders that changed `files` can break, as arguments of pytest."""
     files = set(files)
     if files & EVERYTHING:
         return ["tests"]

@@ -19,7 +19,7 @@ COMMAND_FAILED = Failure(kind="crash", message="the command ended with exit code
 def both(
     directory: Path, *, case: Case | None = None, peak_flops: float | None = None, **values: Any
 ) -> RunDir:
-    """The files of a launch of two ranks that report the same."""
+    """Write the files of a launch of two ranks that report the same values."""
     reports = [make_report(rank, **values) for rank in (0, 1)]
     return write_launch(directory, *reports, case=case, peak_flops=peak_flops)
 

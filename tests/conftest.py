@@ -1,4 +1,6 @@
-"""For all tests here. Those in `tests/gpu` need a GPU and run alone (`make gpu-day`); all others see none."""
+"""Hooks and fixtures for all tests. Tests in `tests/gpu` need a GPU and run alone (`make gpu-day`). No other
+test sees a GPU.
+"""
 
 import gc
 import os
@@ -20,30 +22,31 @@ PROCESSES = [
     Path(__file__).parent / name
     for name in ("features/slurm", "gpu", "launch", "node", "robustness/test_hard_failures.py")
 ]
-"""Whose tests start processes as users do. Those of other launch tests are forked."""
+"""Files and folders of tests that start processes as users do. Other launch tests fork their processes."""
 AS_USERS_DO = "--start-smoke-tests-as-users-do"
 LAUNCHES = {"smoke", "launch", "nightly"}
-"""Marks of the tests that start processes. A smoke test or a nightly one is a `launch`, too."""
+"""Marks of the tests that start processes. Smoke tests and nightly tests get the mark `launch`, too."""
 LAYERS = {"unit", *LAUNCHES, "simulation", "browser"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make smoke` and `make test-all` start anew what `make test` forks."""
+    """Let `make smoke` and `make test-all` start new processes where `make test` forks them."""
     parser.addoption(AS_USERS_DO, action="store_true", help="fork no process of a smoke test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide this machine's GPUs, from the processes that tests start, too. And let those be interrupted: a
-    background job of a shell ignores SIGINT, and so would they."""
+    """Hide this machine's GPUs from tests and from the processes that they start. Also make these processes
+    interruptible: a background job of a shell ignores SIGINT, and its child processes would, too."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _only_gpu_tests(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.pop("GITHUB_BASE_REF", None)  # a job of a pull request of perfsuite: not of what tests measure
+    # A job of a pull request of perfsuite sets this variable, which tests must not see.
+    os.environ.pop("GITHUB_BASE_REF", None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the tests of GPUs where these are hidden."""
+    """Leave out the tests in `tests/gpu` if the GPUs are hidden."""
     return True if collection_path == GPU_TESTS and not _only_gpu_tests(config) else None
 
 
@@ -63,11 +66,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Fork the launches of a test from a process that has torch, unless it tests how processes start."""
+    """Fork the launches of a test from a process with torch, unless they must start as users start them."""
     marks = {mark.name for mark in item.iter_markers()}
     if not is_forked(marks, item.path, as_users_do=item.config.getoption(AS_USERS_DO)):
         return (yield)
-    from tests.warm import forked_launches  # not at the top: test_conftest.py copies this file alone
+    from tests.warm import forked_launches  # not at the top, because test_conftest.py copies this file alone
 
     with forked_launches():
         return (yield)
@@ -86,7 +89,7 @@ def _only_gpu_tests(config: pytest.Config) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sessions under test, and the processes of xdist, do not queue behind each other."""
+    """Keep sessions under test, and the processes of xdist, from waiting for each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
         yield
@@ -94,21 +97,21 @@ def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _variables() -> Iterator[None]:
-    """A variable that a library sets when it is imported, as torchtitan does, reaches no later test."""
+    """Restore the environment, because some libraries, such as torchtitan, set variables on import."""
     with mock.patch.dict(os.environ):
         yield
 
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    from tests.suite import CASES  # not at the top: test_conftest.py copies this file alone
+    from tests.suite import CASES  # not at the top, because test_conftest.py copies this file alone
 
-    # Plugins of no concern here, which each inner run would import anew.
+    # Plugins that these tests do not need, and that each inner run would otherwise import again.
     monkeypatch.setenv(
         "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
     )
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
-    monkeypatch.setattr("cpuinfo.get_cpu_info", dict)  # pytest-benchmark asks: it takes a second
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the inner runs are sessions of their own
+    monkeypatch.setattr("cpuinfo.get_cpu_info", dict)  # pytest-benchmark asks for it, which takes a second
     pytester.makepyfile(test_cases=CASES)
     return pytester
 
@@ -116,7 +119,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 @pytest.fixture
 def recorded(suite: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -> pytest.Pytester:
     """`suite` with a baseline of its first case, which is measured once for all tests of this process."""
-    from tests.suite import run_cpu  # not at the top, either
+    from tests.suite import run_cpu  # not at the top either
 
     kept = tmp_path_factory.getbasetemp() / "recorded"
     if kept.exists():
@@ -129,24 +132,24 @@ def recorded(suite: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches of the framework `fake` take milliseconds: their ranks run in this process."""
-    from tests import simulated  # not at the top, either
+    """Run the ranks of the framework `fake` in this process, so that a launch takes milliseconds."""
+    from tests import simulated  # not at the top either
 
     simulated.patch(monkeypatch)
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """`tests.packages.Packages`: no other package adds anything to perfsuite but what the test installs."""
-    from tests.packages import site  # not at the top, either
+    """`tests.packages.Packages`, with no other package that adds anything to perfsuite."""
+    from tests.packages import site  # not at the top either
 
     with site(tmp_path / "site", monkeypatch) as packages:
         yield packages
 
 
 def pytest_collection_finish() -> None:
-    """Let full collections, which many tests make, skip what libraries hold; and torch compute in one thread,
-    as in a worker: the threads of several test processes would wait for each other's cores."""
+    """Make full collections, which many tests trigger, skip the objects of libraries. Also make torch compute
+    in one thread, as in a worker. Otherwise threads of several test processes wait for each other's cores."""
     gc.freeze()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -154,13 +157,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collections_skip_earlier_modules() -> None:
-    """Let full collections skip what earlier modules left, such as the libraries that they imported."""
+    """Make full collections skip what earlier modules left, such as the libraries that they imported."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the tests of GPUs where there is none, but for dry runs of their cases."""
+    """Skip the tests in `tests/gpu` if there is no GPU, except for dry runs of their cases."""
     is_dry = item.config.getoption("--perf-dry")
     if item.path.is_relative_to(GPU_TESTS) and not is_dry:
         machine = detect()

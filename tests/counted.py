@@ -1,4 +1,4 @@
-"""Counts of a step made by hand, and cases that have them."""
+"""Handmade counts of a step, and cases that have them."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def make_collective(**changes: Any) -> Collective:
-    """33 all-gathers of the blocks of a Llama-3-8B in forward, over 64 ranks."""
+    """Return 33 all-gathers of the blocks of a Llama-3-8B in forward, over 64 ranks."""
     return Collective(
         kind="all_gather", ranks=64, apart=1, dtype="bfloat16", phase="forward", count=33, bytes=15 * GIB
     ).replace(**changes)
@@ -36,7 +36,7 @@ def make_memory(**changes: Any) -> StepMemory:
 
 
 def make_counts(**changes: Any) -> Counts:
-    """A step of Llama-3-8B by FSDP2 on 64 ranks, in round numbers."""
+    """Return the counts of a step of Llama-3-8B with FSDP2 on 64 ranks, in round numbers."""
     return Counts(
         collectives=(
             make_collective(),
@@ -61,7 +61,7 @@ def make_compiled(**changes: Any) -> Compiled:
 
 
 def make_finding(**changes: Any) -> Finding:
-    """Gradients reduced in float32 in place of bfloat16."""
+    """Return the finding that gradients are reduced in float32 instead of bfloat16."""
     return Finding(
         field="reduce_scatter of 64 ranks: bytes",
         quantity="reduce_scatter of 64 ranks",
@@ -95,7 +95,7 @@ BUCKETS = make_finding(
 
 
 def make_check(*findings: Finding, **changes: Any) -> CountCheck:
-    """A regression of two counts, and one listed."""
+    """Return a regression of two counts, with a third finding that is only listed."""
     return CountCheck(
         outcome="regressed",
         findings=findings or (make_finding(), HOST_READ, BUCKETS),
@@ -109,14 +109,14 @@ NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a CUDA g
 
 
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
-    """Equal ranks, by default of `make_counts`; or one rank for each of several counts."""
+    """Return the counts of equal ranks, by default `make_counts`; or one rank for each of several counts."""
     if len(counts) > 1:
         return tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))
     return (RankCounts(ranks=tuple(range(ranks)), counts=counts[0] if counts else make_counts()),)
 
 
 def make_counted(check: CountCheck | None = None, **changes: Any) -> Measurement:
-    """One launch whose speed passed, with its counts; `check` is their verdict, by default a regression."""
+    """Return a launch whose speed passed, and the verdict `check` on its counts, by default a regression."""
     check = make_check() if check is None else check
     run = make_run(counts=make_entries()).replace(**changes)
     return judged(make_result(run, before=None), outcome=check.outcome, counts=check)
@@ -134,7 +134,7 @@ FULL_SIZE = Case(
 
 
 def make_dry(check: CountCheck | None = None, **changes: Any) -> Measurement:
-    """A case of 64 GPUs that was counted and not run; `check` is its verdict, by default a regression."""
+    """Return a dry run of a case of 64 GPUs. `check` is its verdict, by default a regression."""
     run = make_run(
         case=FULL_SIZE,
         machine=make_gpu_machine(),

@@ -1,9 +1,9 @@
-"""The pages of the documentation as data: blocks of code with their marks, links, code in the text.
+"""The pages of the documentation as data: blocks of code with their marks, links, and code in the text.
 
-A mark is an HTML comment before a block, which neither GitHub nor the site shows:
+A mark is an HTML comment before a block. Neither GitHub nor the site shows it:
 
     <!-- needs: gpu -->             a test cannot run the commands; `NEEDS` lists the reasons
-    <!-- file: cases/test_a.py -->  the block is written to this file, from the root of the project
+    <!-- file: cases/test_a.py -->  the block is written to this file, relative to the root of the project
     <!-- exits: 1 -->               each command ends with this exit status (`0 or 3`: with one of these)
     <!-- shows: regressed -->       the last command prints this
     <!-- sample: table -->          the block is a report that `make samples` writes
@@ -34,14 +34,14 @@ class Block:
     """A fenced block of code."""
 
     where: str
-    """Page and line, for messages."""
+    """The page and the line, for messages."""
     language: str
     text: str
     marks: dict[str, str]
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a shell block, a line each; a line that ends in a backslash goes on in the next."""
+        """The commands of a shell block, one per line. A line that ends in a backslash continues."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line for line in lines if line.strip() and not line.startswith("#")]
 
@@ -68,7 +68,7 @@ class Page:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """Every fenced block, in the order of the page."""
+        """All fenced blocks, in the order of the page."""
         page_blocks = []
         marks = dict[str, str]()
         for token in self._tokens:
@@ -84,7 +84,7 @@ class Page:
 
     @property
     def files(self) -> dict[str, str]:
-        """The texts of the blocks that are files, by their paths."""
+        """The text of each block that is a file, by the file's path."""
         return {block.marks["file"]: block.text for block in self.blocks if "file" in block.marks}
 
     @cached_property
@@ -93,26 +93,26 @@ class Page:
 
     @cached_property
     def code(self) -> list[str]:
-        """What stands between backquotes in the text."""
+        """All code between backquotes in the text."""
         return [token.content for token in self._inline if token.type == "code_inline"]
 
     @cached_property
     def links(self) -> list[str]:
-        """Targets of links and pictures, those in the internet left out."""
+        """Targets of links and pictures, without those on the internet."""
         attributes = [token.attrs.get("href") or token.attrs.get("src") for token in self._inline]
         links = [str(link) for link in attributes if link is not None]
         return [link for link in links if not re.match(r"[a-z]+:", link)]
 
     @cached_property
     def anchors(self) -> set[str]:
-        """What a link to a heading of this page may end in, as GitHub and MyST name it."""
+        """The anchors of the page's headings, as GitHub and MyST name them."""
         after_open = zip(self._tokens, self._tokens[1:], strict=False)
         headings = [title.content for token, title in after_open if token.type == "heading_open"]
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
     @cached_property
     def commands(self) -> list[str]:
-        """Every command on the page: in shell blocks, and between backquotes in the text."""
+        """All commands on the page: in shell blocks, and between backquotes in the text."""
         in_blocks = [
             command for block in self.blocks for command in block.commands if block.language == "shell"
         ]
@@ -120,7 +120,7 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """README, CONTRIBUTING, and every page of the site."""
+    """Return README, CONTRIBUTING, and every page of the site."""
     return [
         Page(ROOT / "README.md"),
         Page(ROOT / "CONTRIBUTING.md"),

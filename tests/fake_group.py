@@ -1,4 +1,4 @@
-"""Process groups of one process: as the only rank, or as one of many, in a group that sends nothing."""
+"""Process groups with a single process: the only rank, or one of many in a group that sends nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,12 +26,12 @@ def fake_group(rank: int, world_size: int) -> Iterator[Ranks]:
         yield Ranks(rank=rank, world_size=world_size, device=CPU, directory=Path())
     finally:
         dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # or the next rank would be taken for this one
+        _clear_sharding_prop_cache()  # otherwise the next rank would be taken for this one
 
 
 @contextmanager
 def alone() -> Iterator[Ranks]:
-    """By gloo."""
+    """Yield the only rank of a group of gloo."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:
         yield Ranks(rank=0, world_size=1, device=CPU, directory=Path())
@@ -40,7 +40,7 @@ def alone() -> Iterator[Ranks]:
 
 
 def sharded_without_weights(case: Case) -> tuple[nn.Module, list[nn.Module]]:
-    """Under FSDP2, over all ranks of the group; and its blocks."""
+    """Return a model sharded with FSDP2 over all ranks of the group, and its blocks."""
     model = model_without_weights(case, CPU)
     units = blocks(model)
     for unit in (*units, model):

@@ -1,4 +1,4 @@
-"""Stands in for `gh`, GitHub's own command."""
+"""A replacement for `gh`, GitHub's own command."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.processes import executable
 
 
 class Gh:
-    """A stand-in for `gh` in a directory: keeps its words and what came on its standard input."""
+    """A replacement for `gh` in a directory. It records its arguments and its standard input."""
 
     def __init__(self, directory: Path) -> None:
         self.program = executable(
@@ -26,9 +26,9 @@ class Gh:
         return self._calls.read_text() if self._calls.exists() else ""
 
     def answers(self, content: object) -> None:
-        """Let it print this as JSON where it is asked for a pull request or for issues."""
+        """Make it print this content as JSON when it is asked for a pull request or for issues."""
         self._answer.write_text(json.dumps(content))
 
     def knows_commit(self, *parents: str) -> None:
-        """Let it say that any commit it is asked for has these parents."""
+        """Make it report these parents for every commit."""
         self._commit.write_text(json.dumps({"parents": [{"sha": sha} for sha in parents]}))

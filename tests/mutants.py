@@ -2,9 +2,9 @@
 
     python -m tests.mutants --sample 90 --seed 1 [perfsuite/case/hardware.py ...]
 
-cosmic-ray makes the mutants and runs the tests; what it lacks stands here: a random sample, the tests of the
-mutated module alone, and `any`/`all`, `min`/`max`. Works in a copy of the repository. Exit status 1 if fewer
-than `ENOUGH` of the mutants are killed.
+cosmic-ray makes the mutants and runs the tests. This module adds what it lacks: random samples, running the
+tests of the mutated module only, and mutants of `any`/`all` and `min`/`max`. It works in a copy of the
+repository. The exit status is 1 if fewer than `ENOUGH` of the mutants are killed.
 """
 
 import argparse
@@ -42,13 +42,14 @@ OPERATORS = re.compile(
     r"|ReplaceAndWithOr|ReplaceOrWithAnd|ReplaceBreakWithContinue|ReplaceContinueWithBreak|NumberReplacer)"
     r"|perfsuite/.*"
 )
-"""One or two for each kind of token. Not `|` and `*`, which stand in annotations and signatures, too."""
+"""One or two operators for each kind of token. `|` and `*` are left out, since annotations and signatures
+have them, too."""
 EVERYWHERE = {
     r"@dataclass\((frozen=True)?(, )?(kw_only=True)?\)": "nothing is changed or made by position",
     r"(?<=[(,] )\*(?=, \w)|^ *\*,$": "`*` of a signature: nothing is computed",
     r"\b1e(9|\d\d)\b": "a part in 10^9",
 }
-"""Pieces of code in any module (regular expressions) whose mutants no test should kill: the reason."""
+"""Pieces of code whose mutants no test should kill, in any module: a regular expression -> the reason."""
 PRAGMA = re.compile(r"# pragma: no mutate(?: (?P<old>.+?)(?: to (?P<new>.+?))?)?: (?P<reason>.+)")
 """The reason in the code for a mutant that no test can kill, behind its line or in a comment just above.
 
@@ -57,13 +58,13 @@ PRAGMA = re.compile(r"# pragma: no mutate(?: (?P<old>.+?)(?: to (?P<new>.+?))?)?
     while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
     claimed = reports[0].tokens_per_step  # pragma: no mutate [0] to [-1]: all ranks have the same
 
-The first leaves out all mutants of the line, the second those inside the named piece of it, the third the one
-that makes this change.
+The first form leaves out all mutants of the line, the second those inside the named piece of code, and the
+third only the one that makes this change.
 """
 
 
 class Swap(Operator):  # type: ignore[misc]
-    """`any` becomes `all`, `min` becomes `max`, and back."""
+    """Turns `any` into `all` and `min` into `max`, and the other way round."""
 
     OTHER: ClassVar = {"any": "all", "all": "any", "min": "max", "max": "min"}
 
@@ -81,7 +82,7 @@ class Swap(Operator):  # type: ignore[misc]
 
 
 def mutants(module: Path) -> Iterator[MutationSpec]:
-    """Every mutant of a module."""
+    """Yield every mutant of a module."""
     tree = get_ast_from_path(module)
     for name in filter(OPERATORS.fullmatch, cosmic_ray.plugins.operator_names()):
         operator = cosmic_ray.plugins.get_operator(name)()
@@ -91,7 +92,7 @@ def mutants(module: Path) -> Iterator[MutationSpec]:
 
 
 def command(module: Path) -> str:
-    """The unit tests of a module: the file of its name, or, without one, the folder of its package."""
+    """Return the command of a module's unit tests: those of its own file, or of its package's folder."""
     folder = Path("tests", *module.parts[1:-1])
     file = folder / f"test_{module.name}"
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
@@ -100,7 +101,7 @@ def command(module: Path) -> str:
 
 
 def changed_line(mutant: MutationSpec) -> str:
-    """The first line that a mutant changes, as changed."""
+    """Return the first line that a mutant changes, after the change."""
     before = mutant.module_path.read_text()
     operator = cosmic_ray.plugins.get_operator(mutant.operator_name)()
     after: str | None = mutate_code(before, operator, mutant.occurrence)
@@ -110,7 +111,7 @@ def changed_line(mutant: MutationSpec) -> str:
 
 
 def pragmas(lines: Sequence[str], number: int) -> Iterator[re.Match[str]]:
-    """Find the pragmas of a line: behind it, and in the comments just above."""
+    """Yield the pragmas of a line: those behind it, and those in the comments just above."""
     first = number - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -126,7 +127,7 @@ def is_meant(pragma: re.Match[str], mutant: MutationSpec, line: str) -> bool:
     if old is None:
         return True
     code = PRAGMA.sub("", line)
-    assert code.count(old) == 1, f"{mutant.module_path}: {old!r} is not once in {code.strip()!r}"
+    assert code.count(old) == 1, f"{mutant.module_path}: {old!r} not exactly once in {code.strip()!r}"
     if new is None:
         return is_inside(mutant, code.index(old), code.index(old) + len(old))
     return is_inside(mutant, 0, len(code)) and (
@@ -135,7 +136,7 @@ def is_meant(pragma: re.Match[str], mutant: MutationSpec, line: str) -> bool:
 
 
 def is_inside(mutant: MutationSpec, begin: int, end: int) -> bool:
-    """Whether a mutant only changes what stands between two columns of its line."""
+    """Whether a mutant changes only text between two columns of its line."""
     row, column = mutant.start_pos
     end_row, end_column = mutant.end_pos
     is_within: bool = row == end_row and begin <= column and end_column <= end
@@ -147,7 +148,7 @@ def spaceless(text: str) -> str:
 
 
 def is_left_out(mutant: MutationSpec) -> bool:
-    """Whether no test can or should kill a mutant: `EVERYWHERE` says so, or a pragma of its line."""
+    """Whether no test can or should kill a mutant, according to `EVERYWHERE` or a pragma of its line."""
     lines = mutant.module_path.read_text().splitlines()
     number, _ = mutant.start_pos
     line = lines[number - 1]
@@ -170,7 +171,7 @@ def unused_pragmas(module: Path) -> list[str]:
 
 
 def copy(directory: Path) -> None:
-    """Copy what git tracks or would track."""
+    """Copy the files that git tracks or would track."""
     listed = ("git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]:
         if (ROOT / name).is_file():
@@ -180,8 +181,8 @@ def copy(directory: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutation tests: see CONTRIBUTING.md.")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn at random; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="equal seeds draw equal samples of equal code")
+    parser.add_argument("--sample", type=int, default=0, help="number of mutants to draw at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="same seed and code: same sample")
     parser.add_argument("paths", nargs="*", default=MODULES, help="modules or folders")
     options = parser.parse_args()
     cosmic_ray.plugins.OPERATOR_PROVIDERS["perfsuite"] = {"Swap": Swap}
@@ -200,7 +201,7 @@ def main() -> int:
 
 
 def test(chosen: Sequence[MutationSpec]) -> int:
-    """Test each mutant, tell the survivors, and return the exit status."""
+    """Test each mutant, print the survivors, and return the exit status."""
     alive = 0
     timeouts: dict[Path, float] = {}
     for number, mutant in enumerate(chosen, 1):

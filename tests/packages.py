@@ -23,7 +23,7 @@ from perfsuite.frameworks.fake import Fake
 class Mine(Fake):
     name: ClassVar[str] = "mine"
 """
-"""A framework that simulates training; what is added is indented by four."""
+"""A framework that simulates training. Code that is added to it is indented by four spaces."""
 PODS = """
 from perfsuite.inputs.setting import Setting
 from perfsuite.launch.local import LocalLauncher
@@ -50,7 +50,7 @@ def write_wheel(
     tag: str = "py3-none-any",
     requires_python: str = "",
 ) -> None:
-    """Write a wheel of one module, which is called as the distribution is, into a directory."""
+    """Write a wheel of one module into a directory. The module has the name of the distribution."""
     module = canonicalize_name(name).replace("-", "_")
     stem = f"{module}-{version}"
     metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
@@ -63,7 +63,7 @@ def write_wheel(
 
 
 def only_index(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new directory, in which alone pip finds packages."""
+    """Return a new directory, and make it the only place where pip finds packages."""
     directory.mkdir()
     for name, value in (("FIND_LINKS", str(directory)), ("NO_INDEX", "1"), ("CONFIG_FILE", os.devnull)):
         monkeypatch.setenv(f"PIP_{name}", value)
@@ -71,15 +71,15 @@ def only_index(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Packages:
-    """A directory on `sys.path` in which each package is a module and its metadata, as pip leaves them."""
+    """A directory on `sys.path`. Each package in it is a module with metadata, as pip leaves them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def install(self, package: str, code: str, **entry_points: str) -> None:
-        """Write a package, whose module has its name.
+        """Write a package whose module has the name of the package.
 
-        `frameworks="mine = my_module:Mine"` are the lines of that entry point group.
+        Each keyword is an entry point group with its lines, for example `frameworks="mine = my_module:Mine"`.
         """
         module = package.replace("-", "_")
         (self.directory / f"{module}.py").write_text(textwrap.dedent(code))
@@ -102,7 +102,7 @@ class Packages:
 
 
 def forget() -> None:
-    """Read the metadata of installed packages anew, as a new process would."""
+    """Read the metadata of installed packages again, as a new process would."""
     of_cases = (framework.load, framework._check_findable, framework._package)
     for cached in (extensions.installed, *of_cases, libraries.names, libraries._usable_framework):
         cached.cache_clear()
@@ -110,7 +110,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def site(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
-    """A new directory of packages, which this process and those that it starts import from."""
+    """Yield a new directory of packages, from which this process and its child processes import."""
     directory.mkdir()
     monkeypatch.syspath_prepend(directory)
     monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)

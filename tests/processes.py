@@ -1,4 +1,4 @@
-"""Processes that a test starts or looks for, any of which may end meanwhile, and scripts in their place."""
+"""Scripts that replace programs, and processes that a test starts or finds and that can end at any time."""
 
 import contextlib
 import subprocess
@@ -15,7 +15,7 @@ from perfsuite.results.run_dir import RunDir
 
 
 def python(code: str, *arguments: str) -> str:
-    """Return what a new Python that runs `code` has printed. An `AssertionError` holds what made it fail."""
+    """Return the output of a new Python that runs `code`. Raises `AssertionError` with the error, if any."""
     words = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -23,7 +23,7 @@ def python(code: str, *arguments: str) -> str:
 
 
 def output_of(words: str | Sequence[str], *, status: int = 0, **how: Any) -> str:
-    """Return what a command has written, whose exit status must be this one: errors, too, by default."""
+    """Return the output of a command that must end with this exit status. By default it includes errors."""
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(words, text=True, check=False, **{**both, **how})
     assert done.returncode == status, f"{words}\n{done.stdout[-6000:]}"
@@ -31,14 +31,14 @@ def output_of(words: str | Sequence[str], *, status: int = 0, **how: Any) -> str
 
 
 def executable(file: Path, *lines: str) -> Path:
-    """Write a shell script that can be run, in place of a program. Returns its file."""
+    """Write an executable shell script, as a replacement for a program. Returns the script's file."""
     file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     file.chmod(0o755)
     return file
 
 
 class Left(BaseException):
-    """In place of the end of this process by `os._exit`, which `sys.exit` would not be."""
+    """Raised in place of `os._exit`, which would end this process."""
 
 
 def leave(status: int) -> NoReturn:
@@ -46,7 +46,7 @@ def leave(status: int) -> NoReturn:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Return when a condition holds. Raises `TimeoutError` naming what was waited for."""
+    """Return when a condition holds. Otherwise raises `TimeoutError` naming what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) ->
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    """Kill a process if the block fails. `with process` alone would wait for its end, without a limit."""
+    """Kill a process if the block fails. `with process` alone would wait for its end without a limit."""
     with process:
         try:
             yield process
@@ -68,9 +68,10 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
 def read_until(
     words: str, output: IO[str] | None, process: subprocess.Popen[str], seconds: float = 120
 ) -> None:
-    """Read an output of a process up to the line with these words.
+    """Read the output of a process up to the line with these words.
 
-    The process is killed after `seconds`, which ends its output. Raises `TimeoutError` without such a line.
+    The process is killed after `seconds`, which ends its output. Raises `TimeoutError` if there is no such
+    line.
     """
     assert output is not None, "the output is not a pipe"
     killer = threading.Timer(seconds, process.kill)
@@ -87,7 +88,7 @@ def read_until(
 
 
 def arguments(process: psutil.Process) -> list[str]:
-    """A process's command line in words; none of a process that has ended, reaped by its parent or not."""
+    """Return the words of a process's command line, or none if the process has ended, reaped or not."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -95,11 +96,13 @@ def arguments(process: psutil.Process) -> list[str]:
 
 
 def pid_of(rank: int, run_dir: RunDir, node: int = 0) -> int:
-    """The process of a rank that trains, on a node of its launch."""
+    """Return the process id of a rank that trains on a node of its launch."""
     return next(pid for stack_rank, pid, _ in run_dir.all_stacks(node) if stack_rank == rank)
 
 
 def agent_among(processes: Iterable[psutil.Process]) -> psutil.Process | None:
-    """The first of some processes that is an agent of perfsuite. A rank that it forked has its words, too."""
+    """Return the agent of perfsuite among some processes. Its forked ranks have the same command line, so the
+    oldest process is the agent."""
     agents = [process for process in processes if "perfsuite.node.agent" in arguments(process)]
-    return min(agents, key=psutil.Process.create_time, default=None)  # which psutil knows of the dead, too
+    # psutil also knows when an ended process began.
+    return min(agents, key=psutil.Process.create_time, default=None)

@@ -1,7 +1,7 @@
-"""The samples of reports on the pages: `make samples`. With a directory: the live report there.
+"""The samples of reports on the pages: `make samples`. With a directory, writes the live report there.
 
-The session is an example. Its speeds and counts are near those measured on two cores, its launches are made
-up, and today's code judges and shows them, so that no sample is older than the code.
+The session is an example. Its speeds and counts are close to those measured on two cores, and its launches
+are made up. Today's code judges and shows them, so that no sample is older than the code.
 """
 
 import io
@@ -54,11 +54,11 @@ SPEEDS: list[tuple[Any, int]] = [
 START_UP_S = {"imports": 37.0, "process_group": 0.20, "build": 0.88, "first_step": 1.3}
 """Seconds of a start-up on two cores with a load of 10 to 20: docs/evidence/statistics.md."""
 VERSIONS = {"torch": "2.13.0"}
-LATE = 70  # the step that is counted after the measured ones
+LATE = 70  # the step that is counted after the measured steps
 
 
 def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
-    """A launch at about this speed, with the counts that the reviewed baseline of the case has."""
+    """Return a launch at about this speed, with the counts of the case's reviewed baseline."""
     draw = Random(f"{case.id} {seed}")
     speed = tokens_per_s * (1 + draw.gauss(0, 0.01))
     step_s = 512 / speed
@@ -88,13 +88,13 @@ def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
 
 
 def times(start_up_s: float, **parts_s: float) -> dict[str, SpanTimes]:
-    """The seconds of a start-up and of its parts."""
+    """Return the seconds of a start-up and of its parts."""
     parts = {f"{START_UP}: {name.replace('_', ' ')}": seconds for name, seconds in parts_s.items()}
     return {name: SpanTimes(seconds=(seconds,)) for name, seconds in {START_UP: start_up_s, **parts}.items()}
 
 
 def counted(case: Case) -> CountBaseline:
-    """The reviewed counts of a case of `bench_cases`, without its loss: that of the launches is made up."""
+    """Return the reviewed counts of a case of `bench_cases`, without the loss, which launches make up."""
     file = ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json"
     baseline = documents.read(file, CountBaseline)
     (entry,) = baseline.counts
@@ -104,7 +104,7 @@ def counted(case: Case) -> CountBaseline:
 
 
 def script(*, extra_reads: int = 0) -> Run:
-    """A launch of a script that saves checkpoints, whose every 5th step may read more values."""
+    """Return a launch of a script that saves checkpoints. Every 5th step can have extra host reads."""
     case = make_case(framework=FSDP2(), model="llama-tiny", micro_batch=4, max_warmup_steps=20, steps=50)
     run = launch(case, SPEEDS[1][1], extra_reads)
     (entry,) = documents.read(ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json", CountBaseline).counts
@@ -122,7 +122,7 @@ def script(*, extra_reads: int = 0) -> Run:
 
 
 def more_gathered(case: Case) -> dict[str, Any]:
-    """The counts after a mistake: each all-gather of backward is made twice."""
+    """Return the counts after a mistake: each all-gather of backward is made twice."""
     (entry,) = counted(case).counts
     collectives = tuple(
         call.replace(count=2 * call.count, bytes=2 * call.bytes)
@@ -134,7 +134,7 @@ def more_gathered(case: Case) -> dict[str, Any]:
 
 
 def result(case: Case, tokens_per_s: float) -> Measurement:
-    """What a night found of a case: FSDP2 gathers more in backward, and is slower."""
+    """Return the result of a case in a night. FSDP2 gathers more in backward, and is slower."""
     is_slower = case.framework.name == "fsdp2"
     changes = more_gathered(case) if is_slower else {}
     speed = tokens_per_s * (0.8 if is_slower else 1.0)
@@ -152,7 +152,7 @@ def result(case: Case, tokens_per_s: float) -> Measurement:
 
 @cache
 def session() -> SessionFile:
-    """A night of four cases."""
+    """Return a night of four cases."""
     tiny = {"model": "llama-tiny", "micro_batch": 4, "max_warmup_steps": 20, "steps": 50}
     results = [result(make_case(framework=framework, **tiny), speed) for framework, speed in SPEEDS]
     return make_session_file(*results, machine=MACHINE)
@@ -160,7 +160,7 @@ def session() -> SessionFile:
 
 @cache
 def texts() -> dict[str, str]:
-    """Each sample by its name, as a terminal of `WIDTH` columns shows it."""
+    """Return each sample by name, as a terminal of `WIDTH` columns shows it."""
     results = session().results
     (slower,) = [measured for measured in results if measured.verdict.outcome == "regressed"]
     short = explanation(slower, whole=False)
@@ -173,7 +173,7 @@ def texts() -> dict[str, str]:
 
 
 def with_samples(page: str) -> str:
-    """Return a page with today's samples in place of those that it has."""
+    """Return a page with its samples replaced by today's samples."""
     made = {name: f"<!-- sample: {name} -->\n\n```text\n{text}\n```\n" for name, text in texts().items()}
     return SAMPLE.sub(lambda match: made[match[1]], page)
 
@@ -185,12 +185,12 @@ def picture() -> str:
     console.print()
     console.print(Text(texts()["regressed"]))
     svg = console.export_svg(title="pytest bench_cases", unique_id="perfsuite")
-    # No fonts from a content delivery network: the viewer's own monospace font will do.
+    # Use the viewer's own monospace font instead of fonts from a content delivery network.
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
 def write_pages() -> None:
-    """Write the samples into the pages that name them, the gallery and the tables of options."""
+    """Write the samples into the pages that name them, and also the gallery and the tables of options."""
     for page in (PAGES.parent / "README.md", *sorted(PAGES.rglob("*.md"))):
         page.write_text(with_samples(page.read_text(encoding="utf-8")), encoding="utf-8")
     gallery.write()

@@ -1,4 +1,4 @@
-"""Valid objects to start from: each function takes the fields that a test wants otherwise."""
+"""Valid objects to start from. Each function takes the fields that a test wants to change."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,11 +27,11 @@ from perfsuite.verdict.sequential import Noise
 
 T = TypeVar("T")
 deterministic = settings(deadline=None, derandomize=True, database=None, max_examples=60)
-"""For hypothesis: the same examples in every run, however slow the machine."""
+"""Settings for hypothesis: the same examples in every run, however slow the machine is."""
 
 
 def known(value: T | None) -> T:
-    """What has to be there."""
+    """Return a value that must not be None."""
     assert value is not None
     return value
 
@@ -49,24 +49,24 @@ _CASE = Case(
 
 
 def make_case(**changes: Any) -> Case:
-    """A case of two simulated processes on a CPU: at most 5 steps of warm-up, 20 measured steps."""
+    """Return a case of two simulated processes on a CPU: at most 5 warm-up steps and 20 measured steps."""
     return _CASE.replace(**changes)
 
 
 def make_machine(**changes: Any) -> Machine:
-    """A processor with two cores."""
+    """Return a processor with two cores."""
     cores = {"device": "cpu", "device_name": "Test CPU", "hardware_class": "cpu-test-2c", "devices": 2}
     return Machine(**{**cores, "memory_bytes": 8 * 2**30, **changes})
 
 
 def make_figures(**changes: Any) -> Figures:
-    """The figures of a launch: 1,000 tokens/s in 64 MiB, rather even steps."""
+    """Return the figures of a launch: 1,000 tokens/s in 64 MiB, with fairly even steps."""
     values = {"tokens_per_s": 1000.0, "tokens_per_s_mean": 990.0, "step_jitter": 1.1}
     return Figures(**{**values, "peak_memory_bytes": 64.0 * 2**20, **changes})
 
 
 def make_run(**changes: Any) -> Run:
-    """A launch that went well."""
+    """Return a launch that went well."""
     return _RUN.replace(**changes)
 
 
@@ -83,7 +83,7 @@ _RUN = Run(
 
 
 def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any) -> list[Run]:
-    """One launch per speed, relative to 1,000 tokens/s; `figures` are those of every launch."""
+    """Return one launch per speed, relative to 1,000 tokens/s. All launches have the `figures`."""
     of_each = (
         make_figures(**{"tokens_per_s": 1000 * speed, "tokens_per_s_mean": 990 * speed, **figures})
         for speed in speeds
@@ -92,12 +92,12 @@ def make_launches(*speeds: float, machine: Machine | None = None, **figures: Any
 
 
 def make_baseline(*runs: Run) -> Baseline:
-    """A baseline of these launches, or of five equal ones."""
+    """Return a baseline of these launches, or of five equal ones."""
     return from_runs(runs or [make_run()] * 5)
 
 
 def make_report(rank: int = 0, **changes: Any) -> RankReport:
-    """The report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
+    """Return the report of one rank of `make_case`: 25 steps of 0.1 s, 256 tokens each, a falling loss."""
     steps = changes.get("step_s", (0.1,) * 25)
     return RankReport(
         rank=rank,
@@ -113,7 +113,7 @@ def make_report(rank: int = 0, **changes: Any) -> RankReport:
 
 
 def make_gpu_machine(name: str = "NVIDIA H100 80GB HBM3", *, count: int = 8) -> Machine:
-    """A machine whose peak is known."""
+    """Return a machine whose peak is known."""
     return gpu_machine([name], count=count, memory_bytes=85899345920, driver="580.1")
 
 
@@ -124,7 +124,7 @@ def write_launch(
     ended: tuple[Failure, ...] = (),
     peak_flops: float | None = None,
 ) -> RunDir:
-    """The files that driver, launcher and workers leave behind."""
+    """Write the files that driver, launcher and workers leave behind."""
     run_dir = RunDir(directory)
     asked = CaseFile(case=case or make_case(), device="cpu", peak_flops=peak_flops)
     documents.write(run_dir.case, asked)
@@ -158,12 +158,12 @@ def make_result(
 
 
 def judged(result: Measurement, **changes: Any) -> Measurement:
-    """The same with another verdict."""
+    """Return the same measurement with another verdict."""
     return result.replace(verdict=result.verdict.replace(**changes))
 
 
 def metric_check(**changes: Any) -> Check:
-    """The speed of a case that passed, a fifth below its baseline."""
+    """Return the check of the speed of a case that passed, a fifth below its baseline."""
     values = {"metric": "tokens_per_s", "label": "tokens/s", "unit": "tokens/s", "outcome": "passed"}
     return Check(**{**values, "measured": 98_765.0, "baseline": 123_456.0, "allowed": 0.13, **changes})
 
@@ -172,7 +172,7 @@ DISTURBED = Health(samples=40, seconds=10, steps=25, foreign_cpu=0.6)
 
 
 def make_compared(speed: float = 0.7, pairs: int = 5, **changes: Any) -> Measurement:
-    """Pairs of launches of two arms, of which B has this speed beside A."""
+    """Return pairs of launches of two arms. Arm B has this speed relative to arm A."""
     a = [now(tokens_per_s=98_765 * usual) for usual in (1.0, 1.001, 0.999, 1.002, 1.0)[:pairs]]
     b = [now(tokens_per_s=98_765 * speed * usual) for usual in (1.001, 0.999, 1.0, 0.998, 1.001)[:pairs]]
     compared = make_result(*b, verdict=judge_pairs(a, b), **changes)
@@ -183,13 +183,13 @@ ARMS = (ArmFacts(text="main X=1", facts={"commit": "0123abcd0123", "X": "1"}), A
 
 
 def make_shared() -> Measurement:
-    """One launch while others used the machine, which is then unhealthy."""
+    """Return one launch that is unhealthy because others used the machine meanwhile."""
     run = BEFORE.replace(health=DISTURBED)
     return make_result(run, verdict=judge([run], None, NOISE, Policy(max_unhealthy=1)))
 
 
 def never_run() -> Measurement:
-    """As with `--perf-missing-baseline=fail` where there is none."""
+    """Return the result of a case without a baseline under `--perf-missing-baseline=fail`."""
     reason = "no baseline on cpu-test-2c in baselines (--perf-missing-baseline=fail)"
     return Measurement(
         nodeid="n",
@@ -207,11 +207,11 @@ def now(**figures: Any) -> Run:
 
 
 IMAGES = make_case(framework=Script(path="train.py"), model=Model.named("resnet"), sequence_length=None)
-"""A case that counts samples."""
+"""A case whose speed is in samples."""
 
 
 def make_image_result(**figures: Any) -> Measurement:
-    """Of `IMAGES`: 1,234 samples/s unless told otherwise, twice as many in the baseline."""
+    """Return a result of `IMAGES`: 1,234 samples/s by default, and twice as many in the baseline."""
     values = {"tokens_per_s": 1234.0, "tokens_per_s_mean": 1200.0, "energy_per_token_j": 0.002, **figures}
     before = BEFORE.replace(case=IMAGES, figures=make_figures(tokens_per_s=2468.0, tokens_per_s_mean=2400.0))
     return make_result(*[before.replace(figures=make_figures(**values))] * 3, before=before)
@@ -222,7 +222,7 @@ CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, envi
 
 
 def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
-    """What a session of one part leaves that ran on a clean commit."""
+    """Return what a session of one part leaves after it ran on a clean commit."""
     fields: dict[str, Any] = {"status": "complete", "started_at": _RUN.started_at, **changes}
     part = PytestRun(started_at=fields["started_at"], status=fields["status"], cases=len(results))
     common = {"perfsuite": "0.1", "commit": COMMIT, "machine": make_machine(), "conditions": CONDITIONS}

@@ -1,4 +1,4 @@
-"""Whole sessions, as if measured on 8 GPUs: made up from a seed, judged by the real engine."""
+"""Whole sessions that look as if measured on 8 GPUs: made up from a seed, and judged by the real engine."""
 
 from collections.abc import Callable
 from random import Random
@@ -53,7 +53,7 @@ def make_gpu_run(
     throttled: bool = False,
     torch: str = "2.13.0",
 ) -> Run:
-    """A launch of 70 to 120 steps with a little noise, a slow start and a stall."""
+    """Return a launch of 70 to 120 steps with a little noise, a slow start and a stall."""
     typical = 0.35 * slower * random.gauss(1, 0.003) * (1 + case.micro_batch / 4)
     count = random.randint(70, 120)
     steps = [typical * random.gauss(1, 0.004) for _ in range(count)]
@@ -121,18 +121,19 @@ def make_gpu_run(
 
 
 def make_blind(result: Measurement) -> Measurement:
-    """The same, where noise hides changes of the first metric up to 32.4 %."""
+    """Return the same measurement, where noise hides changes of the first metric of up to 32.4%."""
     [first, *others] = result.verdict.checks
     return judged(result, checks=(first.replace(minimum_detectable=0.324), *others))
 
 
 def make_explained(result: Measurement) -> Measurement:
-    """The same, with counts that regressed and explain why it is slower."""
+    """Return the same measurement with counts that regressed and explain why it is slower."""
     return judged(result, counts=make_check(), explained=EXPLAINED)
 
 
 def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:
-    """A case that passed, or `regressed`, `larger`, `improved`, `throttled`, `crash`, `recorded`."""
+    """Return a case of a kind: `passed`, `regressed`, `larger`, `improved`, `throttled`, `crash` or
+    `recorded`."""
     case = make_gpu_case(number)
     random = Random(number)
     before = make_baseline(*(make_gpu_run(case, random, torch="2.12.1") for _ in range(10)))
@@ -166,7 +167,7 @@ KINDS = ("passed", "crash", "regressed", "throttled", "larger", "improved", "rec
 
 
 def make_session(cases: int = 14, kind_of: Callable[[int], str] | None = None) -> SessionFile:
-    """A session with some of everything: of every ten cases three are not merely passed."""
+    """Return a session with every kind of result: three of every ten cases did not simply pass."""
 
     def some_of_each(number: int) -> str:
         return KINDS[number % 20] if number % 20 < len(KINDS) else "passed"

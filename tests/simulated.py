@@ -1,4 +1,4 @@
-"""Launches of the framework `fake` whose ranks run in this process, in turn: no process starts."""
+"""Launches of the framework `fake` whose ranks run one after another in this process."""
 
 import threading
 from types import SimpleNamespace
@@ -22,11 +22,11 @@ REAL = LocalLauncher.launch
 
 
 class _Exit(BaseException):
-    """In place of the end of a rank's process."""
+    """Replaces the end of a rank's process."""
 
 
 def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
-    """Run a job as `LocalLauncher.launch` does, which runs the others."""
+    """Run a job of `fake` here, and any other job as `LocalLauncher.launch` does."""
     if framework_of(job.case).plan(job.case).needs_torch:
         return REAL(self, job, on_progress)
     prepare(job.run_dir)
@@ -43,14 +43,14 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
         except Exception as error:
             write_failure(job.run_dir, report, failure_of(error, number))
         finally:
-            for thread in set(threading.enumerate()) - before:  # one may still write how far it is
+            for thread in set(threading.enumerate()) - before:  # it might still be writing its progress
                 thread.join(60)
     documents.write(job.run_dir.launch(0), LaunchFile(node=0, failures=tuple(ended)))
     return None
 
 
 def patch(patch: pytest.MonkeyPatch) -> None:
-    """Have jobs of `fake` run in this process."""
+    """Make jobs of `fake` run in this process."""
 
     def end(status: int) -> NoReturn:
         raise _Exit(status)

@@ -1,4 +1,4 @@
-"""Files with cases: what the fixture `suite` of `tests/conftest.py` holds, and one of any cases."""
+"""The case files of the fixture `suite` of `tests/conftest.py`, and a file with any cases."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-# pytester unloads what its sessions import, but for what is loaded by then: else each would load these anew.
+# pytester unloads what its sessions import, except modules that were loaded before: these are loaded once.
 import perfsuite.frameworks.fake
 import perfsuite.frameworks.fsdp
 import perfsuite.frameworks.script
@@ -36,7 +36,7 @@ OTHER = """
     def test_other(bench, case):
         bench(case)
 """
-"""Another test, after those of `CASES`."""
+"""Another test, which follows those of `CASES`."""
 MEASURED = """
 import pytest
 from perfsuite import Case
@@ -48,25 +48,25 @@ def test_it(bench, case):
 
 
 def measuring(*cases: Case) -> str:
-    """A file of a test that measures these cases."""
+    """Return the content of a test file that measures these cases."""
     return MEASURED.format(texts=[case.model_dump_json() for case in cases])
 
 
 def waiver(
     *, case: str = "fake-*", metric: str = "tokens/s", tolerated: str, until: str = "2999-12-31"
 ) -> str:
-    """The content of a `perf-waivers.toml` with one waiver."""
+    """Return the content of a `perf-waivers.toml` with one waiver."""
     kept = f'case = "{case}"\nmetric = "{metric}"\ntolerated = "{tolerated}"\nuntil = {until}\n'
     return f'[[waiver]]\n{kept}issue = "https://example.org/1"\nowner = "@me"\n'
 
 
 def write_cases(suite: pytest.Pytester, cases: str = "[FAKE]", body: str = "bench(case)") -> None:
-    """Have the suite measure other cases than those of `CASES`, or in a test with another body."""
+    """Make the suite measure cases other than those of `CASES`, or in a test with another body."""
     suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", cases).replace("bench(case)", body))
 
 
 def batches(*sizes: int) -> str:
-    """Variants of `FAKE`, for `write_cases`."""
+    """Return variants of `FAKE` with these micro-batches, for `write_cases`."""
     return f"[FAKE.replace(micro_batch=size) for size in {sizes}]"
 
 
@@ -76,14 +76,14 @@ def local_baseline(suite: pytest.Pytester) -> Path:
 
 
 def run(suite: pytest.Pytester, *args: str | Path, status: int = 0) -> pytest.RunResult:
-    """What pytest says that ends with this status."""
+    """Run pytest, which must end with this status, and return its result."""
     result = suite.runpytest(*args)
     assert result.ret == status, result.ret
     return result
 
 
 def run_cpu(suite: pytest.Pytester, *args: str, status: int = 0) -> pytest.RunResult:
-    """What pytest says of the cases for a CPU that ends with this status."""
+    """Run pytest on the cases for a CPU. It must end with this status."""
     return run(suite, "-m", "cpu", "--strict-markers", *args, status=status)
 
 
@@ -93,12 +93,12 @@ def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
 
 
 def read_report(suite: pytest.Pytester) -> tuple[str, str]:
-    """The page and the summary of a report in `out`."""
+    """Return the page and the summary of a report in `out`."""
     page, summary = ((suite.path / "out" / name).read_text() for name in ("index.html", "summary.md"))
     return page, summary
 
 
 def read_junit(suite: pytest.Pytester) -> ElementTree.Element:
-    """The only case in `j.xml`."""
+    """Return the only case in `j.xml`."""
     (case,) = ElementTree.parse(suite.path / "j.xml").iter("testcase")
     return case

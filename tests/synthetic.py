@@ -1,4 +1,4 @@
-"""A repository, made up but the same every time."""
+"""A made-up repository that is the same every time."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -10,20 +10,20 @@ BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def git(where: Path, *arguments: str) -> str:
-    """What git prints in a directory, by the hand of Ada."""
+    """Return the output of a git command in a directory, run as the user Ada."""
     ada = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
     return perfsuite.inputs.git.git(*ada, *arguments, cwd=where).strip()
 
 
 def commit(where: Path, message: str = "a change") -> str:
-    """Commit all that changed in a repository, and return the hash."""
+    """Commit all changes in a repository, and return the hash."""
     git(where, "add", "--all")
     git(where, "commit", "--quiet", f"--message={message}")
     return git(where, "rev-parse", "HEAD")
 
 
 def make_repository(path: Path, commits: int) -> list[str]:
-    """A git repository with a commit a day. Returns their hashes, oldest first."""
+    """Make a git repository with one commit a day. Returns the hashes, oldest first."""
     stream = []
     for number in range(commits):
         seconds = int((BEGIN + timedelta(days=number)).timestamp())

@@ -66,7 +66,7 @@ any_text = st.text(st.characters() | st.sampled_from('\x00\x1b\ud800\udc80\udcff
 def test_any_text_is_written_and_read_back(
     tmp_path_factory: pytest.TempPathFactory, text: str, values: list[float]
 ) -> None:
-    """Paths and variables that are not UTF-8 are text with lone surrogates."""
+    """Paths and variables that are not UTF-8 become text with lone surrogates."""
     file = tmp_path_factory.getbasetemp() / "any.json"
     note = Note(text=text, step_s=tuple(values), part=Part(size_bytes=1, label=text))
     documents.write(file, note)
@@ -78,7 +78,7 @@ def test_any_text_is_written_and_read_back(
 @given(any_text)
 def test_reads_back_any_session_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "session.json"
-    word = text.replace("\0", "")  # a process cannot be given NUL, so that a case with it is refused
+    word = text.replace("\0", "")  # a process cannot be given NUL, so a case with NUL is refused
     framework = Script(command=("a", word), env={"A": word}, cwd=word)
     observed = Observed(settings={"a": text}, environment={"b": text})
     failure = Failure(kind="error", message=text, traceback=text)
@@ -134,7 +134,7 @@ def test_write_makes_directories_and_replaces(tmp_path: Path) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Writes past `size` bytes fail, as on a full disk."""
+    """Make writes past `size` bytes fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -242,7 +242,7 @@ def test_errors_name_class_and_field(make: Callable[[], Data], said: str) -> Non
 
 
 def test_write_text_to_a_device_writes_to_it() -> None:
-    """In whose folder no file can be made, so that a failure harms nothing."""
+    """No file can be made in the folder of this device, so a failure harms nothing."""
     reads, writes = os.openpty()
     documents.write_text(Path(os.ttyname(writes)), "text")
     assert os.read(reads, 100) == b"text"
@@ -271,7 +271,7 @@ def test_writes_text_into_a_fifo(tmp_path: Path) -> None:
 
 
 def test_reads_a_pipe_to_its_end(tmp_path: Path) -> None:
-    """As of `perfsuite report <(command)`."""
+    """The shell gives such a pipe to `perfsuite report <(command)`."""
     note = Note(text="x" * 200_000)  # more than a pipe holds
     documents.write(tmp_path / "note.json", note)
     with subprocess.Popen(["cat", tmp_path / "note.json"], stdout=subprocess.PIPE) as writer:

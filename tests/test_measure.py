@@ -43,7 +43,7 @@ Measured = Callable[..., tuple[list[Run], Verdict]]
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
-    """`measure`, which finds these runs, each in its directory, instead of launching."""
+    """Return a function that calls `measure` with these runs, each in its directory, instead of launching."""
 
     def measured(
         *runs: Run, case: Case = CASE, reference: Reference = NOTHING, **how: Any
@@ -62,7 +62,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
 
 
 def others_who(*, end: bool = True) -> Mock:
-    """Others on the machine, who end, or not, when they are waited for."""
+    """Return other users of the machine, who end, or do not, while they are waited for."""
     others = Mock(spec=Neighbours, say=Mock())
     others.during_launch.side_effect = lambda machine, devices: f"train (pid 4711) on {devices}"
     others.wait.return_value = end
@@ -96,7 +96,7 @@ def test_counts_of_one_odd_launch_are_no_regression(
     policy: Policy,
     expected: tuple[int, str | None],
 ) -> None:
-    """A script without a seed may have one of two lengths of data in the step that is counted."""
+    """Without a seed, a script might have one of two lengths of data in the counted step."""
     monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
     before = baseline_of(launch(SHORT, case=case))
     ends = [one if isinstance(one, Run) else launch(one, case=case) for one in ends_of]
@@ -131,7 +131,7 @@ def test_waits_for_nobody_after_the_verdict() -> None:
 
 
 def test_launches_again_if_one_unhealthy_is_too_few() -> None:
-    """The rule of a judge may need more than one launch, whoever uses the machine."""
+    """The rule of a judge can require more than one launch, whoever uses the machine."""
     launch = Mock(return_value=True)
     assert until_decided(launch, Mock(side_effect=[OPEN, OPEN, DECIDED]), lambda: False) == DECIDED
     assert launch.call_count == 2
@@ -158,7 +158,7 @@ def test_launches_until_the_reference_decides(measured: Measured) -> None:
     assert (verdict.outcome, verdict.launches) == ("recorded", 1)
     reference = Reference(baseline=baseline.from_runs(make_launches(1, 1.01, 0.99)))
     _, verdict = measured(*make_launches(1), reference=reference)
-    assert verdict.outcome == "inconclusive"  # of a noise that is not known
+    assert verdict.outcome == "inconclusive"  # the noise is unknown
     assert verdict.checks[0].baseline == 1000
 
 
@@ -306,4 +306,4 @@ def test_profiled_launch_ends_and_leaves_traces(tmp_path: Path) -> None:
     assert sum(entry.profile.split.parts().values()) == pytest.approx(entry.profile.split.step_us, rel=0.01)
     traces = [json.loads(gzip.decompress(Path(trace).read_bytes())) for trace in taken.traces]
     assert [trace["distributedInfo"]["rank"] for trace in traces] == [0, 1]
-    assert documents.read(RunDir(tmp_path).rank(0), RankReport).step_s == (), "nothing of it is judged"
+    assert documents.read(RunDir(tmp_path).rank(0), RankReport).step_s == (), "no part of it is judged"

@@ -1,4 +1,4 @@
-"""Secrets are known by name and by value; ordinary options of training are not taken for secrets."""
+"""Tests of redaction: it knows secrets by name and by value, and leaves ordinary training options alone."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perfsuite.redaction import is_secret, masked, secret_variable, secret_word
 from tests.samples import deterministic
 
-# Joined, so that no scanner takes these for real ones.
+# The parts are joined here, so that no scanner takes these for real secrets.
 HF = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ12345678"
 GITHUB = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 OPENAI = "sk-" + "proj-T3BlbkFJ0123456789abcdefABCDEF"
@@ -408,7 +408,7 @@ def test_masking_twice_changes_nothing_more(text: str) -> None:
     "part", ["a", "a.", "a-", "eyJ", "sk-", "://", ":", "bearer ", "password", "hf_", "=", " ", "-----BEGIN "]
 )
 def test_a_secret_after_a_long_text_is_found(part: str) -> None:
-    """If the time grew with the square, it would take hours, and pytest would end it."""
+    """If the time were quadratic in the length, the test would take hours, and pytest would end it."""
     assert HF not in masked(f"{part * 200_000} {HF}")
 
 

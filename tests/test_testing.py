@@ -1,4 +1,4 @@
-"""`check_framework` finds each broken promise, and says what to do."""
+"""Tests that `check_framework` finds each broken promise and says what to do."""
 
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from tests.samples import make_case, make_run
 
 @pytest.fixture
 def mine(packages: Packages) -> Any:
-    """Installs a framework whose class has this body more, and returns it with its defaults."""
+    """Return a function that installs a framework with this body added, and returns it with its defaults."""
 
     def install(body: str) -> Framework:
         packages.install("perf-mine", MINE + body, frameworks="mine = perf_mine:Mine")
@@ -146,7 +146,7 @@ def test_an_expectation_that_says_nothing() -> None:
 
 def test_options_are_changed_one_by_one() -> None:
     variants = list(perfsuite.testing._variants(Script(path="a.py")))
-    assert Script(path="a.py", loss="falls") not in variants  # not a plain Literal: it may be None
+    assert Script(path="a.py", loss="falls") not in variants  # `loss` is no plain Literal: it can be None
     assert Script(path="a.py", tokens="vary") in variants
     assert Script(path="a.py", replicas="differ") in variants
     assert Fake(memory_mb=200) in list(perfsuite.testing._variants(Fake()))

@@ -1,4 +1,4 @@
-"""Traces of three steps as torch's profiler writes them, small and made by hand; and profiles."""
+"""Small handmade traces of three steps, in the format of torch's profiler; and profiles."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from perfsuite.results.profile import LaunchProfile, Profile, StepSplit, TakenPr
 
 Event = dict[str, Any]
 STEP_US = 1000
-"""Of each step on the host."""
+"""The duration of each step on the host."""
 MAIN = 1
 GLOO = 2
 
@@ -20,15 +20,15 @@ def annotation(name: str, begin: float, length: float, tid: int = MAIN) -> Event
 
 
 def steps(count: int = 4) -> list[Event]:
-    """Steps with a gap between them; the last one only ends the one before."""
+    """Return steps with a gap between them. The last one only ends the one before."""
     return [
         annotation(f"ProfilerStep#{number + 1}", number * STEP_US, STEP_US - 10) for number in range(count)
     ]
 
 
 def cpu_step(at: float) -> list[Event]:
-    """A step on a CPU: 100 us of data, 300 of compute, a collective of 400 of which 100 are hidden, 100 of
-    the optimizer."""
+    """Return a step on a CPU: 100 us of data, 300 of compute, a collective of 400, and 100 of the optimizer.
+    Compute hides 100 us of the collective."""
     return [
         annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 100),
         event("aten::stack", at + 10, 20),
@@ -46,7 +46,7 @@ def cpu_step(at: float) -> list[Event]:
 
 
 def cpu_trace() -> list[Event]:
-    """Three steps on a CPU, and the begin of a fourth."""
+    """Return three steps on a CPU, and the beginning of a fourth."""
     made = [step_event for number in range(4) for step_event in cpu_step(number * STEP_US)]
     return [*steps(), *made, {"ph": "M", "name": "process_name"}, {"ph": "s", "cat": "fwdbwd", "ts": 1}]
 
@@ -57,8 +57,9 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 
 
 def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
-    """A step on a GPU, which lags 500 us behind the host: kernels of 400 us, an all-gather of 300 of which
-    100 are hidden, 100 of the optimizer, 200 of nothing of which the host waits 50 for data."""
+    """Return a step on a GPU that lags 500 us behind the host: kernels of 400 us, an all-gather of 300, and
+    100 of the optimizer. Compute hides 100 us of the all-gather. The GPU is idle for 200 us; for 50 of them
+    the host waits for data."""
     at = number * STEP_US
     ids = number * 10
     on_gpu = at + 500
@@ -85,13 +86,13 @@ def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
 
 
 def gpu_trace(*, sync: bool = False) -> list[Event]:
-    """Three steps on a GPU, and the begin of a fourth."""
+    """Return three steps on a GPU, and the beginning of a fourth."""
     made = [step_event for number in range(4) for step_event in gpu_step(number, sync=sync)]
     return [*steps(), *made]
 
 
 def make_profile(**changes: Any) -> Profile:
-    """Of a step of 100 ms on a GPU."""
+    """Return the profile of a step of 100 ms on a GPU."""
     split = StepSplit(
         step_us=100_000,
         compute_us=60_000,
@@ -118,13 +119,13 @@ def make_profile(**changes: Any) -> Profile:
 
 
 def unseen_profile(share: float) -> Profile:
-    """Of a step in which kernels that no operator launched compute for such a share of the time."""
+    """Return the profile of a step where kernels that no operator launched have this share of busy time."""
     split = make_profile().split
     return make_profile(split=split.replace(unseen_us=share * split.busy_us))
 
 
 def launch_profile(*profiles: Profile) -> LaunchProfile:
-    """One of each rank."""
+    """Return the profile of a launch, from one profile of each rank."""
     return merged(dict(enumerate(profiles or (make_profile(),))))
 
 
@@ -134,4 +135,4 @@ def taken(*profiles: Profile) -> TakenProfile:
 
 
 EAGER = make_profile(operators=(*make_profile().operators, Work(name="aten::bmm", calls=24, us=700)))
-"""Of a step that computes attention otherwise."""
+"""The profile of a step that computes attention in another way."""

@@ -1,4 +1,4 @@
-"""The counts of a step of a small Llama on two ranks, near to those of FSDP2, and launches that have them."""
+"""Launches of a small Llama on two ranks, with counts of a step that are close to those of FSDP2."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from tests.counted import make_collective, make_counts, make_memory
 from tests.samples import known, make_run
 
 BYTES = 3_674_624
-"""Of the parameters in float32."""
+"""The bytes of the parameters in float32."""
 COMPILED = Compiled(graphs=2, recompilations=0, kernels=31, extern_calls=14)
 
 
 def collective(kind: str = "all_gather", **changes: Any) -> Collective:
-    """Five calls in forward, among two ranks."""
+    """Return a collective of five calls in forward, between two ranks."""
     return make_collective(
         kind=kind, **{"ranks": 2, "dtype": "float32", "count": 5, "bytes": BYTES, **changes}
     )
@@ -54,24 +54,24 @@ def counts(**changes: Any) -> Counts:
 
 
 def python(*, version: str = "3.11", **calls: int) -> Counts:
-    """A step that calls 10,000 functions of Python, or so many by phase."""
+    """Return the counts of a step that calls 10,000 Python functions, or the given number in each phase."""
     calls = calls or {"forward": 6_000, "backward": 4_000}
     functions = {f"library.module.in_{phase}": count for phase, count in calls.items()}
     return counts(python=PythonCalls(version=version, calls=calls, functions=functions))
 
 
 def keeps(*holders: str, **by_type: int) -> Counts:
-    """Steps each of which keeps so many objects of some types."""
+    """Return the counts of steps that each keep the given number of objects of some types."""
     return counts(kept=KeptObjects(by_type=by_type, holders=holders))
 
 
 def compiled(**changes: Any) -> Counts:
-    """A step of a compiled model, whose memory is not seen."""
+    """Return the counts of a step of a compiled model, whose memory cannot be observed."""
     return counts(memory=None, compiled=COMPILED.replace(**changes))
 
 
 def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
-    """A launch that was counted: both ranks alike, or the counts of each rank from 0 on."""
+    """Return a launch with counts. Both ranks have the same counts, or there is one set for each rank."""
     of_ranks = ranks if len(ranks) > 1 else 2 * (ranks or (counts(),))
     environment = {"torch": f"{torch}+cpu", "transformers": "5.23.0"}
     seen = Observed(settings={}, environment=environment)
@@ -79,7 +79,7 @@ def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
 
 
 def baseline_of(*launches: Run | Counts) -> CountBaseline:
-    """The baseline of these launches, or of one launch of each of these counts."""
+    """Return the baseline of these launches. Counts in place of a launch are those of one launch."""
     return from_runs(
         [launched if isinstance(launched, Run) else launch(launched) for launched in launches or (launch(),)]
     )
@@ -104,4 +104,4 @@ WORSE: dict[str, Counts] = {
     "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
     "growth in a step": counts(memory=memory(growth=64_505)),
 }
-"""Counts of which one field alone is worse than in `counts()`, by its name."""
+"""Counts that are worse than `counts()` in a single field, by the name of the field."""

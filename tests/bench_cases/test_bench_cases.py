@@ -1,4 +1,4 @@
-"""The cases of this repository: what they ask of a GPU is measured long enough, and learns steadily."""
+"""Tests of this repository's cases: their measurements on GPUs are long enough, and they learn steadily."""
 
 from functools import cache
 from itertools import chain
@@ -18,7 +18,7 @@ NIGHTLY = [
 ]
 H100 = PRODUCTS["NVIDIA H100 80GB HBM3"]
 OF_REGISTRY = dict.fromkeys(("llama3_8b_whole_loss", "llama3_8b_float8"), MODELS["llama-3.1-8b"])
-"""The model of a configuration of torchtitan's registry, which the case itself does not hold."""
+"""Models of configurations in torchtitan's registry, which the case itself does not contain."""
 
 
 @cache
@@ -27,7 +27,7 @@ def of_a_token(model: Model, length: int) -> float:
 
 
 def least_step_s(case: Case) -> float:
-    """How short a step may be on an H100, by its FLOPs, of whose peak it may reach so much at the most."""
+    """Return the shortest possible step on an H100, from the case's FLOPs and a share of the peak."""
     reached, peak = (0.7, H100.peak_fp32) if case.precision == "fp32" else (0.4, H100.peak_16bit)
     assert peak is not None
     options = case.framework.model_dump()
@@ -41,7 +41,7 @@ def least_step_s(case: Case) -> float:
 
 @pytest.mark.parametrize("case", NIGHTLY, ids=lambda case: case.id)
 def test_clocks_settle_before_a_long_window(case: Case) -> None:
-    """About 10 s and 20 s. A pipeline fills and empties, which its FLOPs do not tell."""
+    """Warm-up should take about 10 s and the window 20 s, although a pipeline has to fill and to empty."""
     bubble = 1 + (case.framework.model_dump().get("pp", 1) - 1) / case.gradient_accumulation
     step_s = bubble * least_step_s(case)
     assert case.max_warmup_steps * step_s > 8
@@ -50,7 +50,7 @@ def test_clocks_settle_before_a_long_window(case: Case) -> None:
 
 
 def test_large_models_learn_without_spikes() -> None:
-    """Unclipped and without a warm-up of the learning rate."""
+    """Large models train without clipping and without a warm-up of the learning rate."""
     full = [case for case in CASES.values() if case.lora is None and case.hardware != ("cpu",)]
     rates = {size: {case.learning_rate for case in full if size in case.model.name} for size in ("8b", "70b")}
     assert rates["8b"] == {3e-4}

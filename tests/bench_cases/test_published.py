@@ -1,4 +1,4 @@
-"""The published comparisons of this repository: every row has its case, and every comparison a twin."""
+"""Tests of this repository's published comparisons: every row has its case, and every comparison a twin."""
 
 import pytest
 
@@ -48,8 +48,9 @@ PARAMETERS = {"1B": 1_235_814_400, "8B": 8_030_261_248}
 
 
 def test_the_memory_rule_is_worked_out_right() -> None:
-    """16 bytes a parameter: weights and gradients in 16 bits, Adam's copy, momentum and variance in 32
-    (Rajbhandari et al. 2020, ZeRO, section 3.1). Shared by 8 ranks, or with 4 of DDP's buckets."""
+    """Each parameter takes 16 bytes: weights and gradients in 16 bits, and Adam's copy, momentum and variance
+    in 32 (Rajbhandari et al. 2020, ZeRO, section 3.1). These bytes are shared by 8 ranks, or DDP's buckets
+    add 4."""
     rows = [row for comparison in PUBLISHED for row in comparison.rows]
     for row, figure in ((candidate, figure) for candidate in rows for figure in candidate.figures):
         if figure.quantity == "peak_memory_bytes":
@@ -62,12 +63,12 @@ def test_the_memory_rule_is_worked_out_right() -> None:
 
 
 BYTES = {"MB": 2**20, "GB": 2**30, "GiB": 2**30}
-"""Of the unit as it was published; what a program logs as MB or GB is MiB or GiB."""
+"""The bytes of each published unit. Programs that log MB or GB mean MiB or GiB."""
 
 
 @every_comparison
 def test_reported_figures_and_their_values_agree(comparison: Comparison) -> None:
-    """`reported` is the text as it stood; `value` the same in this project's units."""
+    """`reported` is the original text, and `value` is the same number in this project's units."""
     scale = {"mfu": 0.01, "step_s": 1e-3}
     scale |= dict.fromkeys(("tokens_per_s", "tokens_per_s_per_device", "gpu_utilisation"), 1)
     for row in comparison.rows:

@@ -1,4 +1,4 @@
-"""Published rows next to their dry runs: what is run in place of a compiled case, and what a row shows."""
+"""Tests of published rows next to dry runs: what runs in place of a compiled case, and what a row shows."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def test_compiled_case_runs_as_its_twin() -> None:
 
 @pytest.fixture
 def run_fields(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What dry runs tell: at most 941,530 tokens/s of all GPUs, 62 GiB, 5 * 10^10 FLOPs for a token."""
+    """Return the fields of a dry run: at most 941,530 tokens/s of all GPUs, 62 GiB, 5e10 FLOPs per token."""
     flops = Flops(formula="f", per_token=5e10, parameters=8, matmul_parameters=7)
     run_fields: dict[str, Any] = {"dry": True, "duration_s": 14.6, "dry_facts": FACTS, "flops": flops}
 

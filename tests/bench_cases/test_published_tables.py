@@ -158,7 +158,7 @@ LIMIT = Roofline(
     between_machines_bytes=0,
     tokens=400_000,
 )
-"""At most 200,000 tokens/s."""
+"""A roofline of at most 200,000 tokens/s."""
 
 
 def dry(limit: Roofline | None = LIMIT) -> Measurement:
@@ -199,7 +199,7 @@ def test_newest_faultless_launch_counts() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store with a measured case, which a published table has beside another."""
+    """Return a store with a measured case. A published table has that case and another one."""
     result = measured(tokens_per_s=102960)
     rows = (row(case=result.case_id), row(case="other"))
     file = PublishedFile(comparisons=(comparison(*rows, title="FSDP | 3D", notes=("Read *this*.",)),))
@@ -232,7 +232,7 @@ def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
 # The best batch of a sweep
 
 V100 = {1: 622.0, 2: 1358.0, 4: 2753.0, 7: 4791.0, 8: 2444.0}
-"""tokens/s by batch: GPT-2 XL under FSDP on 4 x V100-16GB, where 8 fits only by retries, and 9 does not."""
+"""tokens/s by batch for GPT-2 XL under FSDP on 4 x V100-16GB. Batch 8 needs retries; 9 does not fit."""
 
 
 def run(batch: int, tokens_per_s: float | None, retries: float | None = 0, **changes: Any) -> Run:
@@ -254,14 +254,14 @@ def out_of_memory(batch: int) -> Measurement:
 
 
 def unhealthy(result: Measurement, **changes: Any) -> Measurement:
-    """The same, whose first launch was set aside."""
+    """Return the same result with its first launch set aside."""
     verdict = result.verdict.replace(unhealthy_launches=(1,), **changes)
     return result.replace(verdict=verdict)
 
 
 RETRIED_FIRST = make_result(run(8, 2000, retries=2), run(8, 2000), run(8, 2000), before=None)
 RETRIED_LAST = make_result(run(8, 2000), run(8, 2000), run(8, 2000, retries=2), before=None)
-"""The retries of one launch of three, whose median is 0."""
+"""A result in which one launch of three has retries, so that their median is 0."""
 
 
 @pytest.mark.parametrize(

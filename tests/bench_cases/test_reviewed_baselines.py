@@ -1,4 +1,4 @@
-"""The reviewed baselines of this repository: each belongs to a case, and each case that can has one."""
+"""Tests of this repository's reviewed baselines: each belongs to a case, and each possible case has one."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_baseline_is_accepted_for_its_case(file: Path) -> None:
     assert baseline.accepted is not None
     assert baseline.case == CASES[file.stem], "the case has changed: count it and accept it again"
     assert baseline.target == file.parent.name
-    assert are_alike(baseline.method, METHOD), "its counts are not compared: accept them again"
+    assert are_alike(baseline.method, METHOD), "its counts cannot be compared: accept them again"
     assert baseline.unsteady == ()
     assert {"torch", *baseline.case.framework.packages} <= baseline.versions.keys()
 
@@ -40,6 +40,6 @@ def test_each_case_that_can_be_run_dry_has_counts(case: Case) -> None:
     missing = missing_package(*case.framework.packages) or instead
     if missing is not None:
         pytest.skip(missing)
-    # The counts of compiled cases, which dry runs cover only since the last change, are not reviewed yet.
+    # The counts of compiled cases are not reviewed yet, since dry runs cover them only since the last change.
     if why_not_dry(case, machine) is None and not case.compile:
         assert COUNTS.reviewed_file(target_of(machine, dry=True), case.id).exists()

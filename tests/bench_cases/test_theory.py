@@ -1,12 +1,13 @@
-"""Closed formulas of what a step of ten configurations costs, against what a dry run counts.
+"""Tests of what a dry run counts, against closed formulas for a step of ten configurations.
 
 The formulas follow papers and the sources of torch 2.13, torchtitan 0.3, transformers 5.23 and torchao 0.18.
-They were written before anything of perfsuite that counts was read. All must be met exactly; `python -m
-tests.benchmarks.theory` prints the same at full size.
+They were written before their author read any of perfsuite's code for counting. All must be met exactly.
+`python -m tests.benchmarks.theory` prints the same comparison at full size.
 
-Conventions. A collective has the bytes of the whole tensor on one rank: what an all-gather returns, what a
-reduce-scatter, an all-reduce or an all-to-all takes. FLOPs are those of matrix products, a multiplication and
-an addition each; attention masks nothing (torch/utils/flop_counter.py: "not accounting for causal").
+Conventions: The bytes of a collective are those of the whole tensor on one rank: the output of an all-gather,
+and the input of a reduce-scatter, an all-reduce or an all-to-all. FLOPs are those of matrix products, with a
+multiplication and an addition each. Attention counts as unmasked (torch/utils/flop_counter.py: "not
+accounting for causal").
 """
 
 import math
@@ -27,10 +28,11 @@ from tests.dry.runs import passed
 
 Shape = tuple[int, ...]
 Group = tuple[int, int]
-"""Ranks, and how far apart they are."""
+"""The number of ranks, and the distance between two of them."""
 
-library = pytest.importorskip("perfsuite.frameworks.torchtitan")  # most formulas are of models of its own
-LAYERS = 3  # of tests/frameworks/torchtitan/configs.py, too
+# Most formulas are of torchtitan's own models.
+library = pytest.importorskip("perfsuite.frameworks.torchtitan")
+LAYERS = 3  # the same number as in tests/frameworks/torchtitan/configs.py
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 MIB = 1 << 20
 
@@ -40,8 +42,9 @@ def elements(shapes: Sequence[Shape]) -> int:
 
 
 def rows(shapes: Sequence[Shape], ranks: int) -> int:
-    """Elements of the first rank's shards. fully_shard splits dimension 0 in pieces of ceil(rows / ranks),
-    and pads what it sends to such pieces (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+    """Return the elements of the first rank's shards. fully_shard splits dimension 0 in pieces of
+    ceil(rows / ranks), and pads what it sends to such pieces
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
     """
     return sum(math.ceil(shape[0] / ranks) * math.prod(shape[1:]) for shape in shapes)
 
@@ -57,24 +60,26 @@ class Step:
     sent: Sent = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     flops: Counter[str] = field(default_factory=Counter)
     held: list[int] = field(default_factory=lambda: [0])
-    """Bytes of what is reduced at a time, in the order of backward."""
+    """Bytes of the gradients that are reduced at a time, in the order of backward."""
     tensors: Counter[Group] = field(default_factory=Counter)
-    """How many are sharded over a group."""
+    """The number of tensors that are sharded over each group."""
     replicas: Group | None = None
 
     def send(self, kind: str, group: Group, dtype: str, size: int, calls: int = 1) -> None:
-        """`calls` collectives of `size` elements each."""
+        """Add `calls` collectives of `size` elements each."""
         entry = self.sent[kind, group, dtype]
         entry[0] += calls
         entry[1] += calls * size * BYTES[dtype]
 
     def unit(self, shapes: Sequence[Shape], group: Group, gathers: int, dtype: str = "float32") -> None:
-        """A unit of FSDP2: gathered in bf16, its gradients reduced (Zhao et al. 2023, section 3.2)."""
+        """Add a unit of FSDP2: gathered in bf16, with its gradients reduced (Zhao et al. 2023, section
+        3.2)."""
         self.send("all_gather", group, "bfloat16", rows(shapes, group[0]) * group[0], gathers)
         self.reduce(shapes, group, dtype)
 
     def reduce(self, shapes: Sequence[Shape], group: Group, dtype: str = "float32") -> None:
-        """What is reduced and scattered is all-reduced among `replicas` (section 3.2.2), and kept in fp32."""
+        """Add a reduction of gradients: a reduce-scatter, and with `replicas` an all-reduce (section 3.2.2).
+        The results are kept in fp32."""
         size = rows(shapes, group[0])
         self.send("reduce_scatter", group, dtype, size * group[0])
         if self.replicas is not None:
@@ -91,22 +96,24 @@ class Step:
 
     @property
     def optimizer(self) -> int:
-        """AdamW's two moments; fused, it keeps a step on the device for each tensor, in fp32."""
+        """Return the bytes of AdamW's two moments. Fused AdamW also keeps a step in fp32 for each tensor."""
         return 2 * self.parameter + 4 * self.tensors.total()
 
     def clip(self, group: Group, tensors: int) -> None:
-        """The norms of all gradients of a kind are reduced at once, not their norm: DTensor's vector_norm
-        takes whole numbers (torch/distributed/tensor/_ops/_math_ops.py, `common_reduction_strategy`)."""
+        """Add the reduction of the norms of all gradients of a kind. Each norm is reduced, not the norm of
+        the norms: DTensor's vector_norm takes whole numbers (torch/distributed/tensor/_ops/_math_ops.py,
+        `common_reduction_strategy`)."""
         self.send("all_reduce", group, "float32", tensors)
 
     def multiply(self, tokens: int, weights: Sequence[Shape], again: Sequence[Shape] = ()) -> None:
-        """Products of tokens and weights: one forward, two backward (Kaplan et al. 2020, section 2.1)."""
+        """Add products of tokens and weights: one forward, two backward (Kaplan et al. 2020, section 2.1)."""
         once = 2 * tokens * elements(weights)
         self.flops += Counter(forward=once, backward=2 * once, recompute=2 * tokens * elements(again))
 
     def attend(self, heads: int, queries: int, keys: int, sizes: Group, layers: int, again: int = 0) -> None:
-        """FlashAttention-2 (Dao 2023, section 3): two products forward, five backward, of which three are as
-        long as a query (scores anew, dQ, dK) and two as a value (dP, dV). `again`: layers recomputed.
+        """Add FlashAttention-2 (Dao 2023, section 3): two products forward and five backward. Three of these
+        five are as long as a query (the recomputed scores, dQ, dK), and two as a value (dP, dV). `again` is
+        the number of recomputed layers.
         """
         once = 2 * heads * queries * keys
         query, value = sizes
@@ -128,8 +135,9 @@ class Llama:
     head: int = 128
 
     def layer(self, fused: bool, tp: int = 1) -> list[Shape]:
-        """Weights that multiply, of one tensor parallel rank (Shoeybi et al. 2019, section 3): what is first
-        is split by rows, `wo` and `w2` by columns. torchtitan has q, k and v in one.
+        """Return the weights of a layer's products on one tensor-parallel rank (Shoeybi et al. 2019, section
+        3). `wo` and `w2` are split by columns, and the weights before them by rows. torchtitan has q, k and v
+        in one.
         """
         query = self.heads * self.head // tp
         kv = self.kv * self.head // tp
@@ -155,11 +163,11 @@ class Llama:
 LLAMA_8B = Llama(4096, 14336, 32, 32)
 Theory = tuple[Case, Step]
 BASE = FULL_SIZE.replace(framework=DDP(), sequence_length=4096, activation_checkpointing="full")
-"""On 64 GPUs, in bf16-mixed."""
+"""A case on 64 GPUs, in bf16-mixed."""
 
 
 def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
-    """A case of a registered configuration, or of the same with few layers."""
+    """Return a case of a registered configuration, or of the same configuration with few layers."""
     family = {"llama3_8b": "llama3", "qwen3_30b_a3b": "qwen3", "deepseek_v3_16b": "deepseek_v3"}
     name = f"{config}_whole_loss" if full and config not in family else config
     whole = family.get(config, "bench_cases.torchtitan_configs")
@@ -169,9 +177,10 @@ def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
 
 
 def ddp(full: bool) -> Theory:
-    """Buckets of 1 MiB, then of 25 MiB, in reverse order of the parameters. The gradient that fills a bucket
-    closes it (torch/csrc/distributed/c10d/reducer.cpp, `compute_bucket_assignment_by_size`). Embedding and
-    head are one. The two buffers of the rotary embedding are broadcast before each forward, as one.
+    """DDP has buckets of 1 MiB, then of 25 MiB, in reverse order of the parameters. The gradient that fills a
+    bucket closes it (torch/csrc/distributed/c10d/reducer.cpp, `compute_bucket_assignment_by_size`). Embedding
+    and head are one tensor. The two buffers of the rotary embedding are broadcast together before each
+    forward.
     """
     llama = Llama(2048, 8192, 16, 32, head=64)
     tokens = 2 * 4096
@@ -198,10 +207,11 @@ def ddp(full: bool) -> Theory:
 
 
 def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
-    """Each block is gathered for forward and again for backward, the root (embedding, last norm, head) once.
-    torch stops recomputing a block at its last saved tensor: the input of the last product, which is not
-    done again (`set_checkpoint_early_stop`), unless it is of an autograd function as in float8, which saves
-    after it has multiplied. Gradients of all micro-batches are reduced at the last.
+    """Each block is gathered for forward and again for backward. The root (embedding, last norm, head) is
+    gathered once. torch stops recomputing a block at its last saved tensor, which is the input of the last
+    product. So that product is not repeated (`set_checkpoint_early_stop`), except in an autograd function, as
+    in float8, which saves after it has multiplied. The gradients of all micro-batches are reduced at the
+    last.
     """
     llama = LLAMA_8B
     group = (8 * nodes, 1)
@@ -219,7 +229,7 @@ def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
     again = layers if case.activation_checkpointing == "full" else math.ceil(layers / 2)
     products = again * weights[: None if framework.float8 else -1]
     step.multiply(tokens, [*layers * weights, llama.end], products)
-    if framework.float8:  # counted as backward, since autograd functions do it (docs/evidence/measuring.md)
+    if framework.float8:  # autograd functions do it, so it counts as backward (docs/evidence/measuring.md)
         moved = 2 * tokens * elements(products)
         step.flops += Counter(backward=moved)
         step.flops -= Counter(recompute=moved)
@@ -228,8 +238,9 @@ def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
 
 
 def head(step: Step, end: Shape, group: Group, batches: Group) -> None:
-    """torchtitan has norm and head in one unit, gathered for the norm, for the parts of the loss and for the
-    norm's backward, and reduced one after the other (`ChunkedLossWrapper`); it sums the number of tokens.
+    """Add torchtitan's unit of norm and head. It is gathered for the norm, for the parts of the loss and for
+    the norm's backward. Norm and head are reduced one after the other (`ChunkedLossWrapper`). The number of
+    tokens is summed over the ranks.
     """
     step.send("all_gather", group, "bfloat16", rows([end, end[1:]], group[0]) * group[0], 3)
     for part in (end, end[1:]):
@@ -238,8 +249,8 @@ def head(step: Step, end: Shape, group: Group, batches: Group) -> None:
 
 
 def hsdp(full: bool) -> Theory:
-    """4 x 16 ranks. Every second product is recomputed, `wo` and `w3` of (wqkv, wo, w1, w3, w2), and
-    attention kept (torchtitan/distributed/activation_checkpoint.py).
+    """There are 4 x 16 ranks. Of the products (wqkv, wo, w1, w3, w2), every second one is recomputed: `wo`
+    and `w3`. Attention is kept (torchtitan/distributed/activation_checkpoint.py).
     """
     llama = LLAMA_8B
     length = 8192
@@ -259,11 +270,11 @@ def hsdp(full: bool) -> Theory:
 
 
 def tensor_parallel(full: bool) -> Theory:
-    """32 x 8 ranks with sequence parallelism (Korthikanti et al. 2022, section 4.2.2): before attention and
-    before the MLP activations are gathered, after them reduced and scattered, and backward the other way
-    round; forward is done twice. The same once at the embedding and at the last norm, which are not
-    recomputed. Each norm's gradient is summed over the 8; the loss needs maximum, sum and target of each
-    position.
+    """There are 32 x 8 ranks with sequence parallelism (Korthikanti et al. 2022, section 4.2.2). Activations
+    are gathered before attention and before the MLP, and reduced and scattered after them. In backward it is
+    the other way round, and forward is done twice. The same happens once at the embedding and at the last
+    norm, which are not recomputed. Each norm's gradient is summed over the 8 ranks. The loss needs the
+    maximum, the sum and the target of each position.
     """
     llama = Llama(8192, 28672, 80, 64)
     length = 8192
@@ -274,7 +285,7 @@ def tensor_parallel(full: bool) -> Theory:
     tokens = 2 * length
     weights = llama.layer(fused=True, tp=8)
     end = (llama.vocabulary // 8, llama.dim)
-    step.unit([end, (llama.dim,)], dp, 1)  # the loss of all positions at once
+    step.unit([end, (llama.dim,)], dp, 1)  # the loss of all positions is computed at once
     for _ in range(layers):
         step.unit([*weights, *llama.norms], dp, 2)
     step.unit([end], dp, 2)
@@ -293,9 +304,10 @@ def tensor_parallel(full: bool) -> Theory:
 
 
 def context_parallel(full: bool) -> Theory:
-    """8 x 8 ranks, each with an eighth of a sequence: keys and values of all are gathered (Grattafiori et al.
-    2024, section 3.3.2), their gradients reduced and scattered (`flex_cp_allgather`). Selective recomputation
-    keeps attention but gathers once more. Parameters are sharded over all 64.
+    """There are 8 x 8 ranks, and each has an eighth of a sequence. The keys and values of all ranks are
+    gathered (Grattafiori et al. 2024, section 3.3.2), and their gradients are reduced and scattered
+    (`flex_cp_allgather`). Selective recomputation keeps attention but gathers once more. Parameters are
+    sharded over all 64 ranks.
     """
     llama = LLAMA_8B
     length = 8192
@@ -320,10 +332,11 @@ def context_parallel(full: bool) -> Theory:
 def experts(
     step: Step, layers: int, dense: list[Shape], routed: int, number: int, top: int, hidden: int
 ) -> None:
-    """Expert parallelism (Lepikhin et al. 2020, section 3.2) of SwiGLU experts on 8 of 64 ranks, in `layers`.
-    Tokens go to their experts and come back, forward, recomputed and backward; before each forward
-    ranks tell each other how many come to each expert. Routing is balanced: a rank's experts get as many
-    tokens as it sends. The loads of all are summed for the experts' bias (Wang et al. 2024).
+    """Add expert parallelism (Lepikhin et al. 2020, section 3.2) of SwiGLU experts on 8 of 64 ranks, in
+    `layers`. Tokens go to their experts and come back, in forward, recomputation and backward. Before each
+    forward, ranks tell each other how many tokens come to each expert. Routing is balanced: a rank's experts
+    get as many tokens as the rank sends. The loads of all experts are summed for their bias (Wang et al.
+    2024).
     """
     all_ranks = (64, 1)
     ep = (8, 1)
@@ -340,15 +353,16 @@ def experts(
 
 
 def expert_norms(step: Step) -> None:
-    """Those of the experts and those of the rest: both over 64 ranks, by a mesh that torchtitan has for the
-    loss (torch/distributed/tensor/_redistribute.py, `_get_flattened_mesh_by_layout`).
+    """Add the norms of the experts and those of the other weights. Both are reduced over 64 ranks, on a mesh
+    that torchtitan has for the loss (torch/distributed/tensor/_redistribute.py,
+    `_get_flattened_mesh_by_layout`).
     """
     for tensors in step.tensors.values():
         step.clip((64, 1), tensors)
 
 
 def qwen_moe(full: bool) -> Theory:
-    """Qwen3-30B-A3B (Yang et al. 2025, table 2): 8 of 128 experts, and norms of queries and keys."""
+    """Qwen3-30B-A3B (Yang et al. 2025, table 2) uses 8 of 128 experts, and has norms of queries and keys."""
     dim = 2048
     heads = 32
     kv = 4
@@ -369,8 +383,9 @@ def qwen_moe(full: bool) -> Theory:
 
 
 def deepseek(full: bool) -> Theory:
-    """DeepSeek's 16B (Dai et al. 2024): 6 of 64 experts and 2 shared, the first layer dense. Latent attention
-    (DeepSeek-AI 2024, section 2.1) without compressed queries: queries and keys are longer than values.
+    """DeepSeek's 16B (Dai et al. 2024) uses 6 of 64 experts and 2 shared ones, and its first layer is dense.
+    It has latent attention (DeepSeek-AI 2024, section 2.1) without compressed queries: queries and keys are
+    longer than values.
     """
     dim = 2048
     heads = 16
@@ -402,9 +417,10 @@ def deepseek(full: bool) -> Theory:
 
 
 def mixtral(full: bool) -> Theory:
-    """Mixtral 8x7B (Jiang et al. 2024, table 1) of transformers, whose experts are two tensors of 8 rows. 16
-    ranks share these 8 rows: 8 ranks hold an expert each, and twice the weights are gathered and reduced. Two
-    of 8 experts multiply for a token. Recomputation ends behind the last product, whose result is weighted.
+    """This is the Mixtral 8x7B (Jiang et al. 2024, table 1) of transformers, whose experts are two tensors of
+    8 rows. 16 ranks share these 8 rows, so 8 ranks hold an expert each, and twice the weights are gathered
+    and reduced. Two of 8 experts multiply for a token. Recomputation ends after the last product, since its
+    result is weighted.
     """
     llama = Llama(4096, 14336, 32, 32, vocabulary=32000)
     length = 4096
@@ -448,7 +464,7 @@ THEORIES: dict[str, Callable[[bool], Theory]] = {
 
 
 def counted(case: Case, directory: Path) -> tuple[Sent, Counts]:
-    """What a dry run counts on rank 0; first the collectives, of all phases."""
+    """Return what a dry run counts on rank 0: the collectives of all phases, and all counts."""
     counts = passed(case, directory).counts[0].counts
     sent = Step().sent
     for call in counts.collectives:
@@ -468,4 +484,4 @@ def test_a_dry_run_counts_what_theory_says(name: str, tmp_path: Path) -> None:
     assert counts.memory is not None
     held = counts.memory.at_peak
     assert (held["parameter"], held["optimizer state"]) == (theory.parameter, theory.optimizer)
-    assert held.get("gradient", 0) in accumulate(theory.held)  # those that were reduced before the peak
+    assert held.get("gradient", 0) in accumulate(theory.held)  # some gradients were reduced before the peak

@@ -1,4 +1,4 @@
-"""Timings of perfsuite itself, run by hand: `make figures`. Not tests: nothing here passes or fails."""
+"""Timings of perfsuite itself, run by hand: `make figures`. They are not tests: nothing passes or fails."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ def launched(case: Case, machine: Machine, directory: Path, how: Launching = USU
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table in Markdown, each row at once: the next may take a while."""
+    """Print a table in Markdown. Each row is printed at once, since the next can take a while."""
     for cells in (headings, ["---"] * len(headings)):
         print(f"| {' | '.join(cells)} |")
     for cells in rows:

@@ -1,6 +1,6 @@
-"""What Python's garbage collector costs in noise, which perfsuite leaves as the training has it.
+"""Measures the noise from Python's garbage collector, which perfsuite leaves as the training has it.
 
-A script that keeps its data as many Python objects is launched in turn with the collector as Python has it
+A script that keeps its data as many Python objects is launched alternately with Python's default collector
 and with `gc.disable()`. Each row has the median step, the mean step as in `tokens/s with stalls`, the scatter
 of steps in a launch, and the scatter of both figures between launches (standard deviations of the logarithm).
 

@@ -1,8 +1,8 @@
-"""What `perfsuite compare` says of real launches while another process uses one core in bursts.
+"""Runs `perfsuite compare` on real launches while another process uses one core in bursts.
 
-In turn a comparison of unchanged code with itself, and one with a slowdown of 10% put into arm B. Prints a
-line of each, and at the end how often each outcome was seen. Nothing else should run on the machine. A
-comparison takes some minutes.
+It alternates between a comparison of unchanged code with itself and one with a slowdown of 10% in arm B. It
+prints a line for each comparison, and finally how often each outcome was seen. A comparison takes some
+minutes. Nothing else should run on the machine.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from perfsuite.session.setup import Host, Options, Setup
 from tests.samples import make_case
 
 COUNT = 20
-"""Comparisons of each kind."""
+"""The number of comparisons of each kind."""
 TOLERANCE = 0.10
 BURSTS = """
 import time
@@ -44,7 +44,7 @@ layers = [torch.nn.Linear(256, 256) for _ in range(4)]
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 batch, target = torch.randn(256, 256), torch.randn(256, 256)
-while True:  # perfsuite ends it after its last step
+while True:  # perfsuite ends the script after its last step
     optimizer.zero_grad()
     (model(batch) - target).square().mean().backward()
     optimizer.step()
@@ -82,7 +82,7 @@ def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
 
 
 def told(verdict: Verdict, metric: str) -> str:
-    """What a comparison says of one metric: `passed, +1.2% (-3.4 to +5.9%)`."""
+    """Return a comparison's result for one metric: `passed, +1.2% (-3.4 to +5.9%)`."""
     check = verdict.check(metric)
     if check is None or check.change is None or check.interval is None:
         return "not judged"
@@ -91,7 +91,7 @@ def told(verdict: Verdict, metric: str) -> str:
 
 
 def main() -> None:
-    """Print what each comparison says, then how often each outcome was seen."""
+    """Print the result of each comparison, then how often each outcome was seen."""
     seen = Counter[tuple[str, Outcome]]()
     with tempfile.TemporaryDirectory() as name, bursts():
         directory = Path(name)

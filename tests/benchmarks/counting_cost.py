@@ -1,7 +1,7 @@
-"""CPU seconds that it takes to count 12 steps in place of one.
+"""Measures the CPU seconds that counting 12 steps takes, compared with counting one.
 
-Launches without times, as `perfsuite compare --counts` makes them, in pairs and in turn, of a case of DDP and
-one of the Trainer: `python -m tests.benchmarks.counting_cost`.
+The launches have no times, as in `perfsuite compare --counts`. They are launched alternately in pairs, for a
+case of DDP and a case of the Trainer: `python -m tests.benchmarks.counting_cost`.
 """
 
 import os

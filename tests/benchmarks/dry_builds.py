@@ -1,4 +1,4 @@
-"""Cases of every framework that are run dry with a build of torch for CPUs and with one for CUDA."""
+"""Cases of every framework, for comparing dry runs on a CPU build of torch with those on a CUDA build."""
 
 import sys
 from pathlib import Path
@@ -81,7 +81,7 @@ CASES = {
 
 
 def differences(first: Run, second: Run) -> list[str]:
-    """Return what two dry runs of a case have counted or predicted differently, with both values."""
+    """Return the counts and predictions in which two dry runs of a case differ, with both values."""
     mine, theirs = (run.model_dump() for run in (first, second))
     names = ("counts", "flops", "dry_facts", "dtypes", "figures", "machine", "notes")
     return [difference for name in names for difference in _differing(mine[name], theirs[name], name)]

@@ -1,8 +1,8 @@
-"""How long perfsuite takes from a fault to its verdict: a table of docs/evidence/faults.md.
+"""Times perfsuite from a fault to its verdict, for a table in docs/evidence/faults.md.
 
-Two ranks of a small Llama train under DDP on this machine. A rank or an agent is killed once both ranks run;
-a hang begins with the last step that the driver sees, and the time that is let pass is left out. The time
-ends when `launch_once` returns: every process of the job is gone then.
+Two ranks of a small Llama train under DDP on this machine. A rank or an agent is killed once both ranks run.
+A hang begins with the last step that the driver sees, and the waiting time that is allowed is subtracted.
+The time ends when `launch_once` returns. Then every process of the job is gone.
 """
 
 import os
@@ -32,7 +32,7 @@ from tests.samples import make_case
 REPEATS = 3
 COLUMNS = ("fault", "reported", "seconds")
 LET_PASS = re.compile(r"\((\d+) s are allowed here\)")
-"""In the message of a hang: seconds without a step before it is one."""
+"""Finds, in the message of a hang, the seconds without a step that are allowed."""
 CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]
 
@@ -40,9 +40,11 @@ Breaks = Callable[[RunDir], object]
 def seconds(
     case: Case, machine: Machine, new_launcher: Callable[..., Launcher], breaks: Breaks | None
 ) -> tuple[float, str]:
-    """Break one launch once both ranks run. Returns how long its verdict took from then on, and its kind.
+    """Break one launch once both ranks run. Returns the seconds from then to its verdict, and the verdict's
+    kind.
 
-    Without `breaks` the time begins with the last step that is seen, and only seconds are let pass.
+    Without `breaks`, the launch hangs. Then the time begins with the last step that is seen, and the seconds
+    that are allowed without a step are subtracted.
     """
     launcher = new_launcher(new_detector=partial(HangDetector, hang_s=HANG_S if breaks else 4))
     began: list[float] = []
@@ -75,7 +77,7 @@ def seconds(
 
 
 def cells(name: str, break_one: Callable[[], tuple[float, str]]) -> tuple[str, str, str]:
-    """A row of the table."""
+    """Return a row of the table."""
     taken = [break_one() for _ in range(REPEATS)]
     kinds = ", ".join(sorted({kind for _, kind in taken}))
     return name, kinds, f"{median(s for s, _ in taken):.1f}"
@@ -94,7 +96,7 @@ def kill_agent(run_dir: RunDir) -> None:
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Rows of this machine."""
+    """Yield the rows of faults on this machine."""
     for name, breaks in (("rank is killed", kill_rank), ("agent is killed", kill_agent), ("hang", None)):
         yield cells(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher, breaks))
 

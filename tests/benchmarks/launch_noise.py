@@ -1,9 +1,9 @@
-"""How much the seconds of a start-up and of data wait differ between launches of unchanged code.
+"""Measures how seconds of the start-up and of data wait differ between launches of unchanged code.
 
-A case of DDP and a script with a worker that loads are launched in turn. Of each part of the start-up, and of
-the data wait, the table has the median seconds, and the standard deviation of the logarithm between launches:
-of the seconds, and of what is judged. The last column is the smallest growth that is found 95 times in 100,
-by `simulated_spans` and `simulated_data_wait` with that scatter.
+A case of DDP and a script with a data worker are launched alternately. For each part of the start-up, and for
+the data wait, the table has the median seconds and the standard deviations of the logarithm between launches:
+one of the seconds, and one of the judged value. The last column is the smallest growth that is found 95 times
+in 100, according to `simulated_spans` and `simulated_data_wait` with that scatter.
 
     python -m tests.benchmarks.launch_noise [--launches 12]   # docs/evidence/statistics.md
 """
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def script(directory: Path) -> Case:
-    """Return a case of a script whose batches take 16 ms of one worker."""
+    """Return a case of a script with one worker that takes 16 ms for a batch."""
     path = directory / "train.py"
     path.write_text(TRAIN)
     return make_case(

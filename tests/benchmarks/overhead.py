@@ -1,8 +1,8 @@
-"""What measuring costs: the same training loop bare and under the clock, in pairs, alternating.
+"""Measures the cost of measuring: the same training loop bare and under the clock, in pairs, alternately.
 
-The bare loop is timed from outside, as a whole. Under the clock the step times are those that the recorder
-reports; the probe and the bookkeeping between steps are not in them, and must not slow the steps down either.
-It is the loop that `perfsuite doctor` runs. Its CPU time scatters less than its wall time, which other
+The bare loop is timed from outside, as a whole. Under the clock, the step times are those that the recorder
+reports. They exclude the probe and the bookkeeping between steps, which must not slow the steps down either.
+The loop is the one that `perfsuite doctor` runs. Its CPU time scatters less than its wall time, which other
 programs disturb.
 """
 
@@ -20,7 +20,7 @@ PAIRS = 100
 
 
 def main() -> None:
-    """Print the median ratio of the pairs, by wall time and by CPU time."""
+    """Print the median ratio of the pairs, for wall time and for CPU time."""
     device = torch.device("cpu")
     with one_rank(clock_case(device), device) as run:
         wall = timed(run, device, PAIRS).overhead
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_first: bool) -> float:
-    """CPU seconds of `STEPS` steps under the clock, of those of as many bare ones."""
+    """Return the ratio of the CPU seconds of `STEPS` steps under the clock to those of bare steps."""
     if bare_first:
         bare = bare_cpu_s(run)
         measured = sum(under_the_clock(run, device).cpu_s)
@@ -42,7 +42,7 @@ def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_fir
 
 
 def bare_cpu_s(run: Callable[[int], list[Any]]) -> float:
-    """CPU seconds of `STEPS` steps."""
+    """Return the CPU seconds of `STEPS` bare steps."""
     gc.collect()
     began = time.process_time()
     run(STEPS)

@@ -1,10 +1,12 @@
-"""What three ways to compare two arms find on the same simulated days of a machine that drifts.
+"""Compares what three ways to compare two arms find on the same simulated days of a drifting machine.
 
 `paired`: `perfsuite compare`. `unpaired`: the same interleaved launches, judged by the engine that judges
-against baselines, arm A as the baseline. `base first`: five launches of arm A, then up to 15 of arm B, judged
-by that engine. Both are told the noise between launches by three other cases of five launches each.
+against baselines, with arm A as the baseline. `base first`: five launches of arm A, then up to 15 of arm B,
+judged by that engine. The last two ways get the noise between launches from three other cases of five
+launches each.
 
-Then what `paired` finds on a machine whose launches follow a probe, with and without the correction by it.
+A second table has what `paired` finds on a machine whose launches follow a probe, with and without the
+correction by the probe.
 
     python -m tests.benchmarks.paired [--trials 2000]
 """
@@ -22,7 +24,7 @@ from tests.benchmarks.simulated_pairs import FOLLOWING, arms, days, judge_day, s
 SIGMA = 0.01
 TOLERANCE = 0.03
 MACHINES = {"none": (0.0, 0.0), "2%": (0.02, 0.0), "5%": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
-"""The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
+"""For each machine, the drift, and the slowdown of its slower launches if it has two speeds."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
 WAYS = ("drift", "way", "false alarms", "finds 1%", "2%", "3%", "launches, unchanged / 3%")
 CORRECTIONS = (
@@ -30,17 +32,17 @@ CORRECTIONS = (
     "passed, of 10% that B does to the probe, too",
 )
 BASE = 5
-"""Launches of arm A before those of arm B."""
+"""The number of launches of arm A before those of arm B."""
 
 
 def paired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
-    """Outcome and launches used."""
+    """Return the outcome and the number of launches of a paired comparison."""
     decision = judge_day(logs, change=change, tolerance=TOLERANCE)
     return decision.outcome, 2 * decision.pairs
 
 
 def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
-    """Outcome and launches used."""
+    """Return the outcome and the number of launches of an unpaired comparison."""
     a, b = arms(logs, MAX_PAIRS, change)
     for pairs in range(MIN_PAIRS, MAX_PAIRS + 1):
         decision = decide(a[:pairs], b[:pairs], tolerance=TOLERANCE, noise=noise, max_launches=MAX_PAIRS)
@@ -50,7 +52,7 @@ def unpaired(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, i
 
 
 def base_first(logs: Sequence[float], change: float, noise: Noise) -> tuple[str, int]:
-    """Outcome and launches used."""
+    """Return the outcome and the number of launches if all launches of arm A come first."""
     seconds = [math.exp(log) for log in logs]
     b = [second * (1 + change) for second in seconds[BASE : BASE + MAX_LAUNCHES]]
     decision = in_turn(seconds[:BASE], b, tolerance=TOLERANCE, noise=noise)
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
-    """What each way finds on one machine."""
+    """Yield a row for each way on one machine, with what it finds."""
     drift, two_speeds = MACHINES[machine]
     today = list(days(SIGMA, drift, 2 * MAX_PAIRS, two_speeds=two_speeds, trials=trials, seed=11))
     others = [
@@ -92,7 +94,7 @@ def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
 
 
 def corrected(corrects: bool, trials: int) -> list[str]:
-    """What is found on a machine whose launches follow a probe."""
+    """Return a row with what is found on a machine whose launches follow a probe."""
     slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
     table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
     none = table.row(0.0)

@@ -1,8 +1,8 @@
-"""The memory that dry runs predict beside what was published: docs/evidence/memory.md (15 minutes).
+"""Shows the predicted memory of dry runs next to published memory: docs/evidence/memory.md (15 minutes).
 
-Each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP) is run dry. Published is what the
-allocator held, without what lies beside it: rows whose allocator had to retry tell 14,992 MB, on a card that
-has 16,160 MiB.
+There is a dry run of each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP). The
+published memory is that of the allocator, without other memory on the GPU. Rows whose allocator had to retry
+report 14,992 MB, on a card that has 16,160 MiB.
 """
 
 from bench_cases.published import Row
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """A row of the table, in MiB."""
+    """Return a row of the table, in MiB."""
     facts = dry(CASES[row.case]).dry_facts
     published = memory(row)
     if facts is None or (fit := facts.fit) is None:

@@ -1,6 +1,7 @@
-"""Published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
+"""Shows published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
 
-A row whose case is compiled is run dry without compilation, since memory in compiled code depends on fusion.
+If a row's case is compiled, its dry run is without compilation, since memory in compiled code depends on
+fusion.
 """
 
 import tempfile
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def uncompiled(case: Case) -> Case:
-    """Return `case` without compilation, and without torchtitan's options of it."""
+    """Return `case` without compilation, and without torchtitan's options for compilation."""
     framework = case.framework
     if isinstance(framework, TorchTitan):
         words = tuple(word for word in framework.overrides if not word.startswith("--compile."))
@@ -49,7 +50,7 @@ def uncompiled(case: Case) -> Case:
 
 @cache
 def dry(case: Case) -> Run:
-    """Run a case dry. Raises SystemExit if that fails."""
+    """Make a dry run of a case. Raises SystemExit if that fails."""
     with tempfile.TemporaryDirectory() as directory:
         run = dry_run(case, Path(directory))
     if run.failure is not None:
@@ -83,7 +84,7 @@ def _without(comparison: Comparison, row: Row) -> tuple[str, ...]:
 
 
 def _settings(comparison: Comparison, row: Row) -> tuple[str, ...]:
-    """The first columns; a sequence length is told where it is not 8192."""
+    """Return the first columns of a row. The sequence length is shown unless it is 8192."""
     *table, model, how, batch, length = row.settings
     more = "" if length == "8192" else f", {length} tokens"
     table = [comparison.name, *table]
@@ -96,7 +97,7 @@ def _speed(row: Row) -> PublishedFigure:
 
 
 def memory(row: Row) -> float | None:
-    """The published memory of a row in bytes, if it has one."""
+    """Return the published memory of a row in bytes, if it has one."""
     return next((figure.value for figure in row.figures if figure.quantity == "reserved_memory_bytes"), None)
 
 

@@ -1,7 +1,8 @@
-"""What the HTML report costs: its size, the time to make it, and to open it in Chromium.
+"""Measures the cost of the HTML report: its size, and the time to make it and to open it in Chromium.
 
-100 cases of three launches each, 70 to 120 steps, 8 GPUs: as they come (a quarter of the sections open), and
-all of them regressed, with every section open.
+Both reports have 100 cases of three launches each, 70 to 120 steps, on 8 GPUs. In the first one, a quarter of
+the sections are open, as in a usual session. In the second one, all cases regressed and every section is
+open.
 """
 
 import tempfile
@@ -18,7 +19,7 @@ OPENED = 5
 
 
 def main() -> None:
-    """Print the figures of both reports."""
+    """Print the measurements of both reports."""
     for name, kind_of in (("as they come", None), ("all regressed", lambda number: "regressed")):
         session = make_session(CASES, kind_of)
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Simulates what is found of data wait, with the same tests, metric and floor that judge real launches.
+"""Simulates what is found in data wait, with the same tests, metric and floor that judge real launches.
 
-The wait of a launch is a share of the step, times a log-normal factor; of one launch in 20 it is three times
-as long, as where another program reads from the same disk.
+The wait of a launch is a share of the step, times a log-normal factor. In one launch in 20 it is three times
+as long, as it is when another program reads from the same disk.
 
     python -m tests.benchmarks.simulated_data_wait   # docs/evidence/statistics.md, "Data wait"
 """
@@ -20,21 +20,22 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 
 DISTURBED = 0.05
-"""Share of launches whose wait is `DISTURBED_TIMES` as long."""
+"""The share of launches whose wait is `DISTURBED_TIMES` as long."""
 DISTURBED_TIMES = 3
 BASELINE = 5
 CLASS = 8
-"""Baselines of the hardware class that the noise is known from."""
+"""The number of the hardware class's baselines that give the noise."""
 STEP_S = 0.5
 
 
 def simulate(
     *, wait: float, scatter: float, growth: float = 0.0, trials: int = 2_000, seed: int = 0
 ) -> SimpleNamespace:
-    """Return the shares of the outcomes of growth by a share of the step: against a baseline, in pairs.
+    """Return the shares of outcomes, against a baseline and in pairs, if the wait grows by a share of the
+    step.
 
-    `wait` is the share of the step that unchanged code waits, `scatter` the standard deviation of its
-    logarithm between launches.
+    `wait` is the share of the step for which unchanged code waits, and `scatter` the standard deviation of
+    the wait's logarithm between launches.
     """
     rng = np.random.default_rng(seed)
 
@@ -83,7 +84,7 @@ def _comparison(a: list[Figures], b: list[Figures]) -> str:
 
 
 def found(scatter: float, wait: float) -> float:
-    """Return the smallest growth, a share of the step, that both ways find 95 times in 100."""
+    """Return the smallest growth, as a share of the step, that both ways find 95 times in 100."""
     for growth in (0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5):
         shares = simulate(wait=wait, scatter=scatter, growth=growth, trials=300)
         if min(share.get("regressed", 0) for share in vars(shares).values()) >= 0.95:

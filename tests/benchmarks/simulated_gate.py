@@ -1,8 +1,8 @@
 """Simulates what the gate detects, with the same `decide` loop that judges real launches.
 
 Draws baselines and launches, passes them to `decide` launch by launch until it decides, and counts the
-outcomes. For comparison it counts what most suites do: one sample against one baseline sample and a fixed
-threshold.
+outcomes. For comparison, it also counts what most suites would report: they compare one sample with one
+baseline sample and a fixed threshold.
 
     python -m tests.benchmarks.simulated_gate   # docs/evidence/statistics.md, "What a gate can detect"
 """
@@ -21,26 +21,26 @@ from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 FIXED_THRESHOLD = 0.05
-"""Slowdown at which the suites compared with would fail, relative."""
+"""The relative slowdown at which those suites would fail."""
 SHARES = "passed improved regressed inconclusive mean_launches fixed_5_percent fixed_tolerance"
 
 
 class Table(SimpleNamespace):
-    """A simulated judge: `rows` of shares of the trials, 0 to 1, each of a `true` change, and its own rating.
+    """A simulated judge. `rows` has one row for each `true` change, with shares of the trials from 0 to 1.
 
-    The change +0.03 is 3% more seconds per step. `fixed_5_percent` is the share in which one sample is
-    over 5% above one baseline sample, `fixed_tolerance` the same with the tolerance as threshold. The
-    `minimum_detectable_drop` is the median over the trials at the change nearest to 0, `blind` the share of
-    the same trials whose decision calls the gate blind.
+    A change of +0.03 is 3% more seconds per step. `fixed_5_percent` is the share of trials in which one
+    sample is over 5% above one baseline sample. `fixed_tolerance` is the same with the tolerance as
+    threshold. `minimum_detectable_drop` is the median over the trials at the change nearest to 0. `blind` is
+    the share of the same trials whose decision calls the gate blind.
     """
 
     def row(self, true: float) -> SimpleNamespace:
-        """The row of one simulated change. Raises KeyError."""
+        """Return the row of one simulated change. Raises KeyError if there is none."""
         found: dict[float, SimpleNamespace] = {row.true: row for row in self.rows}
         return found[true]
 
     def __str__(self) -> str:
-        """Return a Markdown table, shares in percent."""
+        """Return a Markdown table with shares in percent."""
         heads = ["true drop", "regressed", "inconclusive", "passed", "improved", "launches"]
         heads += ["fixed 5%", "fixed at tolerance"]
         lines = [self.title, "", f"| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
@@ -70,13 +70,14 @@ def simulate(
     trials: int = 20_000,
     seed: int = 0,
 ) -> Table:
-    """Simulate one gate. The same draws serve all drops; equal arguments give equal tables.
+    """Simulate one gate. The same draws serve all drops. Equal arguments give equal tables.
 
-    log(seconds) is a normal of standard deviation `sigma`; if it `is_contaminated`, `sigma` times Student's t
-    with 3 degrees of freedom, and one launch in 20, baselines included, is 10% slower. `pooled_degrees`:
-    degrees of freedom of the class's noise; as many baselines are drawn as give them. None: the noise is
-    known from one baseline alone. `session_sigma`: standard deviation of a shift common to today's launches,
-    in log(seconds); `known_session_sigma`: what the gate is told of it.
+    log(seconds) is normal with standard deviation `sigma`. If it `is_contaminated`, it is `sigma` times
+    Student's t with 3 degrees of freedom, and one launch in 20, including those of baselines, is 10% slower.
+    `pooled_degrees` is the number of degrees of freedom of the class's noise: as many baselines are drawn as
+    needed for it. With None, the noise is known from one baseline alone. `session_sigma` is the standard
+    deviation of a shift in log(seconds) that all of today's launches share, and `known_session_sigma` is the
+    value that the gate is given.
     """
     groups = _groups(baseline_launches, pooled_degrees)
     shape = groups, baseline_launches
@@ -108,7 +109,7 @@ def simulate(
 def in_turn(
     baseline: Sequence[float], available: Sequence[float], *, tolerance: float, noise: Noise
 ) -> Decision:
-    """Judge launch by launch, as a real session does; no more launches are allowed than are available."""
+    """Judge launch by launch, as a real session does. The number of available launches is the limit."""
     for used in range(1, len(available) + 1):
         decision = decide(
             baseline, available[:used], tolerance=tolerance, noise=noise, max_launches=len(available)
@@ -119,7 +120,7 @@ def in_turn(
 
 
 def _add(count: Counter[str], decision: Decision, *, single: float) -> None:
-    """Count a decision. `single` is the change from one baseline launch to one launch of today, relative."""
+    """Count a decision. `single` is the relative change from one baseline launch to one launch of today."""
     count[decision.outcome] += 1
     count["mean_launches"] += decision.launches_used
     count["fixed_5_percent"] += single > FIXED_THRESHOLD
@@ -144,7 +145,8 @@ def _draws(
     *,
     is_contaminated: bool,
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
-    """Yield for each trial the class's baselines, the case's own first, and today's launches, in seconds.
+    """Yield for each trial the class's baselines, starting with the case's own, and today's launches, in
+    seconds.
 
     `shape` is (number of baselines, launches in each).
     """
@@ -162,7 +164,7 @@ def _draws(
 
 
 def rows(counts: Mapping[float, Counter[str]], trials: int, names: str) -> list[SimpleNamespace]:
-    """Each change with its counts by name, divided by the number of trials."""
+    """Return one row for each change, with its counts by name divided by the number of trials."""
     return [
         SimpleNamespace(true=change, **{name: count[name] / trials for name in names.split()})
         for change, count in counts.items()

@@ -1,6 +1,6 @@
-"""Simulate how many healthy machines are refused because their GPUs differ.
+"""Simulates how many healthy machines are refused because their GPUs differ.
 
-Run as `python -m tests.benchmarks.simulated_gpus`. The speed of GPUs scatters normally from chip to chip.
+Run it as `python -m tests.benchmarks.simulated_gpus`. The speed of GPUs scatters normally from chip to chip.
 Each launch measures it with a further scatter of `PROBE_SD`.
 """
 
@@ -11,20 +11,20 @@ from perfsuite.verdict.comparability import DEVICE_PROBE_SLOWER
 
 MACHINES = 100_000
 GPUS = 8
-LAUNCHES = 5  # of a baseline
+LAUNCHES = 5  # launches of a baseline
 PROBE_SD = 0.01
 CHIP_SDS = (0.01, 0.02, 0.03, 0.04)
 
 
 def slowest_shares(chips: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Measure machines once. Return the rate of the slowest GPU as a share of that of the fastest."""
+    """Measure machines once. Return the slowest GPU's rate as a share of the fastest GPU's."""
     rates = chips * (1 + PROBE_SD * random.standard_normal(chips.shape))
     shares: np.ndarray = rates.min(axis=1) / rates.max(axis=1)
     return shares
 
 
 def main() -> None:
-    """Print the share of machines of which every launch, or a single launch, is refused."""
+    """Print the shares of machines of which every launch, or a single launch, is refused."""
     random = np.random.default_rng(0)
     print("| scatter of the chips | lag above 10% | refused without a baseline | refused with one |")
     print("| --- | --- | --- | --- |")

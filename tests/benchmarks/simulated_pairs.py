@@ -1,13 +1,13 @@
-"""Simulates what a paired comparison detects on a machine that drifts, with the same `decide` that judges.
+"""Simulates what a paired comparison detects on a drifting machine, with the same `decide` as real launches.
 
-One simulated day is log(seconds) of 24 launches in a row: normal noise between launches, one launch in 20
-that is 10% slow, and the machine's drift. A drift of d is a random walk of standard deviation d after 24
-launches; besides, a share 1.4 d of the launches begins a time of some 6 launches in which the machine is 5 to
-30% slower or faster. The effect of arm B is added where it is launched. A machine may have two speeds
-besides: each launch then has either with the same probability.
+One simulated day is log(seconds) of 24 launches in a row. It has normal noise between launches, one launch in
+20 that is 10% slow, and the machine's drift. A drift of d is a random walk with standard deviation d after 24
+launches. In addition, a share of 1.4 d of the launches begins a period of about 6 launches in which the
+machine is 5% to 30% slower or faster. The effect of arm B is added to the launches of arm B. A machine can
+also have two speeds. Then each launch has either speed with the same probability.
 
-On a machine with a probe that the launches follow, log(probe seconds) of a launch is normal noise, too;
-times the exponent, it is added to the launch.
+On a machine with a probe that the launches follow, log(probe seconds) of a launch is normal noise, too. That
+noise times the exponent is added to the launch.
 """
 
 import math
@@ -22,15 +22,15 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, PairedDecision, decid
 from tests.benchmarks.simulated_gate import Table, rows
 
 DISTURBED = 0.05
-"""Share of launches that are slow, whatever the drift."""
+"""The share of launches that are slow, whatever the drift."""
 DISTURBED_BY = math.log(1.1)
-"""By how much, in log(seconds)."""
+"""The slowdown of these launches, in log(seconds)."""
 STEPS_FOR_DRIFT = 1.4
-"""Share of launches with which a slower or faster time begins, for each unit of drift."""
+"""The share of launches with which a slower or faster period begins, for each unit of drift."""
 STEP_LAUNCHES = 6
-"""Launches that such a time lasts on average."""
+"""The average number of launches in such a period."""
 STEP_SIZES = (0.05, 0.30)
-"""By how much the machine is slower or faster meanwhile, at least and at most."""
+"""The smallest and the largest change of speed in such a period, relative."""
 
 FOLLOWING: dict[str, Any] = {
     "sigma": 0.052,
@@ -40,7 +40,7 @@ FOLLOWING: dict[str, Any] = {
     "tolerance": 0.1,
     "changes": (0.0, 0.1),
 }
-"""A machine whose launches follow its probe: as 27 comparisons of a DDP script scattered on two shared
+"""A machine whose launches follow its probe, with the scatter of 27 comparisons of a DDP script on two shared
 cores."""
 
 
@@ -60,12 +60,12 @@ def simulate(
     trials: int = 20_000,
     seed: int = 0,
 ) -> Table:
-    """Simulate one comparison. The same days serve all changes; equal arguments give equal tables.
+    """Simulate one comparison. The same days serve all changes. Equal arguments give equal tables.
 
-    `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
-    after 24 launches. By `two_speeds` the slower launches of a machine with two speeds are slower, relative:
-    0.1 is 10%. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
-    launches follow by the `exponent`; the judge is told of it if it `corrects`. With `slows_probe`, arm B
+    `sigma` is the standard deviation of log(seconds) between launches, and `drift` that of the machine's walk
+    after 24 launches. `two_speeds` is the slowdown of the slower launches on a machine with two speeds: 0.1
+    is 10%. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
+    launches follow with the `exponent`. If it `corrects`, the judge gets the probe. With `slows_probe`, arm B
     changes the probe as much as its steps.
     """
     counts = {change: Counter[str]() for change in changes}
@@ -103,8 +103,8 @@ def judge_day(
 ) -> PairedDecision:
     """Judge pair by pair, as a real comparison does.
 
-    `logs` are log(seconds) of launches in a row, `probes` those of the probe beside them; `change` and
-    `probe_change` are what arm B does to them.
+    `logs` are log(seconds) of launches in a row, and `probes` are log(seconds) of the probe in each launch.
+    Arm B adds `change` to its launches and `probe_change` to its probes.
     """
     a, b = arms(logs, max_pairs, change)
     beside = None if probes is None else arms(probes, max_pairs, probe_change)
@@ -112,7 +112,7 @@ def judge_day(
 
 
 def arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
-    """Return the seconds of each arm's launches from log(seconds) of launches in a row; B is changed."""
+    """Return the seconds of each arm's launches from log(seconds) of launches in a row. Arm B is changed."""
     seconds: dict[str, list[float]] = {"a": [], "b": []}
     for pair in range(pairs):
         for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
@@ -143,7 +143,7 @@ def days(
         sizes = rng.uniform(*STEP_SIZES, launches) * rng.choice((-1, 1), launches)
         ends = 0
         for launch in np.flatnonzero(begins):
-            if launch >= ends:  # a time that has begun goes on to its end
+            if launch >= ends:  # a period that has begun continues to its end
                 ends = launch + lengths[launch]
                 logs[launch:ends] += np.log1p(sizes[launch])
         if two_speeds:
@@ -154,7 +154,7 @@ def days(
 def _followed(
     alone: Iterable[list[float]], probe_sigma: float, exponent: float, launches: int, seed: int
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Add to each day's launches what follows a probe; yield them with log(probe seconds)."""
+    """Make each day's launches follow a probe, and yield them with log(probe seconds)."""
     rng = np.random.default_rng([seed, 1])
     for logs in alone:
         probes = probe_sigma * rng.standard_normal(launches)

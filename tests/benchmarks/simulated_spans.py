@@ -1,7 +1,7 @@
-"""Simulates what is found of the seconds of spans, with the tests, metric and floor that judge real launches.
+"""Simulates what is found in seconds of spans, with the tests, metric and floor that judge real launches.
 
-The seconds of a launch are a constant times a log-normal factor. One launch in 20 takes twice as long, as
-where files are not in the cache of the system any more.
+The seconds of a launch are a constant times a log-normal factor. One launch in 20 takes twice as long, as it
+does when the system's cache has lost its files.
 
     python -m tests.benchmarks.simulated_spans   # docs/evidence/statistics.md, "Spans"
 """
@@ -20,20 +20,21 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 
 DISTURBED = 0.05
-"""Share of launches that take `DISTURBED_TIMES` as long."""
+"""The share of launches that take `DISTURBED_TIMES` as long."""
 DISTURBED_TIMES = 2
 BASELINE = 5
 CLASS = 8
-"""Baselines of the hardware class that the noise is known from."""
+"""The number of the hardware class's baselines that give the noise."""
 SPAN = "start-up: imports"
 
 
 def simulate(
     *, seconds: float, scatter: float, growth_s: float = 0.0, trials: int = 2_000, seed: int = 0
 ) -> SimpleNamespace:
-    """Return the shares of the outcomes of growth by seconds, against a baseline and in pairs, and launches.
+    """Return the shares of outcomes and the number of launches if a span grows by `growth_s` seconds.
 
-    `scatter` is the standard deviation of the logarithm of a launch's seconds.
+    There is one share of each kind against a baseline and one in pairs. `scatter` is the standard deviation
+    of the logarithm of a launch's seconds.
     """
     rng = np.random.default_rng(seed)
 

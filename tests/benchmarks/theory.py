@@ -1,4 +1,4 @@
-"""Formulas next to counts at full size: docs/evidence/dry-run.md (ten minutes).
+"""Shows formulas next to counts at full size: docs/evidence/dry-run.md (ten minutes).
 
 python -m tests.benchmarks.theory [NAME ...]
 """
@@ -15,7 +15,7 @@ HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and opti
 
 
 def main(names: list[str]) -> None:
-    """Print theory / count of each configuration as a row, and what differs."""
+    """Print theory / count of each configuration as a row, and the differences."""
     show_table(HEADINGS, map(_row, names or THEORIES))
 
 

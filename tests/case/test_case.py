@@ -168,7 +168,7 @@ TINY = "gpt2-tiny-s64-b2-fp32"
     ],
 )
 def test_ids_stay_as_they_are(changes: dict[str, Any], expected: str) -> None:
-    """They name the files of accepted baselines: a change here loses every user's history."""
+    """Ids name the files of accepted baselines: a change here would lose every user's history."""
     assert make_case(**{"max_warmup_steps": 20, "steps": 50, **changes}).id == expected
 
 
@@ -229,7 +229,7 @@ def test_a_case_with_adapters_can_be_a_key() -> None:
 
 
 def test_long_ids_are_cut_and_stay_distinct() -> None:
-    """Such a combination of usual fields is longer than the name of a file may be."""
+    """With usual fields, this case has an id that is longer than a file name can be."""
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     case = make_case(
         model=MODELS["llama-3.1-8b"],
@@ -297,7 +297,7 @@ def test_a_script_may_count_samples() -> None:
     assert (images.unit, images.sample_length) == ("samples", 1)
     assert images.parameters["sequence_length"] == "none"
     assert Case.model_validate_json(images.model_dump_json()) == images
-    text = images.replace(sequence_length=10**6)  # as long as it likes: its model has no positions
+    text = images.replace(sequence_length=10**6)  # any length is allowed, since the model has no positions
     assert (text.unit, text.sample_length) == ("tokens", 10**6)
     assert "-s1000000-b2-" in text.id
 
@@ -308,7 +308,7 @@ def test_a_case_can_be_copied_and_put_in_a_set() -> None:
 
 
 def test_omits_defaults_from_launch_files() -> None:
-    """An older perfsuite, as an arm may have, refuses a field that it does not know."""
+    """An arm can have an older perfsuite, which refuses unknown fields."""
     usual = CaseFile(case=make_case(), device="cpu")
     assert set(json.loads(usual.as_json())) == {"schema_version", "case", "device"}
     other = usual.replace(preflight=True, counts=False, inject="hang")

@@ -17,7 +17,7 @@ PUBLISHED = {
     "llama-3-8b": 8_030_261_248,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
-    "mamba-1.4b": 1_372_178_432,  # which is no case's model, but has the form of one
+    "mamba-1.4b": 1_372_178_432,  # no case uses this model; it is built in the same way
 }
 
 
@@ -32,7 +32,7 @@ def test_parameters_are_as_published(name: str, parameters: int) -> None:
     [("gpt2-xxl", 1600, 2951), ("gpt2-xxxl", 1920, 4426), ("gpt2-4xl", 1920, 8409)],
 )
 def test_large_gpt2_has_the_blocks_of_mingpt(name: str, hidden: int, millions: int) -> None:
-    """minGPT counts the blocks and the final norm, without embeddings."""
+    """minGPT's number of parameters includes the blocks and the final norm, but not the embeddings."""
     embeddings = (50257 + 1024) * hidden
     assert count(MODELS[name], 128).parameters - embeddings == pytest.approx(millions * 1e6, rel=2e-4)
 

@@ -38,7 +38,7 @@ def install(packages: Packages, code: str = SIMULATED, name: str = "mine") -> No
 
 
 def read_case(directory: Path, **framework: Any) -> Case:
-    """The case in `case.json`, as the perfsuite wrote it that had the framework."""
+    """Return the case in `case.json`, as a perfsuite with the framework wrote it."""
     file = directory / "case.json"
     content = documents.plain(CaseFile(case=make_case(), device="cpu"))
     content["case"]["framework"] = framework
@@ -100,9 +100,9 @@ def test_suggests_names_of_other_packages(packages: Packages) -> None:
 def test_a_broken_framework_names_its_package(
     packages: Packages, tmp_path: Path, code: str, said: str
 ) -> None:
-    """A case of it is read as data, and cannot run."""
+    """A case with this framework can be read as data, but cannot run."""
     install(packages, code)
-    assert make_case(framework="ddp").framework == DDP()  # it is nobody's business until it is asked for
+    assert make_case(framework="ddp").framework == DDP()  # nobody needs the broken one yet
     case = read_case(tmp_path, name="mine", package="perf-mine", slug="mine", stage=2)
     assert isinstance(case.framework, MissingFramework)
     for use in (lambda: make_case(framework="mine"), lambda: framework_of(case)):
@@ -155,7 +155,7 @@ def test_missing_framework_says_what_to_install(tmp_path: Path) -> None:
         lambda: framework_of(case),
         lambda: unsupported(case, make_machine()),
         lambda: launch_once(case, make_machine(), tmp_path / "launch"),
-        lambda: make_case(framework={"name": "gone", "package": "perf-gone"}),  # no file says so
+        lambda: make_case(framework={"name": "gone", "package": "perf-gone"}),  # no file is involved
     ):
         with pytest.raises(CaseError, match=said):
             use()

@@ -20,13 +20,13 @@ def test_every_product_has_a_source_and_numbers(name: str, product: Accelerator)
     assert product.family in ARCHITECTURES
     assert len(product.source) > 10
     assert product.form_factor in ("sxm", "sxm3", "pcie", "nvl", "superchip")
-    assert "-" not in product.family, "what a case's hardware begins with ends there"
+    assert "-" not in product.family, "the family in a case's hardware ends at a dash"
     if product.peak_16bit is None or product.peak_fp32 is None:
         assert (product.peak_16bit, product.peak_fp32) == (None, None)
     else:
         assert 0 < product.peak_fp32 < product.peak_16bit < 10_000
     if product.link_gb_s is not None:
-        assert (product.link_gb_s >= 150) == (product.form_factor != "pcie"), "NVLink, or else PCIe"
+        assert (product.link_gb_s >= 150) == (product.form_factor != "pcie"), "either NVLink or PCIe"
 
 
 @pytest.mark.parametrize(("name", "product"), PRODUCTS.items(), ids=list(PRODUCTS))
@@ -188,7 +188,7 @@ def test_known_gpu_has_a_class_peak_and_link(
     ],
 )
 def test_the_peak_of_float8_where_a_gpu_has_it(name: str, datasheet: float | None) -> None:
-    """In TFLOP/s, as the datasheets give it with sparsity, which is twice as much."""
+    """The peaks in the table are TFLOP/s with sparsity, as in the datasheets: twice the value without."""
     peak = make_gpu_machine(name).peak_flops("float8")
     assert peak == (None if datasheet is None else pytest.approx(datasheet * 1e12, rel=0.013))
     assert make_machine().peak_flops("float8") is None

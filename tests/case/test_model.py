@@ -31,11 +31,11 @@ LLAMA_31 = """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "
  "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.42.3", "use_cache": true,
  "vocab_size": 101}"""
-"""The `config.json` of Llama-3.1-8B, smaller: as transformers wrote it before version 5."""
+"""A small version of the `config.json` of Llama-3.1-8B, as transformers wrote it before version 5."""
 
 
 def test_building_keeps_the_configuration() -> None:
-    """transformers fills in what a nested rope_parameters leaves out."""
+    """transformers adds missing values to a nested rope_parameters."""
     shape: Any = {"layers": 1, "heads": 2, "kv_heads": 2, "hidden": 16, "mlp": 16, "vocab": 32}
     model = llama("rope", **shape, rope_parameters={"rope_theta": 500000.0})
     before = copy.deepcopy(dict(model.config))

@@ -20,24 +20,24 @@ from tests.samples import make_machine
 
 
 def run(*words: object, status: int = 0, text: Any = None) -> Result:
-    """What a command says that ends with this status; `text` is on its standard input."""
+    """Run a command with `text` on its standard input. It must end with this status."""
     result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "240"}, input=text)
     assert result.exit_code == status, result.output
     return result
 
 
 def error_of(*words: object, status: int = 2) -> str:
-    """What a command says on standard error, in one line, that ends with this status."""
+    """Run a command that must end with this status, and return its standard error in one line."""
     return flat(run(*words, status=status).stderr)
 
 
 def flat(text: str) -> str:
-    """A text in one line, with one space between words."""
+    """Return a text in one line, with one space between words."""
     return " ".join(text.split())
 
 
 def rows(printed: str) -> list[dict[str, Any]]:
-    """The rows that a command printed for machines, whose fields stand on the page of commands."""
+    """Return the rows of a command's JSON output. The page of commands must name all their fields."""
     content = json.loads(printed)
     assert content.pop("schema_version") == 1
     (entries,) = content.values()
@@ -47,7 +47,7 @@ def rows(printed: str) -> list[dict[str, Any]]:
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
-    """Let these be the cases of the current directory, on a CPU machine on which nobody else measures."""
+    """Make these the cases of the current directory, on a CPU machine that nobody else uses."""
     Path("bench_cases").mkdir(exist_ok=True)
     monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [*held])
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
@@ -55,6 +55,6 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
 
 
 def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all arms have this interpreter, which then need not be started to tell its paths and versions."""
+    """Make all arms use this interpreter, which then need not be started for its paths and versions."""
     paths = json.dumps([sys.prefix, *sys.path])
     monkeypatch.setattr(arm, "ask", lambda of, code: paths if "sys.path" in code else "0.1")

@@ -7,13 +7,13 @@ from tests.synthetic import git, make_repository
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the current directory be that of the test."""
+    """Make the directory of the test the current directory."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """An empty git repository of two commits, the current directory."""
+    """A git repository of two empty commits, as the current directory."""
     make_repository(tmp_path, 2)
     git(tmp_path, "config", "user.name", "Ada")
     return tmp_path
@@ -21,7 +21,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: a repository of one commit, and an empty origin."""
+    """A repository of one commit with an empty origin, as the current directory."""
     here = tmp_path / "clone"
     make_repository(here, 1)
     git(tmp_path, "init", "--quiet", "--bare", "origin")

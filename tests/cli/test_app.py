@@ -34,11 +34,11 @@ def test_commands_follow_pytests_ini_file() -> None:
     assert make_case().id in shown.stdout
     assert make_case(micro_batch=5).id in shown.stdout
     shown = run("baseline", "list", "--baselines", "baselines", "--store", "other")
-    assert make_case().id not in shown.stdout, "an option wins"
+    assert make_case().id not in shown.stdout, "the option takes precedence"
 
 
 def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command, and every group of them, with the words that call it."""
+    """Yield every command and every group of commands, with the words that call it."""
     yield words, group
     for name, subcommand in getattr(group, "commands", {}).items():
         yield from commands_of(subcommand, *words, name)
@@ -49,7 +49,7 @@ COMMANDS = dict(commands_of(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich takes `[labels]` for markup that it does not know, and shows nothing of it."""
+    """rich takes `[labels]` for unknown markup, and would hide it."""
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 500)
     shown = re.sub(r"[\s│]+", "", run(*words, "--help").output)
     command = COMMANDS[words]
@@ -65,7 +65,7 @@ def test_help_texts_are_sentences(words: tuple[str, ...]) -> None:
     command = COMMANDS[words]
     texts = [command.help, *(parameter.help for parameter in command.params if parameter.name != "help")]
     assert [text for text in texts if not text[0].isupper() or text[-1] not in ".?"] == []
-    assert [text for text in texts if "\n" in text.replace("\n\n", "")] == [], "a paragraph is one line"
+    assert [text for text in texts if "\n" in text.replace("\n\n", "")] == [], "each paragraph is one line"
 
 
 def test_explains_a_bad_value_in_plain_words() -> None:
@@ -87,7 +87,7 @@ def test_prints_the_version_without_command() -> None:
     )
     version, loaded = modules.splitlines()
     assert version.startswith("perfsuite ")
-    assert len(loaded.split()) <= 17, "a tenth of what it was when all commands were imported"
+    assert len(loaded.split()) <= 17, "few modules, since no command is imported"
 
 
 def test_runs_a_command_of_another_package(packages: Packages) -> None:

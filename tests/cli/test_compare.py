@@ -1,4 +1,4 @@
-"""`perfsuite compare`: what it prints, writes and refuses. Its launches are simulated, each in processes."""
+"""Tests of what `perfsuite compare` prints, writes and refuses, with simulated launches in processes."""
 
 import json
 import os
@@ -34,12 +34,12 @@ GPU_CASE = make_case(hardware="h100", steps=22)
 
 @pytest.fixture(autouse=True)
 def _cases(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository with cases, on a CPU machine."""
+    """Provide a repository with cases, on a CPU machine."""
     commands.hold(monkeypatch, CASE, OTHER, LAST, GPU_CASE)
 
 
 class Verdicts:
-    """Stands in for the launches: every case has this outcome."""
+    """Replaces the launches: every case has this outcome."""
 
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
@@ -61,7 +61,7 @@ class Verdicts:
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
-    """The cases that the arms have otherwise: to collect those of commits takes a process for each."""
+    """Return the list of cases in which the arms differ. To collect real ones takes a process per commit."""
     listed = list[CaseChange]()
     monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(listed), None))
     return listed
@@ -69,7 +69,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verdicts:
-    """For all modes, also dry, which every case can be run here, on any device."""
+    """Replace the verdicts of all modes. Every case can have a dry run here, on any device."""
     stand_in = Verdicts()
     commands.ask_nobody(monkeypatch)
     for mode in (AgainstArm, ByCounts):
@@ -85,7 +85,7 @@ command = partial(commands.run, "compare", "--against")
 
 
 def session() -> dict[str, Any]:
-    """What the results of the only comparison hold."""
+    """Return the results file of the only comparison, as JSON."""
     (file,) = Path().glob(".perfsuite/compare/*/results.json")
     content: dict[str, Any] = json.loads(file.read_text())
     return content
@@ -103,7 +103,7 @@ def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Ou
 
 
 def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Have one command, and the launchers that are installed."""
+    """Make this the only command. Other extensions stay installed."""
     names = extensions.names
     monkeypatch.setattr(extensions, "names", lambda group: [name] if group == COMMANDS else names(group))
 
@@ -127,7 +127,7 @@ def test_suggests_no_bisect_where_there_is_none(verdicts: Verdicts, monkeypatch:
 
 
 def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "case_changes", case_changes)  # the only test here that collects both arms
+    monkeypatch.setattr(compare, "case_changes", case_changes)  # only this test collects both arms
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (mode,) = verdicts.modes
@@ -144,7 +144,7 @@ def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch:
     assert len(verdicts.modes) == 3
     assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
     commands.hold(monkeypatch, GPU_CASE)
-    command(".", "-k", "any", status=3)  # nothing measured is not decided
+    command(".", "-k", "any", status=3)  # if nothing is measured, nothing is decided
 
 
 GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
@@ -169,7 +169,7 @@ def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts, changes: l
     changes.append(GONE.replace(case_id=CASE.id, kind="changed", told="timeout_s 900.0 -> 60.0"))
     assert "Other cases in which the arms differ:" in command("main~1", "-k", "any").stdout
     changes.append(GONE.replace(asked=False))
-    assert "gone: deleted in arm B" in command("main~1", CASE.id).stdout, "no other case was asked for"
+    assert "gone: deleted in arm B" in command("main~1", CASE.id).stdout, "only this case was selected"
 
 
 def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: py
 
 
 def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arm may cost minutes of pip."""
+    """An arm can cost minutes of pip."""
     monkeypatch.setattr(compare, "resolved", lambda *arguments, **how: pytest.fail("made an arm"))
     for words, why in (
         ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
@@ -308,7 +308,7 @@ def test_compares_a_simulation_in_a_worktree() -> None:
 
 @pytest.mark.nightly
 def test_script_missing_in_an_arm_names_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The case is of this environment; the commit that is compared with has no such file."""
+    """The case belongs to this environment. The commit that it is compared with has no such file."""
     Path("train.py").write_text("raise SystemExit(3)\n")
     script = Script(path="train.py", loss="finite")
     case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")

@@ -20,7 +20,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exit_status_is_the_worst_checks(
     statuses: tuple[Status, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy machine, of which nobody can tell whether it is good, hides no fault."""
+    """A busy machine cannot be judged, but must not hide a fault."""
     made = [Row(check="clock", status=status, found="x", advice="do y") for status in statuses]
     monkeypatch.setattr(doctor, "examine", lambda machine, **_: made)
     said = run("doctor", status=code).stdout.splitlines()
@@ -39,7 +39,7 @@ NVML = "NVML found no GPU: NVML/RM version mismatch."
     ("marker", "here", "shown", "said"),
     [
         *((marker, make_gpu_machine(), "h100-80gb-sxm", "") for marker in ("h100", "h100-80gb", "gpu")),
-        ("cpu", make_gpu_machine(), "cpu-", ""),  # the GPUs are not looked at: torch need not reach them
+        ("cpu", make_gpu_machine(), "cpu-", ""),  # the GPUs are not examined, so torch need not reach them
         ("h100", make_gpu_machine("NVIDIA H200"), "",
          "no h100 here: it is meant for h100, but this machine is h200-141gb-sxm\n"),
         ("h100", make_machine(note=NVML), "",

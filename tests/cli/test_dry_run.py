@@ -1,4 +1,4 @@
-"""`perfsuite dry-run`: what it prints and refuses. Dry runs themselves are stood in for, but for one."""
+"""Tests of what `perfsuite dry-run` prints and refuses. All dry runs but one are fake."""
 
 import json
 import re
@@ -22,7 +22,7 @@ OFFLOADS = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD", cpu_offlo
 
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with cases, which pytest need not collect, on a machine where CUDA can be pretended."""
+    """Hold cases that pytest need not collect, on a machine where CUDA can be pretended."""
     monkeypatch.setattr(guard, "why_not", lambda: None)
     commands.hold(monkeypatch, CASE, OFFLOADS)
 
@@ -81,7 +81,7 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     session = documents.read(file, SessionFile)
     assert (session.status, session.dry) == ("complete", True)
     assert CASE.id in {measurement.case_id for measurement in session.results}
-    result = command("-k", "fsdp", "--json")  # what cannot be run dry is passed over
+    result = command("-k", "fsdp", "--json")  # a case that cannot be run dry is skipped
     assert f"{OFFLOADS.id}: a dry run cannot do this: offloading" in result.stderr
     content = json.loads(result.stdout)
     assert [measurement["case_id"] for measurement in content["results"]] == [CASE.id]
@@ -113,7 +113,7 @@ def test_what_cannot_run_dry_is_refused(monkeypatch: pytest.MonkeyPatch, argumen
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama-3.2-1B on 64 GPUs that are not there: 1.236e9 parameters, whose gradients go in fp32."""
+    """The case is Llama-3.2-1B on 64 GPUs that do not exist: 1.236e9 parameters, gradients sent in fp32."""
     topology = Topology(nodes=8, processes_per_node=8)
     case = CASE.replace(model="llama-3.2-1b", topology=topology, counted_steps=1)
     commands.hold(monkeypatch, case)

@@ -1,4 +1,4 @@
-"""`perfsuite report`."""
+"""Tests of `perfsuite report`."""
 
 from functools import partial
 from pathlib import Path
@@ -71,12 +71,12 @@ def test_joins_sessions_into_one_report(tmp_path: Path) -> None:
 
 def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    assert "no session in" in commands.error_of("report", "--store", tmp_path / "loop"), "it is no store"
+    assert "no session in" in commands.error_of("report", "--store", tmp_path / "loop"), "it is not a store"
     message = commands.error_of("report", "--store", tmp_path)
     assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in message
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     newest = write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
-    (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured
+    (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured in this session
     assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
     shown = run("--store", tmp_path, "--json").stdout
     assert SessionFile.model_validate_json(shown) == documents.read(newest, SessionFile)

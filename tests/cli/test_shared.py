@@ -24,7 +24,7 @@ def invoke(*words: str, declared: Any) -> dict[str, Any]:
 
 @shares("store", "as_json")
 def shown(*, name: Annotated[str, typer.Option(help="Any name.")] = "a", shared: Shared) -> None:
-    """Print what a command gets."""
+    """Print the options that a command gets."""
     print(json.dumps({"name": name, **{key: str(value) for key, value in vars(shared).items()}}))
 
 
@@ -40,7 +40,7 @@ def test_shared_options_follow_the_commands_name() -> None:
 def test_an_undeclared_option_has_no_value() -> None:
     @shares("store")
     def reads_others(*, shared: Shared) -> None:
-        """Read an option that it does not declare."""
+        """Read an option that the command does not declare."""
         print(shared.baselines)
 
     app = typer.Typer()

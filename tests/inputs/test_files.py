@@ -1,4 +1,4 @@
-"""Only regular files are read, and no more of them than a limit."""
+"""Tests that only regular files are read, and only up to a limit."""
 
 import os
 import resource
@@ -63,7 +63,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """Reading without end fails here, before it harms others."""
+    """Limit the memory, so that endless reading fails here before it harms other processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
@@ -72,7 +72,7 @@ def little_memory() -> Iterator[None]:
 
 
 def within(seconds: float, do: Callable[[], object]) -> BaseException | None:
-    """Return what `do` raised; fail if it is not over by then."""
+    """Return the exception of `do`, or None. Fail if `do` takes longer than this."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -107,7 +107,8 @@ def test_refuses_an_irregular_file_as_a_page(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_results_of_many_cases_are_read(tmp_path: Path) -> None:
-    """1,000 cases, 8 launches each, have more than settings may have; a document has its own limit."""
+    """The results of 1,000 cases, 8 launches each, exceed the limit of settings, but not that of
+    documents."""
     (tmp_path / "results.json").write_bytes(b" " * (files.LARGEST + 1))
     with pytest.raises(FileError, match="not JSON"):
         documents.read(tmp_path / "results.json", SessionFile)
@@ -156,7 +157,7 @@ def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
 
 
 def test_no_race_lets_a_fifo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at the path and the opening another file may have taken its place."""
+    """Between the check of the path and its opening, another file might take its place."""
     (tmp_path / "file").write_bytes(b"x")
     fifo(tmp_path / "fifo")
     of_file = os.stat(tmp_path / "file")
@@ -184,7 +185,7 @@ def test_reads_a_shell_pipe_up_to_the_limit() -> None:
 
 
 def test_a_slow_writer_of_a_pipe_is_waited_for() -> None:
-    """Its second line comes only when the first one was read."""
+    """The second line is written only after the first line was read."""
     code = "import sys; print('a', flush=True); sys.stdin.readline(); print('b')"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -194,4 +195,4 @@ def test_a_slow_writer_of_a_pipe_is_waited_for() -> None:
         with files.open_file(Path(f"/dev/fd/{writer.stdout.fileno()}")) as pipe:
             assert pipe.readline() == b"a\n"
             threading.Timer(0.1, writer.stdin.close).start()
-            assert pipe.readline() == b"b\n", "it is waited for, and no end of the file"
+            assert pipe.readline() == b"b\n", "the reader waits instead of seeing an end"

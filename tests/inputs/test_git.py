@@ -46,13 +46,13 @@ def test_takes_githubs_commit_without_git(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "work"))
     (tmp_path / "work" / "cases").mkdir(parents=True)
     assert revision(tmp_path / "work" / "cases") == Revision("c0ffee", False)
-    assert revision(tmp_path) == Revision(None, False), "another directory is not what was checked out"
+    assert revision(tmp_path) == Revision(None, False), "only the checkout has this commit"
 
 
 def test_reads_another_users_checkout_in_a_container(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
+    """The checkout is also read with git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
     commit = git(repo, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert revision(repo).commit == commit
@@ -196,7 +196,7 @@ class Hostile:
             plain("config", name, value.format(evil=evil), cwd=top)
         for hook in HOOKS:
             shutil.copy(evil, top / ".git" / "hooks" / hook)
-        os.utime(top / "a.txt", (0, 0))  # git compares what it holds
+        os.utime(top / "a.txt", (0, 0))  # makes git compare the content
         os.utime(top / "b.txt", (0, 0))
 
     def owned_by(self, uid: int) -> None:
@@ -205,7 +205,7 @@ class Hostile:
 
 
 def plain(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """What git does by itself, which no setting of perfsuite reaches."""
+    """Run plain git, which no setting of perfsuite reaches."""
     return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
 
 
@@ -232,7 +232,7 @@ def test_runs_no_program_a_repository_names(hostile: Hostile) -> None:
     perfsuite_git("diff", "--name-only", "HEAD", cwd=top)
     assert not hostile.ran.exists()
     plain("status", cwd=top)
-    assert hostile.ran.exists(), "git by itself runs it"
+    assert hostile.ran.exists(), "plain git runs it"
 
 
 def test_diff_of_a_branch_runs_no_program(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_diff_of_a_branch_runs_no_program(hostile: Hostile, monkeypatch: pytest.
 
 @pytest.mark.parametrize("address", ["origin", "ext::{evil}"])
 def test_reading_a_partial_clone_runs_no_program(hostile: Hostile, address: str) -> None:
-    """git fetches what such a clone lacks, by the ssh command and the remote's programs that it names."""
+    """git fetches missing objects of such a clone with the ssh command and the programs in its settings."""
     evil = hostile.top.parent / "hostile-evil"
     (blob,) = perfsuite_git("rev-parse", "HEAD:a.txt", cwd=hostile.top).split()
     (hostile.top / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
@@ -255,7 +255,7 @@ def test_reading_a_partial_clone_runs_no_program(hostile: Hostile, address: str)
         perfsuite_git("show", "HEAD:a.txt", cwd=hostile.top)
     assert not hostile.ran.exists()
     plain("show", "HEAD:a.txt", cwd=hostile.top)
-    assert hostile.ran.exists(), "git by itself runs it"
+    assert hostile.ran.exists(), "plain git runs it"
 
 
 def test_deploy_key_serves_its_remote(repo: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def lower_case(repo: Path, *scope: str) -> None:
     (repo / "a.txt").write_text("ABC")
     commit(repo)
     assert perfsuite_git("show", "HEAD:a.bin", cwd=repo) == "abc"
-    os.utime(repo / "a.bin", (0, 0))  # git compares what it holds
+    os.utime(repo / "a.bin", (0, 0))  # makes git compare the content
 
 
 def test_checkout_with_its_own_filter_is_clean(repo: Path) -> None:
@@ -358,7 +358,7 @@ def test_only_a_container_reads_foreign_repositories(
 def test_distrusts_a_foreign_git_directory_above(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    """Of /tmp, which is of root and open to everybody, and of a directory of root, the owner does not fit."""
+    """In /tmp, which belongs to root and is open to all, or in root's directory, the owner does not match."""
     monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: True)
     hostile.owned_by(NOBODY)
     os.chown(hostile.top, 0, 0)
@@ -391,7 +391,7 @@ def test_what_git_replace_pretends_is_not_read(repo: Path) -> None:
     git(repo, "add", "file")
     commit(repo)
     plain("replace", "HEAD~1", "HEAD", cwd=repo)
-    assert not plain("diff", "--name-only", "HEAD~1", cwd=repo).stdout, "git by itself sees no change"
+    assert not plain("diff", "--name-only", "HEAD~1", cwd=repo).stdout, "plain git sees no change"
     assert "file" in perfsuite_git("diff", "--name-only", "HEAD~1", cwd=repo).splitlines()
 
 
@@ -405,7 +405,8 @@ def test_a_branch_that_is_an_option_is_refused(repo: Path, name: str) -> None:
 
 
 def test_a_submodule_is_not_compared_in_full(repo: Path, tmp_path: Path) -> None:
-    """`diff.submodule = diff` has git look into it with the programs that the submodule names."""
+    """With `diff.submodule = diff`, git would look into the submodule with programs that the submodule
+    names."""
     inner = Hostile(tmp_path / "inner")
     plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)
     git(repo / "sub", "reset", "--hard")

@@ -1,4 +1,4 @@
-"""What the pages say is true: commands run, Python runs, and every option, field, file and link exists."""
+"""Tests that pages are true: commands and Python run, and every option, field, file and link exists."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def pytest_itemcollected(item):
             continue
         step_ms = 5.0
         while (simulated := case.replace(framework=Fake(step_ms=step_ms), **SIMULATED)).id in seen:
-            step_ms += 0.001  # cases that differ in their frameworks alone stay apart
+            step_ms += 0.001  # keeps cases apart that differ only in their frameworks
         seen.add(simulated.id)
         item.callspec.params[name] = simulated
 """
@@ -68,7 +68,7 @@ def blocks(language: str) -> list[Block]:
 SITE = runpy.run_path(str(ROOT / "docs" / "conf.py"))
 COMMAND_PAGE = runpy.run_path(str(ROOT / "docs" / "command_page.py"))
 COMMANDS: dict[str, Any] = COMMAND_PAGE["commands"]()
-"""Every command of `perfsuite`, such as `baseline accept`."""
+"""All commands of `perfsuite`, for example `baseline accept`."""
 
 
 def options_of(command: Any) -> set[str]:
@@ -77,7 +77,7 @@ def options_of(command: Any) -> set[str]:
 
 
 def perf_options(config: pytest.Config) -> set[str]:
-    """The plugin's options, as they are typed."""
+    """Return the plugin's options, as they are typed."""
     return {f"--{name.replace('_', '-')}" for name in vars(config.option) if name.startswith("perf_")}
 
 
@@ -129,7 +129,8 @@ def write_file(block: Block, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with one simulated case, its reviewed baseline, and a session in the local store."""
+    """Return a repository with one simulated case, its reviewed baseline, and a session in the local
+    store."""
     root = tmp_path_factory.mktemp("project") / "clone"
     (root / "bench_cases").mkdir(parents=True)
     (root / "bench_cases" / "test_cases.py").write_text(SIMULATED_CASES)
@@ -152,7 +153,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, root: Path) -> subprocess.CompletedProcess[str]:
-    """Run a line as a reader does who has activated the environment."""
+    """Run a line like a reader who has activated the environment."""
     environment = os.environ | {
         "PATH": f"{root / '.venv' / 'bin'}:{os.environ['PATH']}",
         "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio -p no:xdist --perf-wait-quiet=0",
@@ -193,7 +194,7 @@ def test_tutorial_case_is_first_in_make_bench() -> None:
     assert names["TINY"].replace(timeout_s=first.timeout_s) == first
 
 
-# Names that pages use exist
+# Names on pages exist
 
 
 @every_page
@@ -218,7 +219,7 @@ def test_options_that_pages_name_exist(page: Page, pytestconfig: pytest.Config) 
 
 
 def words_after(program: str, line: str) -> list[str]:
-    """The words of a command line that follow a program's name, up to the next program."""
+    """Return the words of a command line that follow a program's name, up to the next program."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:  # not a command: text with one quotation mark
@@ -243,12 +244,12 @@ def test_commands_and_make_targets_on_pages_exist(page: Page) -> None:
             continue
         name = " ".join(words[:2]) if words[0] in groups else words[0]
         assert name in COMMANDS, f"{page.name}: {line}"
-        own = takewhile(lambda word: word != "--", words)  # what follows is for another program
+        own = takewhile(lambda word: word != "--", words)  # the rest is for another program
         named = {word.partition("=")[0] for word in own if word.startswith("--")}
         assert named <= options_of(COMMANDS[name]), f"{page.name}: {line}"
 
 
-# What the code has stands on a page
+# Everything in the code is on a page
 
 
 def page_of(name: str) -> Page:
@@ -257,7 +258,7 @@ def page_of(name: str) -> Page:
 
 
 def words_in_code(*names: str) -> set[str]:
-    """Every word between backquotes on these pages for users."""
+    """Return every word between backquotes on these pages for users."""
     return {
         word
         for page in FOR_USERS
@@ -281,7 +282,7 @@ def test_every_option_of_a_framework_is_explained(framework: type[Framework]) ->
 def test_explains_models_verdicts_and_the_lock() -> None:
     assert f"`{USUAL}`" in page_of("not-judged").text
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
-    outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
+    outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # no session ends with it
     assert outcomes - words_in_code("verdicts") == set()
 
 
@@ -294,7 +295,7 @@ def test_the_reference_is_of_every_public_package() -> None:
 
 
 def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> None:
-    options = perf_options(pytestconfig) - {"--perf-cases"}  # which commands use
+    options = perf_options(pytestconfig) - {"--perf-cases"}  # for commands only
     words = words_in_code("options")
     assert {name for name in options if name not in words} == set()
     keys = {option[2:].replace("-", "_") for option in options}

@@ -1,4 +1,4 @@
-"""The page docs/develop/extending.md, done as it says: its package is written, installed and used."""
+"""Tests that docs/develop/extending.md works as written: its package is written, installed and used."""
 
 import json
 import os
@@ -32,12 +32,12 @@ def test_installs_and_measures_the_pages_package(tmp_path: Path) -> None:
         "PIP_NO_INDEX": "1",
         "PYTHONPATH": str(installed),
         "PYTEST_ADDOPTS": "-p no:xdist -p no:hypothesispytest --perf-allow-shared --perf-record-launches=1 "
-        "-k compressed",  # not the case of DDP beside it
+        "-k compressed",  # without the case of DDP next to it
     }
     commands = [command for block in PAGE.blocks if block.language == "shell" for command in block.commands]
     assert [command.split()[0] for command in commands] == ["pip", "pytest", "pytest"]
     for command in commands:
-        if command.startswith("pytest"):  # the installed module is tested, not the file beside the test
+        if command.startswith("pytest"):  # test the installed module, not the file next to the test
             (project / "perfsuite_compressed.py").unlink(missing_ok=True)
         output_of(command, shell=True, cwd=project, env=environment)
     (results,) = project.glob(".perfsuite/runs/*/results.json")

@@ -1,4 +1,4 @@
-"""The page docs/develop/extending-metrics.md, done as it says: its package is installed and used."""
+"""Tests that docs/develop/extending-metrics.md works as written: its package is installed and used."""
 
 import functools
 import tomllib
@@ -30,7 +30,7 @@ PAGE = Page(ROOT / "docs" / "develop" / "extending-metrics.md")
 
 @pytest.fixture
 def uninstall(packages: Packages) -> Callable[[], None]:
-    """Installs the page's package; uninstalls it when called."""
+    """Install the page's package, and return a function that uninstalls it."""
     project = tomllib.loads(PAGE.files["pyproject.toml"])["project"]
     lines = [f"{name} = {value}" for name, value in project["entry-points"][METRICS].items()]
     packages.install(project["name"], PAGE.files["perfsuite_weights.py"], metrics="\n".join(lines))
@@ -49,7 +49,7 @@ def test_every_launch_measures_the_pages_metrics(tmp_path: Path) -> None:
     read_again = documents.read(tmp_path / "launch-1" / "run.json", Run)
     assert read_again.figures == run.figures
     simulated = measured(make_case(framework=Fake()), tmp_path / "launch-2")
-    assert set(simulated.figures.extra) == {"step_s_p99"}, "which has no weights"
+    assert set(simulated.figures.extra) == {"step_s_p99"}, "it has no weights"
 
 
 def with_weights(run: Run, mib: float) -> Run:
@@ -100,7 +100,7 @@ def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], 
     uninstall()
     assert find_metric("weight_bytes") is None
     baseline = documents.read(tmp_path / "b.json", Baseline)
-    assert baseline.median("weight_bytes") == 104_858_000  # to six digits
+    assert baseline.median("weight_bytes") == 104_858_000  # rounded to six digits
     verdict = judge([BEFORE], baseline, NOISE, Policy())
     assert verdict.outcome == "passed"
     assert verdict.changed == tuple(

@@ -1,4 +1,4 @@
-"""The tables of faults on the pages: each row has a test that injects the fault, each test a row."""
+"""Tests of the fault tables on pages: each row has a test that injects the fault, and each test a row."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ COLUMNS = ["fault", "how it is detected", "what is reported", "what survives"]
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row of the tables of faults."""
+    """Return the cells of all rows of the tables of faults."""
     table = []
     is_matrix = False
     for line in (line for page in PAGES for line in page.read_text().splitlines()):
@@ -29,7 +29,7 @@ def rows() -> list[list[str]]:
 
 
 def injected() -> set[str]:
-    """The names that tests give to `pytest.mark.fault`."""
+    """Return the names that tests give to `pytest.mark.fault`."""
     calls = [
         node
         for file in TESTS.rglob("test_*.py")
@@ -41,7 +41,7 @@ def injected() -> set[str]:
 
 
 def reported() -> set[str]:
-    """The kinds of failures and the outcomes that rows name as what is reported."""
+    """Return all kinds of failures and outcomes in the column "what is reported"."""
     return {word for cells in rows() for word in re.findall(r"`([a-z_]+)`", cells[2])}
 
 

@@ -1,4 +1,4 @@
-"""The page of ten regressions shows stored results, and nothing else."""
+"""Tests that the page of ten regressions shows the stored results and nothing else."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No picture of the pages is older than the code."""
+"""Tests that no picture on the pages is older than the code."""
 
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise

@@ -1,1 +1,1 @@
-"""The pictures of docs/images: each is made from today's code by `make pictures`, and a test compares."""
+"""The pictures of docs/images. `make pictures` makes them with today's code, and a test compares them."""

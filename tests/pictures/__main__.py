@@ -1,4 +1,4 @@
-"""Make every picture of docs/images: `make pictures`. Without a browser, only those that are drawn."""
+"""Make every picture of docs/images: `make pictures`. Without a browser, only the drawn pictures are made."""
 
 from tests.browser import missing
 from tests.pictures import detection, images

@@ -1,4 +1,4 @@
-"""docs/images/architecture.svg: the processes of a launch, and the files between them."""
+"""Draws docs/images/architecture.svg: the processes of a launch, and the files between them."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,7 +11,7 @@ LINE = 17  # pixels between lines of text
 
 
 class Box(NamedTuple):
-    """A process, or a place of files."""
+    """A box for a process, or for a place with files."""
 
     left: int
     top: int
@@ -22,7 +22,7 @@ class Box(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """Something that goes from one box to another."""
+    """An arrow for something that goes from one box to another."""
 
     points: Sequence[tuple[int, int]]
     label: str

@@ -1,6 +1,7 @@
-"""docs/images/detection.svg: the share of nights on which a slowdown is found, by the engine that judges.
+"""Draws docs/images/detection.svg: the share of nights on which the real engine finds a slowdown.
 
-The shares are simulated (minutes) and kept in docs/images/detection.json with a digest of the engine.
+The shares are simulated, which takes minutes. They are kept in docs/images/detection.json with a digest of
+the engine.
 """
 
 import ast
@@ -50,7 +51,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def simulated(trials: int = TRIALS) -> dict[str, Any]:
-    """Simulate nights at each noise, and return the shares of those on which a slowdown is found."""
+    """Simulate nights at each noise, and return the shares of nights on which a slowdown is found."""
     tables = {
         noise: simulated_gate.simulate(sigma=noise, tolerance=TOLERANCE, drops=SLOWDOWNS, trials=trials)
         for noise in NOISES
@@ -67,13 +68,13 @@ def simulated(trials: int = TRIALS) -> dict[str, Any]:
 
 
 def known() -> dict[str, Any]:
-    """Return the shares that were simulated. Raises OSError if there are none."""
+    """Return the stored shares. Raises OSError if there are none."""
     shares: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return shares
 
 
 def update() -> None:
-    """Simulate again if the engine has changed since."""
+    """Simulate again if the engine has changed since the last simulation."""
     if not FILE.exists() or known()["engine"] != engine():
         FILE.write_text(json.dumps(simulated(), indent=1) + "\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
-"""Each picture of docs/images, what it is made from, and a record of the pages that were photographed.
+"""The pictures of docs/images, their sources, and a record of the pages that were photographed.
 
-An SVG is compared with what the code draws today. A PNG depends on the browser, so `made_from.json` has a
-digest of the page that it shows.
+An SVG is compared with what today's code draws. A PNG depends on the browser, so `made_from.json` has a
+digest of the page that the PNG shows.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def history() -> str:
 
 
 class Photograph(NamedTuple):
-    """The upper part of a page."""
+    """A photograph of the upper part of a page."""
 
     html: Callable[[], str]
     width: int

@@ -1,7 +1,7 @@
-"""The comment on a pull request and the message in a chat, as HTML to take pictures of.
+"""The comment on a pull request and the chat message, as HTML pages that are photographed.
 
-The texts are those that `perfsuite github comment` and `perfsuite history add --notify` send of the sample
-session; only the frames around them are ours.
+The texts are those that `perfsuite github comment` and `perfsuite history add --notify` send for the sample
+session. Only the frames around them are ours.
 """
 
 import html

@@ -7,7 +7,7 @@ from tests.suite import ID, read_json, run, run_cpu
 
 
 class Pedantic:
-    """Measures as pytest-benchmark does: by the clock's value after each call, less that before it."""
+    """Measures like pytest-benchmark: the clock's value after each call minus the value before it."""
 
     def __init__(self, clock: ReplayClock) -> None:
         self.clock = clock

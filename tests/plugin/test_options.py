@@ -112,7 +112,7 @@ def test_broken_launcher_hides_no_other_typo(suite: pytest.Pytester, packages: P
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])
 def test_no_value_moves_the_root(pytester: pytest.Pytester, tmp_path: Path, setup: str | None) -> None:
-    """pytest takes a value that is an existing path for a test, and the directory of that for its root."""
+    """If a value is an existing path, pytest takes it for a test, and its directory for the root."""
     if setup is not None:
         (pytester.path / setup).write_text("[project]\nname = 'mine'\n")
     here = pytester.path if setup is None else pytester.mkdir("below")
@@ -173,7 +173,7 @@ def test_reports_baselines_that_are_not_the_roots(suite: pytest.Pytester, tmp_pa
     ],
 )
 def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content: str, said: str) -> None:
-    """Pytest warns at most, and a gate that should be strict would be green."""
+    """pytest would at most warn, and a gate that should be strict would be green."""
     suite.makefile(".ini", pytest=content)
     result = suite.runpytest("-m", "cpu")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -1,4 +1,4 @@
-"""Other people's plugins, as they are installed, do no harm to cases, and still work for other tests."""
+"""Tests with other people's installed plugins: they do not harm cases, and still work for other tests."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_pytest_rerunfailures_reruns_other_tests(suite: pytest.Pytester) -> None
 
 
 def test_repeating_plugin_measures_no_case_twice(suite: pytest.Pytester) -> None:
-    """As pytest-repeat does it: another parameter."""
+    """Like pytest-repeat, the plugin adds a parameter."""
     suite.makeconftest("""
         def pytest_generate_tests(metafunc):
             metafunc.fixturenames.append("number")

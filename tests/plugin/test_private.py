@@ -1,4 +1,4 @@
-"""Whether the installed pytest still has the private names, and what holds without them."""
+"""Tests that the installed pytest still has the private names, and of what works without them."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A session that was cut short and goes on: `--perf-resume`, as a user runs it."""
+"""Tests of a session that was cut short and continues with `--perf-resume`, run like a user."""
 
 import json
 import os
@@ -29,20 +29,20 @@ EXPECTED = {
     "leak=60%": ("regressed", None),
     "slowdown=60%": ("regressed", None),
 }
-"""Outcome and kind of failure by injected fault."""
+"""The outcome and the kind of failure for each injected fault."""
 SAID = (
     "crash: RuntimeError: injected crash",
     "loss: the loss is nan at step 69",
     "the baseline has it, but this run does not",
     "missing_report: no report from rank 1 of 2",
 )
-"""What is told of some of these failures."""
+"""Parts of the messages of some of these failures."""
 FAULTS = dict(
     zip(random.Random(13).sample(range(1, NIGHTLY + 1), NIGHTLY // 2), filter(None, EXPECTED), strict=True)
 )
 """The fault that is injected into half of the cases, by the seed of the case."""
 KILLED_AT = 11
-"""The case, counted from 1, in whose launch pytest is killed."""
+"""The number of the case, counted from 1, in whose launch pytest is killed."""
 
 WITH_FAULTS = """
     import json, os, pytest, signal, threading, time
@@ -76,7 +76,7 @@ WITH_FAULTS = """
 
 @pytest.fixture
 def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A repository with 18 short cases that have baselines, and a fault in half of them."""
+    """Return a repository with 18 short cases. They have baselines, and half of them have a fault."""
     write_cases(suite, f"[FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)]")
     suite.makeconftest(WITH_FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -91,7 +91,7 @@ def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyt
 
 
 def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
-    """They differ in the seed alone, which changes no figure by more than the noise."""
+    """The cases differ only in the seed, which changes no figure by more than the noise."""
     first = local_baseline(suite)
     content = json.loads(first.read_text())
     del content["digest"]
@@ -102,7 +102,7 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
 
 
 def verdicts(suite: pytest.Pytester, name: str) -> dict[str, tuple[str, str | None]]:
-    """Outcome and kind of failure of each case in a results file."""
+    """Return the outcome and the kind of failure of each case in a results file."""
     results = read_json(suite, name)["results"]
     return {result["case_id"]: (result["outcome"], result["verdict"]["failure"]) for result in results}
 
@@ -115,7 +115,7 @@ def expected() -> dict[str, tuple[str, str | None]]:
 
 
 def launches(suite: pytest.Pytester) -> Sequence[Path]:
-    """The directories of all launches of the newest session."""
+    """Return the directories of all launches of the newest session."""
     return sorted(max(suite.path.glob(".perfsuite/runs/*")).glob("*/launch-*"))
 
 

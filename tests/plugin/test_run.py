@@ -1,4 +1,4 @@
-"""No test turns a session green that measured its case badly, or not at all."""
+"""Tests that no session is green with a test that measured its case badly or not at all."""
 
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--
 
 @pytest.fixture
 def dry_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Of a case whose dry run is a stand-in, also in processes of pytest-xdist."""
+    """Return a suite with a case whose dry run is fake, also in processes of pytest-xdist."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
     return suite
@@ -261,7 +261,7 @@ def test_showing_fixtures_measures_nothing(suite: pytest.Pytester, option: str) 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """What is installed for arms."""
+    """Replace pip, and return the list of what is installed for arms."""
     asked: list[Any] = []
 
     def release(wanted: Wanted, *_: Any) -> Path:

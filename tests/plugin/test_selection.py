@@ -1,4 +1,4 @@
-"""A whole night names the reviewed baselines that no case claims."""
+"""Tests that a whole night names the reviewed baselines that no case claims."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ FAIL = "--perf-missing-baseline=fail"
 
 @pytest.fixture
 def reviewed(recorded: pytest.Pytester) -> pytest.Pytester:
-    """`recorded`, with its baseline reviewed, and an empty one for a case that is not there."""
+    """Return `recorded` with its baseline reviewed, and with an empty baseline of a missing case."""
     local = recorded.path / ".perfsuite" / "baselines"
     local.rename(recorded.path / "baselines")
     (folder,) = (
@@ -29,7 +29,7 @@ def reviewed(recorded: pytest.Pytester) -> pytest.Pytester:
 
 
 def unclaimed(suite: pytest.Pytester, *options: str, status: int = 0) -> list[str]:
-    """What a session says of baselines without a case, which is the same everywhere."""
+    """Return the baselines without a case that a session reports. Every report must agree."""
     result = run(suite, "-p", "no:cacheprovider", *ONE_LAUNCH, *options, status=status)
     entries: list[str] = read_json(suite)["unclaimed"]
     has = "1 reviewed baseline has no case"

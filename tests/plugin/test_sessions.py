@@ -1,7 +1,7 @@
-"""The plugin as another repository uses it: `pip install perfsuite`, a test file, and nothing else.
+"""Tests of the plugin in another repository, with nothing but `pip install perfsuite` and a test file.
 
-Where nothing depends on processes, launches are simulated in this one (`tests.simulated`): those of smoke
-tests, and of sessions in a process of their own, are not.
+If nothing depends on processes, launches are simulated in this process (`tests.simulated`). Smoke tests, and
+sessions in a process of their own, have real launches.
 """
 
 import itertools
@@ -52,7 +52,7 @@ FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 
 @pytest.fixture(autouse=True)
 def _in_this_process(request: pytest.FixtureRequest) -> None:
-    """Simulate launches, but those of smoke tests."""
+    """Simulate launches, except in smoke tests."""
     if request.node.get_closest_marker("smoke") is None:
         request.getfixturevalue("simulated")
 
@@ -129,9 +129,9 @@ def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
 
 
 def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
-    """Stand in for launches of cases whose micro-batches are 1, 2, ...: these are their verdicts.
+    """Replace the launches of cases with micro-batches 1, 2, and so on. Their verdicts have these outcomes.
 
-    Each takes 100 s by the clock of the budget.
+    Each case takes 100 s on the clock of the budget.
     """
     clock = [0.0]
     monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
@@ -149,7 +149,7 @@ def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Out
 def test_other_outcomes_are_named_and_may_fail(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many cases were judged is the last line, and too few fail on request."""
+    """The last line has the number of judged cases. If there are too few, the session can fail on request."""
     find(suite, monkeypatch, "improved", "inconclusive", "unhealthy", "passed")
     result = run_cpu(suite, "-v", "--perf-min-judged=50%")
     assert result.outlines[-2] == "2 of 4 cases judged"
@@ -161,7 +161,7 @@ def test_other_outcomes_are_named_and_may_fail(
 
 
 def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
-    """One launch tells no noise: every later session would be inconclusive."""
+    """One launch gives no noise, so every later session would be inconclusive."""
 
     def launches() -> int:
         return len(json.loads(local_baseline(suite).read_text())["launches"])
@@ -254,7 +254,7 @@ def test_deselected_test_stays_deselected(suite: pytest.Pytester, arguments: tup
 
 
 def test_other_plugins_error_loses_no_result(suite: pytest.Pytester) -> None:
-    """pytest-benchmark opens its file there, in a directory that may be missing."""
+    """pytest-benchmark opens its file there. The directory might be missing."""
     suite.runpytest("-m", "cpu", "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
     content = read_json(suite)
     assert content["status"] == "complete"
@@ -374,7 +374,7 @@ def test_unreadable_gpu_concerns_only_its_cases(
 
 
 def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
-    """Let launches find the machine so, in turn, on which others never stop."""
+    """Make launches find these healths, one after another, on a machine whose other users never stop."""
     remaining = itertools.cycle(healths)
 
     def beside_others(*args: Any, **options: Any) -> Run:
@@ -450,7 +450,7 @@ def test_budget_takes_failed_and_oldest_first(
         ]
     )
     began = measured_batches(suite)
-    assert len(began) == 2, "of the second nobody knew what it costs"
+    assert len(began) == 2, "nobody knew the cost of the second one"
     summary = read_report(suite)[1]
     assert "2 not reached" in summary
     assert "launches 3.3 min" in summary
@@ -460,7 +460,7 @@ def test_budget_takes_failed_and_oldest_first(
     assert len(again) == 3
     assert again[0] == 3 if 3 in began else again[2] in began
     last = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
-    assert measured_batches(suite)[0] == 3, "what regressed comes first"
+    assert measured_batches(suite)[0] == 3, "the regressed case comes first"
     last.stdout.fnmatch_lines(["*2 of 4 cases judged, but --perf-min-judged requires 60%: not a pass"])
     none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED)
     none.stdout.fnmatch_lines(
@@ -476,13 +476,13 @@ def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.Monkey
         shares.append(set(measured_batches(suite)))
     assert [len(share) for share in shares] == [2, 2]
     assert set.union(*shares) == {1, 2, 3, 4}
-    alone = run_cpu(suite, "--perf-shard=5/5")  # a job too many is no error
+    alone = run_cpu(suite, "--perf-shard=5/5")  # an extra job is not an error
     alone.stdout.fnmatch_lines(["*4 deselected*"])
     run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the times of no launch are judged."""
+    """The same work is reported even if the times of no launch are judged."""
 
     def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
         args[-1].on_launch(case, 1)
@@ -510,12 +510,12 @@ def test_two_sessions_measure_one_after_the_other(
 ) -> None:
     held = MachineLock()
     held.take(print)
-    request.addfinalizer(held.release)  # else the next session of this process would wait without end
+    request.addfinalizer(held.release)  # otherwise the process's next session waits forever
     run(suite, "--collect-only")
-    run_cpu(suite, "--perf-missing-baseline=fail", status=1)  # it launches nothing
+    run_cpu(suite, "--perf-missing-baseline=fail", status=1)  # this launches nothing
 
     def written(descriptor: int, length: int, offset: int) -> bytes:
-        held.release()  # it ends just now
+        held.release()  # the holder ends just now
         return b"pid 7 of somebody"
 
     monkeypatch.setattr(os, "pread", written)
@@ -526,7 +526,7 @@ def test_two_sessions_measure_one_after_the_other(
             "perfsuite: [[]1/1] fake-* begins",
         ]
     )
-    held.take(print)  # the session let go
+    held.take(print)  # the session has released it
 
 
 def test_a_lock_that_stays_taken_fails_its_cases(
@@ -545,7 +545,7 @@ def test_a_lock_that_stays_taken_fails_its_cases(
 def test_a_failure_prints_its_text_once(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, on_ci: bool
 ) -> None:
-    """On CI, pytest repeats the whole text in its own short summary; ours is what stands above it."""
+    """On CI, pytest repeats the whole text in its own short summary. Our text is above the summary."""
     monkeypatch.setenv("CI", "true") if on_ci else monkeypatch.delenv("CI", raising=False)
     result = run_cpu(suite, "--perf-missing-baseline=fail", status=1)
     above, summary = str(result.stdout).split("short test summary info")
@@ -564,7 +564,7 @@ def test_a_failure_prints_its_text_once(
 def test_every_report_has_an_unexpected_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One before the launch, one in it; a third case is measured."""
+    """One error occurs before the launch, and one in it. A third case is measured."""
     real: Any = measure.measure
 
     nothing: dict[str, Any] = {}
@@ -595,7 +595,7 @@ def test_every_report_has_an_unexpected_error(
 @pytest.mark.launch
 @pytest.mark.fault("Ctrl-C")
 def test_ctrl_c_keeps_results_and_leaves_nothing(suite: pytest.Pytester) -> None:
-    """A second case hangs; the interrupt comes while it does."""
+    """The second case hangs, and is then interrupted."""
     write_cases(suite, batches(4, 8))
     suite.makeconftest("""
         import os, signal, threading, time
@@ -720,7 +720,7 @@ def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch:
         result.stdout.fnmatch_lines([f"--perf-shadow: {would} of 1 case would have failed"])
 
     shadow("XFAIL * failed (shadow): no baseline*", "--perf-missing-baseline=fail")
-    shadow("*perfsuite: too few*", "--perf-min-judged=100%", would=0)  # it records the baseline
+    shadow("*perfsuite: too few*", "--perf-min-judged=100%", would=0)  # this records the baseline
     shadow("XFAIL * failed (shadow): crash*", "--perf-inject=crash")
     for error, said in ((MachineError("no machine"), "no machine"), (ValueError("bug"), "ValueError: bug*")):
         monkeypatch.setattr(against_baseline, "measure", Mock(side_effect=error))
@@ -731,7 +731,7 @@ def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch:
 
 @pytest.mark.smoke
 def test_other_repository_needs_only_the_package(tmp_path: Path) -> None:
-    """A fresh interpreter, another directory, no conftest: the entry point alone brings the fixture."""
+    """A fresh interpreter in another directory without a conftest gets the fixture from the entry point."""
     (tmp_path / "test_theirs.py").write_text(
         "import perfsuite, pytest\n"
         "CASE = perfsuite.Case(model='gpt2-tiny', framework='fake', sequence_length=32, micro_batch=1,\n"

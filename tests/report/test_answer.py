@@ -1,4 +1,4 @@
-"""The three answers of a comparison, in their order."""
+"""Tests of the three answers of a comparison and their order."""
 
 import pytest
 

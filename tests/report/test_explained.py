@@ -49,11 +49,11 @@ def test_the_least_time_of_a_step_in_words() -> None:
 
 
 def test_a_step_of_no_work_has_no_bound_on_speed() -> None:
-    """A toy's is of more tokens/s than any machine reaches."""
+    """The bound of a toy would be more tokens/s than any machine reaches."""
     toy = limit(flops=7 * 10**7, wire_bytes=0)
     why = "7e-05 TFLOP at 989.5 TFLOP/s take less time than launching the kernels of a step"
     assert prediction(DryFacts(roofline=toy)) == [f"no bound on speed: {why}"]
-    assert limit(flops=10**11, wire_bytes=0).is_bound, "which takes 101 µs"
+    assert limit(flops=10**11, wire_bytes=0).is_bound, "the step takes 101 µs"
 
 
 def test_decisive_checks_precede_all_others() -> None:

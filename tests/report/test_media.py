@@ -1,4 +1,4 @@
-"""Terminal, Markdown and HTML tell what `explained` says of a case, each in an order of its own."""
+"""Tests that terminal, Markdown and HTML show all that `explained` says of a case, each in its own order."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -21,7 +21,7 @@ from tests.sessions import make_gpu_result
 
 
 def make_everything() -> Measurement:
-    """A comparison of two arms of which there is something to tell in every field that has to do with one."""
+    """Return a comparison of two arms with something to show in every field that a comparison can have."""
     result = make_profiled()
     crash = Failure(kind="crash", message="boom", rank=3, traceback="File x\nRuntimeError: boom")
     *runs, last = (run.replace(counts=make_entries(), notes=("drifting",)) for run in result.runs)
@@ -63,7 +63,7 @@ ORDER: dict[Medium, str] = {
     in_markdown: "why reasons decisive findings excuses held not_counted changed traces notes",
     on_page: "why excuses reasons tracebacks checks predicted counts remarks traces held notes files",
 }
-"""The fields of `Explained` that a medium tells; `step`: what a step did."""
+"""The fields of `Explained` that each medium shows, in its order. `step` is what a step did."""
 
 
 def lines(result: Measurement, field: str) -> list[str]:
@@ -77,7 +77,7 @@ def lines(result: Measurement, field: str) -> list[str]:
 
 
 def flat(text: str) -> str:
-    """On one line, as lines may be broken anywhere, and without capital letters, which begin titles."""
+    """Return the text on one line and in lower case, since line breaks and titles' capitals may differ."""
     return " ".join(text.split()).lower()
 
 

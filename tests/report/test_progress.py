@@ -3,7 +3,7 @@ from perfsuite.report.progress import Progress
 
 
 class Screen:
-    """What a person sees, and a clock that they can move."""
+    """Records what a user sees, and has a clock that tests can move."""
 
     def __init__(self, cases: int, *, terminal: bool) -> None:
         self.now = 100.0
@@ -12,7 +12,7 @@ class Screen:
         self.progress = Progress(self.lines.append, self.lives.append, cases, terminal, lambda: self.now)
 
     def steps(self, *seen: tuple[float, int], tokens: int = 256) -> None:
-        """Each so many seconds after the one before."""
+        """Report steps. Each one takes the given seconds."""
         for seconds, step in seen:
             self.now += seconds
             self.progress.step(step, tokens)

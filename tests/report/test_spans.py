@@ -29,14 +29,14 @@ def times(start_up: dict[str, float]) -> dict[str, SpanTimes]:
 
 
 def launch(*counts: Counts, **changes: Any) -> Run:
-    """Ten steps of 0.1 s, of which the last six are measured; a rank for each of `counts`."""
+    """Return a launch of ten steps of 0.1 s, the last six measured, with one rank for each of `counts`."""
     entries = tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))
     fields = {"step_s": (0.1,) * STEPS, "window": (4, STEPS), "counts": entries, "spans": times(WARM)}
     return make_run(**{**fields, **changes})
 
 
 def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
-    """Steps 4 to 15 are counted; `changed`: what some of them do otherwise."""
+    """Return a launch whose steps 4 to 15 are counted. `changed` has the differences of some steps."""
     done = make_counts(memory=None)
     for step in range(5, 16):
         done = done.with_step(make_counts(memory=None, step=step, **changed.get(step, {})))
@@ -44,7 +44,7 @@ def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
 
 
 def of(*runs: Run, before: tuple[Run, ...] = ()) -> dict[str, SpanRow]:
-    """The rows by name, of two arms with the arm."""
+    """Return the rows by name. With two arms, the arm is part of the name."""
     return {f"{row.name} {row.arm}".strip(): row for row in spans.rows(runs, before)}
 
 
@@ -67,7 +67,7 @@ def test_spans_come_in_the_order_of_a_run() -> None:
 
 
 def test_parts_of_the_start_up_come_as_they_run() -> None:
-    """Files have them in the order of letters."""
+    """In files they are in alphabetical order."""
     parts = ("build", "first step", "imports")
     run = launch(spans=times({f"start-up: {part}": 1.0 for part in parts} | {"start-up": 3.0}))
     assert [*of(run)][:4] == ["start-up", "start-up: imports", "start-up: build", "start-up: first step"]
@@ -99,14 +99,14 @@ def test_an_event_has_what_all_ranks_wrote() -> None:
 
 
 def test_kernels_of_an_event_are_unknown() -> None:
-    """Only steps are counted by operators."""
+    """Only steps are counted operator by operator."""
     saved = {"save checkpoint": Counts(bytes_written=2**30)}
     row = of(launch(Counts(spans=saved), spans=EVENTS))["save checkpoint"]
     assert (row.kernels, row.host_reads, row.collectives, row.peak_bytes) == (None,) * 4
 
 
 def test_kernels_of_a_compiled_step_are_unknown() -> None:
-    """In all steps, though it is noted of the launch."""
+    """Kernels are unknown in all steps, although the launch notes the compilation only once."""
     done = make_counts(compiled=make_compiled(), memory=None)
     rows = of(launch(done.with_step(make_counts(step=10, memory=None)), window=(4, 9)))
     assert rows["step 4"].kernels is None
@@ -182,7 +182,7 @@ def test_cold_start_up_is_of_the_launch_with_it() -> None:
     rows = of(launch(spans=times(COLD)), launch())
     assert list(rows)[:6] == [*WARM, *COLD]
     assert rows["cold start-up: first step"].median_s == 53.0
-    assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), "of its own launch"
+    assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), "of the launch itself"
 
 
 def test_uncounted_launch_gives_way_to_an_older() -> None:
@@ -200,7 +200,7 @@ def test_span_of_one_arm_is_unknown_in_the_other() -> None:
 
 
 def test_steps_of_two_arms_are_grouped_together() -> None:
-    """What arm A does in a step is known, also where only arm B does something else."""
+    """The row of arm A has its own counts, even if only arm B changes in this step."""
     rows = of(stepping({10: {"kernels": {"forward": 1}}}), before=(stepping({}),))
     assert (rows["step 10 A"].kernels, rows["step 10 B"].kernels) == (11_891, 1)
 
@@ -227,7 +227,7 @@ def test_omits_a_column_without_known_values() -> None:
 
 @pytest.mark.parametrize("runs", [[], [launch(spans={})]])
 def test_steps_alone_make_no_table(runs: list[Run]) -> None:
-    """Other tables have their times."""
+    """The times of steps are in other tables."""
     assert not spans.table(spans.rows(runs))
 
 
@@ -258,7 +258,7 @@ def test_all_reports_show_the_table() -> None:
 
 
 def test_longest_event_of_a_step_names_the_step() -> None:
-    """Neither one before them, nor what most steps hold."""
+    """Earlier events do not name it, and neither do events that most steps contain."""
     assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == [
         "step 7 contained: save checkpoint 3.0 s"
     ]

@@ -19,9 +19,10 @@ SLOWER = make_explained(make_gpu_result(2, "regressed"))
 
 
 def lines(*results: Measurement, width: int | None = None) -> list[list[str]]:
-    """The table's lines, each as its cells."""
+    """Return the cells of each line of the table."""
     shown = table(results, color=False, width=width)
-    rows = [line for line in shown.splitlines() if "  " in line]  # others are ids, which may be longer
+    # The other lines are ids, which can be longer.
+    rows = [line for line in shown.splitlines() if "  " in line]
     assert max(map(len, rows)) <= (width or WIDTH)
     return [re.split(r"  +", line.strip()) for line in shown.splitlines()]
 

@@ -1,4 +1,4 @@
-"""What `conftest.py` promises: `make test` passes on a machine with GPUs."""
+"""Tests of a promise of `conftest.py`: `make test` passes on a machine with GPUs."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def test_does_not_see_it():
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Tests with this project's conftest, on a machine whose first GPU is visible."""
+    """Return tests that use this project's conftest, on a machine whose first GPU is visible."""
     shutil.copy(TESTS / "conftest.py", pytester.mkdir("tests"))
     (pytester.path / "tests" / "test_any.py").write_text(IS_HIDDEN)
     pytester.mkdir("tests/gpu")

@@ -1,4 +1,4 @@
-"""The pins of `constraints.txt`, against indexes as a fresh machine has them: stub wheels in directories."""
+"""Tests of the pins in `constraints.txt`, against directories of stub wheels as a fresh machine's indexes."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def version_of(pin: Requirement) -> Version:
 
 
 def resolved(*indexes: Path) -> dict[str, str]:
-    """What pip would install of everything that is pinned: name and version."""
+    """Return what pip would install for all pins: names and versions."""
     options = ["--dry-run", "--ignore-installed", "--no-deps", "--no-index", "--quiet", "--report=-"]
     options += [f"--find-links={index}" for index in indexes]
     command = [sys.executable, "-m", "pip", "--isolated", "install", *options, f"--requirement={CONSTRAINTS}"]

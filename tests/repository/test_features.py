@@ -1,4 +1,4 @@
-"""Each feature can be deleted, with its tests and its pages, without breaking the core."""
+"""Tests that each feature can be deleted with its tests and pages, without breaking the core."""
 
 import os
 import re
@@ -19,8 +19,8 @@ class Removable(NamedTuple):
     """A part of perfsuite that can be deleted."""
 
     package: str
-    paths: tuple[str, ...]  # what is deleted: its code, its tests and its pages
-    named_by: tuple[str, ...] = ("tests/pictures",)  # other files that name it and do without it
+    paths: tuple[str, ...]  # deleted paths: its code, its tests and its pages
+    named_by: tuple[str, ...] = ("tests/pictures",)  # other files that name it, but do not need it
 
 
 def feature(name: str, *pages: str) -> Removable:
@@ -31,7 +31,7 @@ def feature(name: str, *pages: str) -> Removable:
 
 
 def framework(name: str) -> Removable:
-    """Return a framework with a folder for its code and one for its tests."""
+    """Return a framework with a folder for its code and a folder for its tests."""
     paths = (f"perfsuite/frameworks/{name}", f"tests/frameworks/{name}")
     return Removable(f"perfsuite.frameworks.{name}", paths, OF_ALL_FRAMEWORKS)
 
@@ -45,7 +45,7 @@ OF_ALL_FRAMEWORKS = (
     "tests/repository/test_imports.py",
     "tests/repository/test_public.py",
 )
-"""Files that name every framework. The tests among them need each one, or pass over one that is gone."""
+"""Files that name every framework. Their tests need each framework, or skip one that is gone."""
 
 REMOVABLE = {
     "exports": feature("exports", "docs/dashboards.md"),
@@ -69,12 +69,12 @@ ABOUT_THE_REPOSITORY = (
 )
 """Tests that do not run without a feature: those of other features, of pages and pictures, and of workflows.
 
-Pages link to the pages of features, and workflows run their commands. Who deletes a feature edits them.
+Pages link to the pages of features, and workflows run their commands. Whoever deletes a feature edits them.
 """
 
 
 def tracked() -> list[str]:
-    """Return the files of the repository, new ones too, as git lists them."""
+    """Return the files of the repository as git lists them, including new ones."""
     listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
     return [name for name in names if (ROOT / name).is_file()]
@@ -85,7 +85,7 @@ def is_below(name: str, paths: tuple[str, ...]) -> bool:
 
 
 def without_entry_points(pyproject: str, package: str) -> str:
-    """Return `pyproject.toml` without the entry points that a package has."""
+    """Return `pyproject.toml` without the entry points of a package."""
     return re.sub(rf'^[\w-]+ = "{re.escape(package)}[.:].*\n', "", pyproject, flags=re.MULTILINE)
 
 
@@ -114,7 +114,7 @@ def test_only_its_own_files_name_it(name: str) -> None:
 
 
 def test_only_modules_with_commands_write_to_the_terminal() -> None:
-    """Import-linter checks it in the core; its contract would have to name the features."""
+    """Import-linter checks this for the core. For features, its contract would have to name each of them."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     with_commands = {value.partition(":")[0] for value in points["perfsuite.commands"].values()}
     writing = set()

@@ -1,4 +1,4 @@
-"""The first day on a GPU cannot run here; that its parts name what is there can be seen."""
+"""Tests that the parts of the first day on a GPU name things that exist. The day itself cannot run here."""
 
 import os
 import re

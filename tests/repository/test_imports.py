@@ -1,4 +1,4 @@
-"""What import-linter (`pyproject.toml`) cannot see: what importing a module loads, and where files are."""
+"""Tests of what import-linter (`pyproject.toml`) cannot see: what an import loads, and where files are."""
 
 import importlib
 import tomllib
@@ -16,7 +16,7 @@ FILES = {
     ".".join(("perfsuite", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file
     for file in sorted(PACKAGE.rglob("*.py"))
 }
-"""Every module and its file."""
+"""All modules of perfsuite with their files."""
 
 WORKER_ONLY = (
     "perfsuite.dry.attention",
@@ -38,7 +38,7 @@ WORKER_ONLY = (
     "perfsuite.node.preload",
     "perfsuite.worker.",
 )
-"""How the names of modules begin that may load torch when they are imported."""
+"""Prefixes of the names of modules that may load torch when they are imported."""
 
 NO_TEST_FILE = {
     "perfsuite.cli.checks": "run by cli/test_doctor.py and cli/test_selftest.py",
@@ -58,7 +58,7 @@ NO_TEST_FILE = {
     "perfsuite.worker.probes.doctor_facts": "fields without code: doctor/test_torch_checks.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
-"""Modules without a test file at the mirrored place: the reason, or where their tests are."""
+"""Modules without a test file at the mirrored place, with the reason or the place of their tests."""
 
 
 def test_the_first_glance_is_short() -> None:
@@ -87,8 +87,8 @@ def test_developer_page_shows_a_ranks_rooms() -> None:
 def test_tests_mirror_the_folders(module: str) -> None:
     _, *folders, name = module.split(".")
     has_file = TESTS.joinpath(*folders, f"test_{name}.py").exists()
-    assert has_file or module in NO_TEST_FILE, "put its tests into a file of its own"
-    assert not (has_file and module in NO_TEST_FILE), "take it off NO_TEST_FILE"
+    assert has_file or module in NO_TEST_FILE, "give it a test file of its own"
+    assert not (has_file and module in NO_TEST_FILE), "remove it from NO_TEST_FILE"
 
 
 def test_keeps_no_reason_for_a_deleted_module() -> None:
@@ -108,11 +108,11 @@ for module in sys.argv[1:]:
 
 @pytest.mark.launch
 def test_imports_every_module_without_a_warning() -> None:
-    """Alone, too: that no import is circular is a contract of import-linter."""
+    """Each module is imported alone. Circular imports are left to a contract of import-linter."""
     modules = [module for module in FILES if not module.endswith("__main__")]
     titan = "perfsuite.frameworks.torchtitan"
     if titan in modules and torch_build.release() < importlib.import_module(titan).MIN_TORCH:
-        for name in ("configuration", "trainer"):  # torchtitan itself cannot be imported then
+        for name in ("configuration", "trainer"):  # then torchtitan itself cannot be imported
             modules.remove(f"{titan}.{name}")
     python(IMPORT_ALL, *modules)
 

@@ -1,7 +1,8 @@
-"""The wheel that is released, in environments that have no more than what it names: of the driver, of a rank.
+"""Tests of the released wheel in two environments with nothing but its requirements: a driver's and a rank's.
 
-Each environment is a venv whose packages are links to those of the environment that runs the tests: the
-packages that are named, what they depend on, down to the last one, and no other. Nothing is downloaded.
+Each environment is a venv whose packages are links to those of the environment that runs the tests. It has
+the named packages and everything that they depend on, directly or not, and nothing else. Nothing is
+downloaded.
 """
 
 import importlib.metadata
@@ -42,14 +43,14 @@ HEAVY = (
     "asv",
 )
 DRIVER_ONLY = ("psutil", "rich", "typer", "pynvml", "yaml", "pytest", "packaging", *HEAVY[1:])
-"""What a rank must do without. jinja2 it may have: torch depends on it."""
+"""Packages that a rank must not need. jinja2 is allowed, since torch depends on it."""
 MISSING_TORCH = "torch is not installed: perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 
 pytestmark = pytest.mark.launch
 
 
 def dependencies(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """These distributions and all that they depend on, by name."""
+    """Return these distributions and all their direct and indirect dependencies, by name."""
     distributions: dict[str, importlib.metadata.Distribution] = {}
     left = list(names)
     while left:
@@ -67,32 +68,32 @@ def dependencies(names: Iterable[str]) -> dict[str, importlib.metadata.Distribut
 
 
 def environment(directory: Path, names: Iterable[str]) -> tuple[str, Path]:
-    """A venv with these distributions and what they need. Returns its Python, and where its packages are."""
+    """Make a venv with these distributions and their dependencies. Returns its Python and package folder."""
     venv.create(directory, symlinks=True, with_pip=False)
     [site] = directory.glob("lib/python*/site-packages")
     for distribution in dependencies(names).values():
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-            (site / top).unlink(missing_ok=True)  # several distributions share a namespace
+            (site / top).unlink(missing_ok=True)  # several distributions can share a namespace
             (site / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
     return str(directory / "bin" / "python"), site
 
 
 def run(*words: str, cwd: Path = ROOT, status: int = 0, **variables: str) -> str:
-    """Run a command whose exit status must be this one, and return all that it writes."""
+    """Run a command that must end with this exit status, and return everything that it writes."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     own = {"COLUMNS": "200", "CUDA_VISIBLE_DEVICES": "", **variables}
     return output_of(words, status=status, cwd=cwd, env={**inherited, **own})
 
 
 def has(python: str, *packages: str) -> list[str]:
-    """Which of these packages an environment has."""
+    """Return those of these packages that an environment has."""
     code = "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name)))"
     return run(python, "-c", code, *packages).split()
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the files that git knows, in a directory of its own, as `make dist` builds it."""
+    """Build the wheel like `make dist`, from the files that git knows, in a separate directory."""
     source = tmp_path_factory.mktemp("source")
     wheels = tmp_path_factory.mktemp("wheels")
     for name in tracked("perfsuite", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
@@ -107,7 +108,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tracked(*paths: str) -> list[str]:
-    """Files that git knows, or would add, below these paths."""
+    """Return the files below these paths that git knows or would add."""
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths)
     return [name for name in listed.splitlines() if (ROOT / name).exists()]
 
@@ -123,7 +124,7 @@ def test_wheel_holds_the_whole_package(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def driver(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment that `pip install perfsuite` makes."""
+    """Return the Python of an environment made by `pip install perfsuite`."""
     requirements = map(Requirement, importlib.metadata.requires("perfsuite") or ())
     names = [requirement.name for requirement in requirements if not requirement.marker]
     python, _ = environment(tmp_path_factory.mktemp("driver"), names)
@@ -136,7 +137,7 @@ def driver(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def rank(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment that has torch, pydantic and perfsuite."""
+    """Return the Python of an environment that has torch, pydantic and perfsuite."""
     python, site = environment(tmp_path_factory.mktemp("rank"), ["torch", "pydantic"])
     shutil.unpack_archive(wheel, site, "zip")
     return python
@@ -186,7 +187,7 @@ for step in range(100):
 
 @pytest.mark.nightly
 def test_a_rank_needs_torch_and_pydantic_alone(rank: str, tmp_path: Path) -> None:
-    """Two ranks of a script in an environment of its own, measured by the driver of this one."""
+    """The script's two ranks run in their own environment. The driver of this environment measures them."""
     assert has(rank, "torch", "pydantic", "perfsuite", *DRIVER_ONLY) == ["torch", "pydantic", "perfsuite"]
     (tmp_path / "train.py").write_text(TRAIN)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

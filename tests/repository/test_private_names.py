@@ -1,4 +1,4 @@
-"""Private names of other packages are in one module for each side, or have a reason here."""
+"""Tests that private names of other packages occur in one module for each side, or have a reason here."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ ALLOWED = {
 """Files and folders that may use any private name."""
 
 ALLOWED_NAMES = {
-    # of Python
+    # Names of Python
     **dict.fromkeys(("_asdict", "_replace"), "documented methods of named tuples"),
     **dict.fromkeys(("_exit", "_getframe", "_current_frames"), "documented functions of os and sys"),
     "_thread": "worker/flight_recorder.py: a documented module; its threads are not listed by `threading`",
@@ -37,20 +37,20 @@ ALLOWED_NAMES = {
     "_resource_tracker": "node/agent.py: without it, the tracker is ended with the job",
     "_pid": "node/agent.py: the same",
     "_slotnames": "dry/values.py: of copyreg, as torch.utils.swap_tensors uses it",
-    # of torch
+    # Names of torch
     "_HYBRID_SHARD_ZERO2": "a documented member of ShardingStrategy",
     **dict.fromkeys(("_fused_rms_norm", "_fused_rms_norm_backward"), "dry/cuda.py: operators"),
     **dict.fromkeys(
         ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
         "counting/counter.py: operators, where torch has them",
     ),
-    # of nanotron 0.4 and torchtitan 0.3, which are pinned, for the folders of these frameworks
+    # Names of nanotron 0.4 and torchtitan 0.3, which are pinned, for the folders of these frameworks
     "_contiguous_fp32_grad_buffer": "nanotron",
     **dict.fromkeys(
         ("_EMBEDDING_SKIP_INIT", "_build_llama3_layers", "_output_linear_init", "_owner"), "torchtitan"
     ),
     "_dispatch_token_exchange": "torchtitan; replaced by `patches`, which says if it is gone",
-    # of perfsuite
+    # Names of perfsuite
     "_base": "worker/flight_recorder.py: the end of names of collectives in torch's flight recorder",
     "_degree": "frameworks/torchtitan/configuration.py: the end of names of fields",
     "_pattern": "case/case.py: the end of names of fields",
@@ -58,8 +58,8 @@ ALLOWED_NAMES = {
 """Names that any file may use, each with its reason."""
 
 OPERATORS = re.compile(r"(aten|torch\.ops|c10d|_c10d_functional(_autograd)?|_dtensor|prim|profiler)\.")
-"""How the names of torch's operators begin. They are data, in traces and counts, and a canary of their own
-(`tests/worker/counting/test_counter.py`) notices one that is gone."""
+"""Prefixes of the names of torch's operators. These names are data in traces and counts. A separate test
+(`tests/worker/counting/test_counter.py`) notices when an operator is gone."""
 NAME = re.compile(r"\w+(\.\w+)*")
 
 
@@ -100,7 +100,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def parts_of(value: object) -> list[str]:
-    """Return the parts of a text that is a name of another package, with or without dots."""
+    """Return the parts of a text between its dots if it is a name in another package."""
     if not isinstance(value, str) or not NAME.fullmatch(value) or OPERATORS.match(value):
         return []
     return [] if value in functions() else value.split(".")
@@ -112,7 +112,7 @@ def of_itself(node: ast.Attribute) -> bool:
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module of perfsuite, by its path."""
+    """Return the syntax trees of all modules of perfsuite, by path."""
     files = PACKAGE.rglob("*.py")
     return {file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text()) for file in files}
 
@@ -125,7 +125,7 @@ def all_uses() -> tuple[tuple[str, int, str], ...]:
 
 @cache
 def functions() -> frozenset[str]:
-    """Return the names of all functions of perfsuite: a dry run replaces some of them, by name."""
+    """Return the names of all functions of perfsuite, because a dry run replaces some of them by name."""
     return frozenset(
         node.name for tree in trees().values() for node in tree.body if isinstance(node, ast.FunctionDef)
     )

@@ -1,4 +1,4 @@
-"""What tests wait for has a limit."""
+"""Tests that every wait in the tests has a time limit."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The names of the public packages, and nothing else, can be imported from them."""
+"""Tests that the public names, and no other names, can be imported from the public packages."""
 
 import ast
 import importlib
@@ -23,7 +23,7 @@ def test_every_public_name_exists_once(name: str) -> None:
     assert len(set(names)) == len(names)
     for public_name in names:
         assert getattr(module, public_name) is not None
-    if name != "perfsuite.testing":  # a module of functions imports what it works with
+    if name != "perfsuite.testing":  # perfsuite.testing is a module of functions, which imports what it needs
         others = {
             defined
             for defined, value in vars(module).items()
@@ -41,7 +41,7 @@ def test_packages_that_list_names_are_public() -> None:
 
 
 def for_type_checkers() -> dict[str, str]:
-    """The module of each name that `perfsuite/__init__.py` imports for type checkers alone."""
+    """Return the module of each name that `perfsuite/__init__.py` imports only for type checkers."""
     tree = ast.parse(Path(perfsuite.__file__).read_text())
     (block,) = (statement for statement in tree.body if isinstance(statement, ast.If))
     imports = [statement for statement in block.body if isinstance(statement, ast.ImportFrom)]
@@ -62,7 +62,7 @@ def test_another_name_is_an_error(name: str) -> None:
 
 
 def test_importing_a_module_reads_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`from perfsuite import errors` asks the package for the name first."""
+    """`from perfsuite import errors` first looks for an attribute of the package."""
     monkeypatch.setattr(perfsuite, "_frameworks", lambda: pytest.fail("it was asked"))
     assert not hasattr(perfsuite, "no_such_module")
 

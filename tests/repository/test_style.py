@@ -1,4 +1,4 @@
-"""One plain statement a line, and short names of tests: what linters do not know, over all Python files."""
+"""Tests of style that linters lack, in all Python files: one plain statement a line, short test names."""
 
 import ast
 from collections.abc import Iterable, Mapping
@@ -10,22 +10,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_TUPLES = 1.5
-"""Assignments such as `a, b = x, y` per 1,000 lines. Swaps need them; other values get a line each."""
+"""The allowed number of assignments like `a, b = x, y` per 1,000 lines. Swaps need them. Other values get a
+line each."""
 MOST_WALRUSES = 1.0
-"""Walruses per 1,000 lines, for loops and chains of `elif` that would have to call twice without."""
+"""The allowed number of walruses per 1,000 lines. Loops and chains of `elif` need them to call only once."""
 LONGEST_NAME = 70
-"""Letters in the name of a test, `test_` included."""
+"""The largest number of letters in the name of a test, including `test_`."""
 
 AREAS = pytest.mark.parametrize("area", ["", "perfsuite/", "tests/"], ids=lambda area: area or "all files")
 
 
 class Counted(NamedTuple):
-    """What one file has."""
+    """The counts of one file."""
 
     tuples: int
     walruses: int
-    lines: int  # that are not blank
-    tests: tuple[str, ...]  # names of functions that begin as a test does
+    lines: int  # lines that are not blank
+    tests: tuple[str, ...]  # names of functions that begin with `test_`
 
 
 def count(source: str) -> Counted:
@@ -40,7 +41,7 @@ def count(source: str) -> Counted:
 
 
 def is_tuple_assignment(node: ast.AST) -> bool:
-    """Whether a statement assigns several values, written out, to as many names."""
+    """Whether a statement assigns several written-out values to the same number of names."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
         return False
     return any(isinstance(target, ast.Tuple | ast.List) for target in node.targets)
@@ -48,7 +49,7 @@ def is_tuple_assignment(node: ast.AST) -> bool:
 
 @cache
 def all_files() -> dict[str, Counted]:
-    """What each Python file has, by its path."""
+    """Return the counts of each Python file, by its path."""
     folders = ("perfsuite", "tests", "bench_cases", "docs")
     files = [*ROOT.glob("*.py"), *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
     own = [file for file in files if "node_modules" not in file.parts]
@@ -60,7 +61,7 @@ def files_of(area: str) -> dict[str, Counted]:
 
 
 def too_many(by_file: Mapping[str, int], lines: int, most: float) -> str | None:
-    """What is wrong with these numbers, the worst files first; None where they are small enough."""
+    """Return what is wrong with these numbers, worst files first, or None if they are small enough."""
     rate = 1000 * sum(by_file.values()) / lines
     if rate <= most:
         return None
@@ -70,7 +71,7 @@ def too_many(by_file: Mapping[str, int], lines: int, most: float) -> str | None:
 
 
 def too_long(names: Mapping[str, Iterable[str]]) -> str | None:
-    """What is wrong with these names of tests by file, the longest first; None where all are short enough."""
+    """Return what is wrong with these test names by file, longest first, or None if all are short enough."""
     long = [(file, name) for file, tests in names.items() for name in tests if len(name) > LONGEST_NAME]
     if not long:
         return None

@@ -1,4 +1,4 @@
-"""Which processes of launches are forked from one that has imported torch."""
+"""Tests of which launch processes are forked from a process that has imported torch."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def test_forks_a_dry_rank_with_torchrun_variables() -> None:
 
 
 def test_forks_a_launch_after_torch_set_its_cache() -> None:
-    """Which it does in a test process that imports as much of torch as most tests do."""
+    """torch sets it in a test process that imports as much of torch as most tests do."""
     assert kind_of(DRY_RUN, {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": "of the test process"})
 
 
@@ -40,7 +40,7 @@ def test_starts_afresh_for_other_torch_variables() -> None:
 
 
 def asked_for(directory: Path, framework: Framework, **changes: Any) -> list[str]:
-    """The command of an agent that launches a case."""
+    """Return the command of an agent that launches a case."""
     case = make_case(framework=framework, model="llama-tiny", **changes)
     (directory / "case.json").write_text(CaseFile(case=case, device="cpu").model_dump_json())
     return [sys.executable, "-m", AGENT, str(directory)]

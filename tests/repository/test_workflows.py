@@ -1,4 +1,4 @@
-"""What the workflows run: their own steps, in a small repository of its own with simulated cases."""
+"""Tests of the workflows' own steps, which run in a small repository with simulated cases."""
 
 import importlib.metadata
 import json
@@ -66,7 +66,7 @@ pytestmark = pytest.mark.launch
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone with an origin, this project's Makefile and interpreter, two commits, and a stand-in for gh."""
+    """Return a clone with an origin, this project's Makefile and interpreter, two commits, and a fake gh."""
     here = tmp_path / "clone"
     (tmp_path / "bin").mkdir()
     Gh(tmp_path / "bin").answers([])
@@ -98,7 +98,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def use_this_interpreter(where: Path) -> None:
-    """Instead of installing everything anew: .venv stands for the environment that runs this test."""
+    """Make .venv stand for the environment that runs this test, instead of installing everything again."""
     directory = where / ".venv" / "bin"
     directory.mkdir(parents=True)
     (where / ".venv" / "installed").touch()
@@ -114,7 +114,7 @@ def use_this_interpreter(where: Path) -> None:
 
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A directory on PYTHONPATH by which the doctor and the self-test, which take long, end at once."""
+    """Put a directory on PYTHONPATH that makes the doctor and the self-test, which take long, end at once."""
     directory = tmp_path / "trusted"
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(CONTENT)
@@ -140,16 +140,16 @@ def run_steps(
     variables: Mapping[str, str] = os.environ,
     status: int = 0,
 ) -> str:
-    """Run what a job of a workflow runs, step by step, as GitHub does; what it `uses` is left out.
+    """Run the steps of a job of a workflow as GitHub does, except those that call an action (`uses`).
 
-    `known` holds what stands in `${{ }}`; an input that it lacks has its default. The last exit status other
-    than 0 must be `status`. Returns all that was printed.
+    `values` are the values of the names in `${{ }}`. An input without a value has its default. The last exit
+    status other than 0 must be `status`. Returns everything that was printed.
     """
     read = workflow(name)
-    inputs = read[True].get("workflow_call", {}).get("inputs", {})  # YAML 1.1 takes `on` for True
+    inputs = read[True].get("workflow_call", {}).get("inputs", {})  # YAML 1.1 reads `on` as True
 
     def value(match: re.Match[str]) -> str:
-        """As GitHub evaluates words, quoted ones, && and ||, which are Python's `and` and `or`."""
+        """Return the value of an expression, as GitHub evaluates it: names, quoted text, && and ||."""
         text = match[1].replace("&&", " and ").replace("||", " or ")
         return str(eval(re.sub(r"'[^']*'|[a-z_-]+(\.[a-z_-]+)+", of_word, text), {}))
 
@@ -185,7 +185,7 @@ def run_steps(
 
 
 def machines_of(hardware: str, tmp_path: Path, status: int = 0) -> str:
-    """What the first job of a night says of a map of machines."""
+    """Run the first job of a night on a map of machines, and return its output."""
     (tmp_path / "out").unlink(missing_ok=True)
     variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
     return run_steps(tmp_path, "night", "machines", {"inputs.hardware": hardware}, variables, status)
@@ -238,7 +238,7 @@ def test_finds_a_machine_by_marker_or_label(tmp_path: Path) -> None:
     for label in ("bug", "h100"):
         values = {"inputs.hardware": machines, "github.event.label.name": label}
         run_steps(tmp_path, "pull-request", "machine", values, variables)
-    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n' * 2, "another label is no machine"
+    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n' * 2, "another label is not a machine"
 
 
 SHAPES = {
@@ -250,7 +250,8 @@ SHAPES = {
     },
     "image without git and make": {"HOME": "/nonexistent", "GITHUB_SHA": "f" * 40},
 }
-"""What a job sees in the shapes in which projects measure, without sudo, make and (in an image) git."""
+"""The environments of a job in each shape in which projects measure, all without sudo and make. The image
+also lacks git."""
 
 
 def installed() -> list[tuple[str, str]]:
@@ -274,7 +275,7 @@ def test_night_in_an_image_installs_nothing(
         shutil.rmtree(repository / ".git")
     variables = {name: value.format(home=tmp_path) for name, value in SHAPES[shape].items()}
     variables |= {
-        "PYTHONPATH": "" if "git" in shape else trusted,  # there the doctor and the self-test run, too
+        "PYTHONPATH": "" if "git" in shape else trusted,  # without git, these two really run
         "PATH": str(tools),
         "GITHUB_WORKSPACE": str(repository),
         "GITHUB_ACTIONS": "true",
@@ -297,7 +298,7 @@ def test_night_in_an_image_installs_nothing(
 
 @pytest.fixture
 def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The repository with a case file for a script, as the current directory."""
+    """Return the repository with a case file for a script, as the current directory."""
     (repository / "train.py").touch()
     (repository / "bench_cases" / "test_cases.py").rename(repository / "bench_cases" / "test_train.py")
     monkeypatch.chdir(repository)
@@ -305,7 +306,7 @@ def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def init(*words: str) -> list[str]:
-    """Write what a repository needs, by a command, and return the commands that it says come next."""
+    """Write the files that a repository needs with a command, and return the next commands that it prints."""
     words = ("perfsuite", "init", "--script", "train.py", *words)
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "kept: bench_cases/test_train.py, which already exists" in said
@@ -313,14 +314,14 @@ def init(*words: str) -> list[str]:
 
 
 def record_and_accept(record: str, accept: str) -> None:
-    """A first baseline, by half as many launches."""
+    """Record and accept a first baseline, from half as many launches."""
     assert "--perf-min-launches=10" in record.split()
     subprocess.run(record.replace("launches=10", "launches=5"), shell=True, check=True)
     subprocess.run(accept, shell=True, check=True)
 
 
 def result_of_night(where: Path) -> Any:
-    """The only result of a night, which was judged by the reviewed baseline."""
+    """Return the only result of a night, which was judged against the reviewed baseline."""
     (result,) = json.loads((where / "out" / "results.json").read_text())["results"]
     assert Path(result["baseline_file"]).is_relative_to(where / "baselines")
     return result
@@ -343,10 +344,10 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
     make(repository, "site")
     site = repository / "build" / "site"
     assert "A page" in (site / "index.html").read_text()
-    assert not (site / "history").exists(), "there is none yet"
+    assert not (site / "history").exists(), "there is no history yet"
     for day, name in enumerate(("night-cpu", "night-again"), 1):
         a_night(repository, name, "passed", started_at=f"2026-01-0{day}T00:00:00+00:00")
-    nobody = "https://localhost:1"  # listens there
+    nobody = "https://localhost:1"  # no server listens there
     values = {"inputs.hosted_setup": "true", "github.token": "t", "secrets.notify_url": nobody}
     variables = {**os.environ, "RUN_URL": "https://example.org/runs/1"}
     said = run_steps(repository, "night", "history", values, variables)
@@ -365,12 +366,13 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
     assert "asv" in (site / "history" / "index.html").read_text()
     shutil.rmtree(repository / "nights")
     a_night(repository, "night-cpu", "regressed", inject="slowdown=30%")
-    run_steps(repository, "night", "history", values, variables, status=1)  # what was injected is not kept
+    # Nothing that was injected is kept.
+    run_steps(repository, "night", "history", values, variables, status=1)
     assert "issue create --title Performance regressions on cpu-" in (tmp_path / "bin" / "calls").read_text()
 
 
 def a_night(where: Path, name: str, outcome: str, inject: str | None = None, **session: Any) -> None:
-    """The results of a night at the last commit, as the job of one machine has uploaded them."""
+    """Write the results of a night at the last commit, as the job of one machine uploads them."""
     result = judged(make_result(BEFORE.replace(inject=inject)), outcome=outcome)
     directory = where / "nights" / name
     directory.mkdir(parents=True)
@@ -378,7 +380,7 @@ def a_night(where: Path, name: str, outcome: str, inject: str | None = None, **s
 
 
 def called() -> list[tuple[str, str, dict[str, Any], dict[Any, Any]]]:
-    """The jobs here that call a workflow of ours: caller, job, the job, and the workflow that it calls."""
+    """Return all calls of our workflows: the caller, the job's name, the job, and the called workflow."""
     return [
         (file.stem, name, job, workflow(Path(job["uses"]).stem))
         for file in sorted(WORKFLOWS.glob("*.yml"))
@@ -439,7 +441,7 @@ def test_builds_no_tag_unlike_the_version(tmp_path: Path) -> None:
 
 
 def test_gpu_runners_install_no_cpu_torch() -> None:
-    """They measure the environment that is there: no index for CPUs is in the way."""
+    """GPU runners measure the environment that is installed, so no index of CPU builds may interfere."""
     jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
     with_gpus = [job for job in jobs if "container" in job]
     assert len(with_gpus) == 3
@@ -452,14 +454,14 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     base, this = (git(repository, "rev-parse", name)[:12] for name in ("HEAD~1", "HEAD"))
     assert re.search(rf"arm A: HEAD~1 \S+/base/.venv/bin/python .*commit {base}", said)
     assert re.search(rf"arm B: \. .*commit {this}", said)
-    assert re.search(r"fake-llama-tiny\S+\s.* 3 of 3 +passed", said)  # a row may be wider than its line
+    assert re.search(r"fake-llama-tiny\S+\s.* 3 of 3 +passed", said)  # a row can be wider than its line
     assert "1 passed" in (repository / "out" / "summary.md").read_text()
     assert not (repository / ".perfsuite" / "baselines").exists()
 
 
 @pytest.mark.nightly
 def test_compares_a_pull_request_without_hardware(repository: Path) -> None:
-    """A model of one layer more, by the workflow of hosted runners."""
+    """The pull request adds a layer to a model. The workflow of hosted runners compares it."""
     (repository / "bench_cases" / "test_cases.py").write_text(TRAINED)
     (repository / "train.py").write_text(SCRIPT)
     commit(repository, "a script")
@@ -478,7 +480,7 @@ def test_measured_baselines_become_a_pull_request(repository: Path, tmp_path: Pa
     run_steps(repository, "new-baselines", "measure", {**values, "inputs.python": sys.executable})
     (file,) = (repository / "baselines").glob("*/fake-*.json")
     assert len(json.loads(file.read_text())["launches"]) == 10
-    (repository / "measured").mkdir()  # as the artifact is downloaded
+    (repository / "measured").mkdir()  # where the artifact is downloaded
     for name in ("baselines", "out"):
         (repository / name).rename(repository / "measured" / name)
     run_steps(repository, "new-baselines", "propose", {**values, "inputs.hosted_setup": "true"})
@@ -501,7 +503,7 @@ def test_always_uploads_results_not_checkpoints() -> None:
 
 
 def test_night_knows_earlier_costs_however_it_ended() -> None:
-    """Which is what the order of a budget goes by: a checkout deletes the store."""
+    """A budget needs them to order the cases. The checkout must not delete the store."""
     steps = workflow("night")["jobs"]["measure"]["steps"]
     checkout, restore, *_, save = steps
     assert "clean" not in checkout["with"]
@@ -516,4 +518,4 @@ def test_code_of_a_pull_request_sees_no_token() -> None:
     steps = workflow("pull-request")["jobs"]["answer"]["steps"]
     assert steps[0]["with"]["ref"] == "${{ github.event.pull_request.base.sha }}"
     download = workflow("new-baselines")["jobs"]["propose"]["steps"][-2]
-    assert download["with"]["path"] == "measured", "never over the checkout"
+    assert download["with"]["path"] == "measured", "it must not overwrite the checkout"

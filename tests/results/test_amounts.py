@@ -47,7 +47,7 @@ def test_difference_has_a_sign_and_full_precision() -> None:
         "0 bytes",
     ]
     assert arrow(978_000_000, 1_107_000_000, "FLOP") == "0.98 -> 1.11 GFLOP", (
-        "1.0 -> 1.1 would tell 10% of 13"
+        "1.0 -> 1.1 would show 10% instead of 13%"
     )
     assert arrow(400 * MIB, 5 * GIB, "bytes") == "0.39 -> 5.00 GiB"
     assert arrow(0, 3 * GIB, "bytes") == "0 -> 3.0 GiB"

@@ -42,7 +42,7 @@ def test_compute_time_is_flops_over_peak() -> None:
     assert half.tokens_per_s == pytest.approx(1000 * 989.5 / 19)
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
     several = roofline_of(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
-    assert several.flops == 5, "of the rank that needs most"
+    assert several.flops == 5, "FLOPs of the busiest rank"
     for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
         counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
         assert roofline_of(counts).compute_s == pytest.approx(1 / (2 * 989.5))
@@ -58,7 +58,7 @@ def test_wire_bytes_determine_the_binding_limit() -> None:
     for kind, passed in {"all_reduce": 14 * GB, **share, **whole, **nothing}.items():
         limit = roofline_of(sent(kind))
         assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
-        assert roofline_of(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a rank alone passes nothing"
+        assert roofline_of(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a single rank sends nothing"
     limit = roofline_of(sent(size=800 * GB))
     assert limit.bound_by == "communication"
     assert limit.step_s == limit.wire_s == pytest.approx(700 / 450)
@@ -66,7 +66,7 @@ def test_wire_bytes_determine_the_binding_limit() -> None:
 
 
 def test_unknown_links_take_no_time() -> None:
-    # Of 12 ranks each: of the pairs (0, 4), (8, 12), ... the second is on two machines.
+    # The last entry has 12 ranks on each machine: of its pairs (0, 4), (8, 12), ..., the second spans two.
     inside = [(8, 1, 8), (2, 4, 8), (4, 2, 8)]
     across = [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
     for ranks, apart, processes in inside + across:
@@ -88,7 +88,8 @@ def test_no_limit_without_all_flops_and_a_peak() -> None:
 
 
 def test_the_range_of_a_need() -> None:
-    """At least what lives at once, at most what the allocator would hold; each with what lies beside it."""
+    """The need is at least the live tensors, and at most what the allocator would hold. Both include memory
+    outside of the allocator."""
     a, b = (MemoryPart(name="x", low=low, high=high, source="s") for low, high in ((5, 10), (1, 4)))
     fit = FIT.replace(allocated=100, reserved=130, reserved_upper=None, outside=(a, b))
     assert (fit.least, fit.most) == (106, 144)

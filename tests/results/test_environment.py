@@ -16,7 +16,7 @@ def test_records_telling_variables_but_no_secret() -> None:
     files = "/runs/launch-3/files"
     environ = {"PERFSUITE_LAUNCH_DIR": files, "TRITON_CACHE_DIR": f"{files}/triton"}
     variables = environment.variables(environ)
-    assert variables == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
+    assert variables == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "the same as in any other launch"
 
 
 def test_perfsuites_own_directories_are_no_change() -> None:

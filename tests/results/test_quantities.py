@@ -63,7 +63,7 @@ def test_group_change_is_in_bytes_else_in_calls() -> None:
     of_bytes = Change(f"{name}: bytes", "bytes", 2 * BYTES, BYTES)
     assert changes == [[], [of_bytes], [Change(f"{name}: calls", "calls", 10, 25)]]
     assert not differing([counts(), counts(collectives=(twin_counts.REDUCED, GATHERED_AGAIN, GATHERED))]), (
-        "another order"
+        "the order does not matter"
     )
 
 
@@ -97,7 +97,7 @@ def test_names_copies_by_direction() -> None:
 def test_what_counts_cannot_say_is_none_and_not_0() -> None:
     assert [PEAK.value(rank_counts) for rank_counts in (counts(), compiled())] == [PEAK_BYTES, None]
     assert [GRAPHS.value(rank_counts) for rank_counts in (counts(), compiled())] == [0, 2]
-    assert BLOCKING.value(counts(blocking_copies=None)) == 0, "no copy at all"
+    assert BLOCKING.value(counts(blocking_copies=None)) == 0, "there are no copies at all"
     assert BLOCKING.value(counts(blocking_copies=None, device_copies={"cuda to cpu": 2})) is None
     by_name = {quantity.name: quantity.value(compiled(breaks={"print": 2})) for quantity in quantities([])}
     assert [by_name[name] for name in ("graph breaks", "recompilations", "generated kernels")] == [2, 0, 31]
@@ -141,7 +141,7 @@ def test_peak_differs_beyond_asynchronous_work(share: float) -> None:
 
 
 def test_compiled_dry_runs_have_unknown_kernels_and_peak() -> None:
-    """Unknown is neither better nor worse, whichever side has it."""
+    """An unknown count is neither better nor worse, whichever side has it."""
     dry = compiled(kernels=None, extern_calls=None).replace(kernels=None, memory=counts().memory)
     unknown = {"kernels", "peak of live tensors", "generated kernels", "extern calls of compiled code"}
     assert {

@@ -30,7 +30,7 @@ def test_run_dir_files_are_distinct_and_frozen() -> None:
 
 
 def test_each_process_of_each_launch_has_an_address(tmp_path: Path) -> None:
-    """The kernel allows 108 bytes."""
+    """The kernel allows 108 bytes for an address."""
     one, other = RunDir(tmp_path / ("x" * 200) / "launch-1"), RunDir(tmp_path / ("x" * 200) / "launch-2")
     addresses = {one.request_address(7), one.request_address(8), other.request_address(7)}
     assert len(addresses) == 3
@@ -39,7 +39,7 @@ def test_each_process_of_each_launch_has_an_address(tmp_path: Path) -> None:
 
 
 def test_finds_stacks_by_node_rank_and_process(tmp_path: Path) -> None:
-    """Two nodes may have processes of one number."""
+    """Processes on two nodes can have the same number."""
     run_dir = RunDir(tmp_path)
     by_number = [(None, 98), (0, 97), (2, 7), (2, 55), (2, 99), (2, 101), (2, 300), (10, 100)]
     for rank, pid in reversed(by_number):

@@ -66,10 +66,10 @@ def test_figures_are_shared_if_all_launches_are() -> None:
 
     assert result(disturbed).shared
     assert samples.make_shared().shared
-    assert not result(quiet, disturbed).shared, "the figures are those of the first"
+    assert not result(quiet, disturbed).shared, "the figures are those of the first launch"
     assert not result(quiet).shared
     crash = disturbed.replace(failure=Failure(kind="crash", message="x"))
-    assert not result(crash).shared, "a crash is the code's"
+    assert not result(crash).shared, "a crash is the code's fault"
     assert not never_run().shared
     none_counts = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
     for runs in ((quiet, disturbed), (disturbed, quiet)):
@@ -85,7 +85,7 @@ def file(tmp_path: Path) -> Path:
 def strict(
     file: Path, *results: Measurement, skipped: tuple[Skipped, ...] = (), status: Any = "complete"
 ) -> Any:
-    """As read back by a parser that knows no NaN."""
+    """Write results, and return them as a parser reads them that does not know NaN."""
     written = samples.make_session_file(*results, status=status, commit=None, skipped=skipped)
     documents.write(file, written)
     assert [plain(r) for r in documents.read(file, SessionFile).results] == [plain(r) for r in results]

@@ -95,10 +95,10 @@ def test_of_class_prefers_the_first_directory() -> None:
     assert speeds_of_class(REVIEWED, LOCAL) == [1000, 2000, 30000]
     assert speeds_of_class(LOCAL, REVIEWED) == [10000, 30000, 2000]
     assert speeds_of_class(Path("nowhere"), LOCAL) == [10000, 30000]
-    (REVIEWED / NAME).write_text("{")  # it is an error where its own case is judged
+    (REVIEWED / NAME).write_text("{")  # an error only when its own case is judged
     (REVIEWED / CLASS / "notes.txt").write_text("not a baseline")
     (REVIEWED / CLASS / "directory.json").mkdir()
-    assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "no other is left out"
+    assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "no other baseline is left out"
 
 
 def test_lists_reviewed_files_first() -> None:
@@ -125,7 +125,7 @@ def test_refuses_a_baseline_without_digest() -> None:
     documents.write(file, recorded())
     with pytest.raises(FileError, match=f"^{file}: it has no digest: it was damaged, or an older perfsuite"):
         BASELINES.find(CLASS, CASE)
-    assert BaselineStore(LOCAL).find(CLASS, CASE) == (recorded(), file), "people may edit a reviewed one"
+    assert BaselineStore(LOCAL).find(CLASS, CASE) == (recorded(), file), "people may edit a reviewed baseline"
 
 
 def test_edited_baseline_says_what_to_do() -> None:
@@ -144,7 +144,7 @@ def test_counts_have_a_folder_for_each_target() -> None:
     assert BaselineStore(REVIEWED).counts.local is None
     file = counts.write_reviewed(baseline_of())
     assert (counts.find("cpu", CASE), counts.find("dry-cpu", CASE)) == ((baseline_of(), file), None)
-    assert (BASELINES.files(), BASELINES.of_class("counts")) == ([], []), "no hardware class"
+    assert (BASELINES.files(), BASELINES.of_class("counts")) == ([], []), "counts are not a hardware class"
 
 
 def test_profile_belongs_to_its_baseline_alone() -> None:
@@ -162,7 +162,7 @@ def test_profile_belongs_to_its_baseline_alone() -> None:
 
 
 def test_the_names_in_a_store_stay_as_they_are() -> None:
-    """Stores that an earlier version wrote are read."""
+    """Stores of earlier versions must stay readable."""
     store = Store()
     assert store.path == Path(".perfsuite")
     assert (store.baselines, store.history) == (Path(".perfsuite/baselines"), Path(".perfsuite/history"))
@@ -183,7 +183,7 @@ def test_finds_sessions_in_order() -> None:
     store = Store()
     names = [store.new_session().name for _ in range(3)]
     assert names == sorted(set(names))
-    assert list(Path().iterdir()) == store.results() == [], "none is made yet"
+    assert list(Path().iterdir()) == store.results() == [], "no directory is made yet"
     results = [
         write(store.sessions / name / "results.json") for name in ("20260101-000000-000000", "20260102")
     ]
@@ -195,13 +195,13 @@ def test_finds_launches_in_order() -> None:
     store = Store()
     runs = ("1/gpt2/launch-1", "1/llama/launch-9", "1/llama/launch-10", "1/llama.2/launch-1")
     gpt2, *llama = [write(store.sessions / name / "run.json") for name in (*runs, "2/llama/launch-1")]
-    write(store.sessions / "1/llama/launch-11/case.json")  # interrupted
+    write(store.sessions / "1/llama/launch-11/case.json")  # an interrupted launch
     write(store.sessions / "1/llama/launch-old/run.json")
     assert [run_dir.run for _, run_dir in store.launches()] == [gpt2, *llama]
     assert [session for session, _ in store.launches()] == ["1", "1", "1", "1", "2"]
     assert [run_dir.run for _, run_dir in store.launches("g*")] == [gpt2]
     again = [run_dir.run for _, run_dir in store.launches("llama")]
-    assert again == llama, "also those of a case that was measured again"
+    assert again == llama, "repeated measurements of a case are included"
 
 
 def test_repeated_cases_have_their_own_directory() -> None:
@@ -229,5 +229,5 @@ def test_takes_the_newest_profile_without_a_fault() -> None:
     profiled(f"{case.id}.3", case, make_profile(), inject="host-read")
     one_rank = case.replace(topology=Topology(processes_per_node=1))
     profiled(f"{case.id}-other", one_rank, make_profile())
-    profiled(f"{case.id}.4", one_rank, make_profile())  # of another id
+    profiled(f"{case.id}.4", one_rank, make_profile())  # a case with another id
     assert newest_profile(store.profiled("1", case.id)) == launch_profile(*[EAGER] * case.topology.world_size)

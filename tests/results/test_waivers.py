@@ -26,14 +26,14 @@ def file(tmp_path: Path) -> Path:
 
 
 def write(file: Path, **changes: str | None) -> None:
-    """A file of one good waiver, and one with some fields otherwise or left out."""
+    """Write a file with one good waiver, and a second one with these fields changed or left out."""
     second = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
     fields = ("\n".join(f"{name} = {value}" for name, value in table.items()) for table in (GOOD, second))
     file.write_text("".join(f"[[waiver]]\n{waiver_fields}\n" for waiver_fields in fields))
 
 
 def test_no_waivers_without_a_file_or_entries(file: Path) -> None:
-    assert read(file) == (), "without a file"
+    assert read(file) == (), "there is no file"
     file.write_text("# none now\n")
     assert read(file) == ()
 

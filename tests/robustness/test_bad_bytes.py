@@ -1,4 +1,4 @@
-"""Directories and variables that are not UTF-8, in real processes: nothing is lost."""
+"""Tests that directories and variables that are not UTF-8 lose nothing, in real processes."""
 
 import json
 import os

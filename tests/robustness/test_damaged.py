@@ -1,4 +1,4 @@
-"""What the program of damaged files takes for a wrong green, and what it excuses."""
+"""Tests of which results `tests.benchmarks.damaged` calls wrongly green, and which ones it excuses."""
 
 import json
 from typing import Any

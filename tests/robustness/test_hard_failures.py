@@ -1,6 +1,7 @@
-"""Hard failures, each injected into real processes: typed, named by their cause, and no process is left.
+"""Tests of hard failures that are injected into real processes.
 
-`docs/evidence/faults.md` lists them with those of other files: a test of a fault has the mark `fault`.
+Each failure has a type, its message names the cause, and no process is left. Tests of faults have the mark
+`fault`, and `docs/evidence/faults.md` lists the faults of all test files.
 """
 
 import json
@@ -57,7 +58,7 @@ def test_names_a_broken_rank_with_its_kind(tmp_path: Path, inject: str, kind: st
 
 
 def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) -> Callable[[int, int], None]:
-    """A listener to the progress that sends SIGKILL to the process that `find` finds first."""
+    """Return a progress listener that sends SIGKILL to the first process that `find` returns."""
     killed: list[int] = []
 
     def listen(step: int, tokens: int) -> None:
@@ -108,7 +109,7 @@ class Stuck(torch.nn.Linear):
 
 model = Stuck(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while rank == "0" and not one_is_stuck.exists():  # the time that is let pass begins with rank 0's first step
+while rank == "0" and not one_is_stuck.exists():  # the hang counts from rank 0's first step
     time.sleep(0.01)
 while True:
     model(torch.ones(2)).sum().backward()
@@ -119,14 +120,14 @@ while True:
 @pytest.mark.fault("hang in forward")
 @pytest.mark.parametrize("is_command", [False, True], ids=["ranks of a script", "a command"])
 def test_hang_in_forward_shows_every_rank(tmp_path: Path, is_command: bool) -> None:
-    """A command is one process here, of which perfsuite starts no ranks."""
+    """Here a command is a single process: perfsuite starts no ranks for it."""
     file = tmp_path / "train.py"
     file.write_text(STUCK_IN_FORWARD)
     script = Script(command=("python", str(file))) if is_command else Script(path=str(file))
     ranks = Topology(processes_per_node=1 if is_command else 2)
     failure = failed(FAKE.replace(framework=script, topology=ranks), tmp_path / "run", hang_s=2)
     assert (failure.kind, failure.rank) == ("timeout", None)
-    assert processes_of(tmp_path) == [], "at once"
+    assert processes_of(tmp_path) == [], "all are gone at once"
     who, _, where = str(failure.traceback).partition(" stopped at:")
     assert who == ("rank 0" if is_command else "rank 0, rank 1")
     assert "train.py" in where.splitlines()[2]
@@ -186,7 +187,7 @@ INTERRUPTED_TWICE = """
     from pathlib import Path
     import pytest
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell might ignore SIGINT
 
     def interrupt():
         while not list(Path(".perfsuite").glob("runs/*/*b8*/launch-1/rank-1.log")):
@@ -209,7 +210,7 @@ INTERRUPTED_TWICE = """
 
 
 def on_disk(suite: pytest.Pytester) -> list[str]:
-    """The cases in the results file that the session left in its store."""
+    """Return the cases in the results file that the session left in its store."""
     (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
     return [result["case_id"] for result in json.loads(file.read_text())["results"]]
 

@@ -1,4 +1,4 @@
-"""Sessions that launch nothing, and what they find."""
+"""Makes sessions that launch nothing, and replaces what they measure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,13 +36,14 @@ def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
     baselines = directory / "baselines"
     chosen = Options(root=directory, store=store, baselines=baselines, **options)
     setup = Setup(chosen, Progress(line=said.append, live=lambda text: None))
-    setup.lock = Mock(spec=MachineLock)  # a test may have several sessions at a time: none launches anything
+    # A test can have several sessions at a time, but none of them launches anything.
+    setup.lock = Mock(spec=MachineLock)
     return setup
 
 
 @dataclass
 class Sessions:
-    """Makes sessions in one repository, none of which launches anything."""
+    """Makes sessions in one repository. None of them launches anything."""
 
     directory: Path
     patch: pytest.MonkeyPatch
@@ -53,14 +54,14 @@ class Sessions:
         return Session(AgainstBaseline(setup))
 
     def resumed(self) -> Session:
-        """A session that was asked to go on with the newest one."""
+        """Return a session that continues the newest one."""
         self.said.clear()
         later = self.make()
         later.resume()
         return later
 
     def launch(self, *made: Run, verdict: Verdict = PASSED) -> None:
-        """From now on, this is what is measured."""
+        """Make these runs the result of every later measurement."""
 
         def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
             args[-1].on_launch(case, 1)
@@ -74,7 +75,7 @@ class Sessions:
 
 
 class DryRuns:
-    """Stands in for the processes of dry runs: what a step does, or why it fails."""
+    """Replaces the processes of dry runs. Holds what a step does, or why it fails."""
 
     def __init__(self) -> None:
         self.ranks: list[Sequence[int] | None] = []
@@ -96,5 +97,5 @@ class DryRuns:
 
 
 def reviewed(*runs: Run) -> Baseline:
-    """A baseline that somebody accepted."""
+    """Return a baseline that somebody accepted."""
     return from_runs(runs, accepted=Acceptance(by="somebody", date="2026-01-01", commit=None))

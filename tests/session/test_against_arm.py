@@ -1,4 +1,6 @@
-"""In which order a comparison launches its arms, and what it keeps. Launches are stood in for, but one."""
+"""Tests of the order in which a comparison launches its arms, and of what it keeps. Only one launch is
+real.
+"""
 
 import threading
 from dataclasses import replace
@@ -45,9 +47,10 @@ LESS, MORE = (counts(kernels={"forward": kernels}) for kernels in (100, 101))
 
 
 class Launches:
-    """Stands in for launches and dry runs: arm B takes `slower` times as long; some are disturbed or fail.
+    """Replaces launches and dry runs. Arm B takes `slower` times as long. Some launches are disturbed or
+    fail.
 
-    In those for a profile, arm B has eager attention.
+    In launches for a profile, arm B has eager attention.
     """
 
     def __init__(self, root: Path) -> None:
@@ -59,21 +62,21 @@ class Launches:
         self.disturbed: set[int] = set()
         self.failing: dict[str, FailureKind] = {}
         self.end: tuple[int, BaseException] | None = None
-        """After how many launches which error is raised."""
+        """The number of launches after which an error is raised, and the error."""
         self.counts: dict[str, Counts] = {}
-        self.first_counts: dict[str, Counts] = {}  # of the first launch of an arm, where it has others
+        self.first_counts: dict[str, Counts] = {}  # of the first launch of an arm, if it has other counts
         self.norms: dict[str, float] = {}
         self.profiled: list[tuple[str, str | None]] = []
         self.profile_of_b = taken(EAGER)
         self.begun = threading.Barrier(2)
-        self.error: Exception | None = None  # why arm B cannot be run dry
+        self.error: Exception | None = None  # why a dry run of arm B is not possible
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
         self.counted_steps: list[int | None] = []  # of launches, and of dry runs
 
     @property
     def order(self) -> str:
-        """The arms in the order of their launches."""
+        """Return the arms in the order of their launches."""
         return "".join(arm[0] for arm in self.made).upper()
 
     def launch_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
@@ -133,7 +136,7 @@ class Launches:
         metric: str | None = None,
         **options: Any,
     ) -> Measurement:
-        """By counts, of which arm B has more unless the test says otherwise."""
+        """Compare the arms by counts. By default, arm B has more work."""
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
@@ -269,7 +272,7 @@ def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
         ours.measure(SIMULATED, "test")
     stored = ours.record.session_file("interrupted")
     assert stored.interrupted_case == SIMULATED.id
-    assert len(stored.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
+    assert len(stored.interrupted_launches) == 2, "one of each arm: the second pair was incomplete"
 
 
 def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:
@@ -298,7 +301,7 @@ def test_profiles_each_differing_arm_once(launches: Launches) -> None:
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
-    assert len(result.runs) == 5, "none of them is one of the pairs"
+    assert len(result.runs) == 5, "no launch for a profile is in a pair"
 
 
 def test_names_the_arm_with_uncounted_work(launches: Launches) -> None:
@@ -350,7 +353,7 @@ def test_other_gradients_need_one_more_launch(
 
 
 def starting(calls: int) -> Counts:
-    """Counts of a launch that has made so many calls of Python while it built."""
+    """Return the counts of a launch with this number of Python calls while it built the model."""
     python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={})
     return LESS.replace(spans={"start-up": Counts(), "start-up: build": Counts(python=python)})
 
@@ -388,7 +391,7 @@ def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, e
 
 
 def test_arms_run_dry_in_parallel_without_quiet(launches: Launches) -> None:
-    result = launches.compare_counts(dry=True)  # else the barrier of two would break
+    result = launches.compare_counts(dry=True)  # otherwise the barrier of two breaks
     assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
     assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
 
@@ -435,7 +438,7 @@ def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Releases of torch that nothing downloads; returns the plans that were agreed to."""
+    """Replace downloads of torch's releases, and return the list of plans that were agreed to."""
     agreed: list[Any] = []
 
     def plan(wanted: Wanted, store: Path) -> Plan:

@@ -131,7 +131,7 @@ def test_only_excused_cases_lack_a_baseline(
     assert (result.outcome, result.excused, bool(result.runs)) == ("failed", excused, launched)
     assert result.verdict.failure == (failure or "no_baseline")
     assert result.verdict.launches == len(result.runs)
-    assert result.verdict.unhealthy_launches == ((2,) if launched else ()), "set aside it stays"
+    assert result.verdict.unhealthy_launches == ((2,) if launched else ()), "it stays set aside"
     assert not (sessions.directory / "store" / "baselines").exists()
 
 
@@ -148,7 +148,7 @@ def test_injected_fault_ignores_a_small_baseline(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize(("launch_s", "compares"), [(20.0, False), (40.0, True)])
 def test_small_baseline_counts_if_time_is_short(sessions: Sessions, launch_s: float, compares: bool) -> None:
-    """Otherwise a short budget would record the same few launches in every session."""
+    """Without this, a short budget would record the same few launches in every session."""
     ours = sessions.make()
     small = baseline.from_runs([make_run(machine=ours.setup.host.machine)])
     ours.setup.baselines.write_local(small)
@@ -166,7 +166,7 @@ MORE = counts(host_reads={"forward": 2, "optimizer": 39})
 
 
 def measured(sessions: Sessions, run: Run, verdict: Verdict, **options: Any) -> Measurement:
-    """What a session finds that launches a case once."""
+    """Return the result of a session that launches a case once."""
     sessions.launch(run, verdict=verdict)
     return sessions.make(**options).measure(make_case(), "test")
 
@@ -231,7 +231,7 @@ SLOWER = Verdict(outcome="regressed", launches=3, checks=(metric_check(outcome="
 
 
 class Explained:
-    """A session with `--perf-explain`, whose launches and profiles are stood in for."""
+    """A session with `--perf-explain`, with replacements for its launches and profiles."""
 
     def __init__(
         self, sessions: Sessions, verdict: Verdict, *, counted: bool = False, **options: Any
@@ -246,7 +246,7 @@ class Explained:
 
     @property
     def profiled(self) -> list[Path]:
-        """The directories of launches for a profile."""
+        """Return the directories of launches for a profile."""
         return [launched.args[2] for launched in self.profile.call_args_list]
 
     def has_baseline(self, *, profile: bool = True) -> None:

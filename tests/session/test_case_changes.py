@@ -1,4 +1,4 @@
-"""Which cases of arm A a comparison loses, on real repositories: each change as in a pull request."""
+"""Tests of which cases of arm A a comparison loses, in real repositories with changes like pull requests'."""
 
 import os
 import sys
@@ -75,7 +75,7 @@ def test_matches_many_cases_in_about_a_second() -> None:
     changes = told(then, now)
     assert [kind for _, kind, _ in changes] == ["changed"] * 1000
     assert all(words.endswith(": steps 20 -> 10") for _, _, words in changes)
-    assert time.process_time() - begun < 5, "every pair would take minutes"
+    assert time.process_time() - begun < 5, "comparing every pair would take minutes"
 
 
 def test_matches_cases_within_their_own_test() -> None:
@@ -120,7 +120,7 @@ def test_names_fields_by_path_and_cuts_many() -> None:
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository whose branch main has two cases, as the current directory."""
+    """Return a repository whose branch main has two cases, as the current directory."""
     repo = tmp_path / "repo"
     (repo / "bench_cases").mkdir(parents=True)
     git(repo, "init", "--quiet", "--initial-branch=main")
@@ -128,7 +128,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (repo / ".gitignore").write_text(".perfsuite\n__pycache__\n.pytest_cache\n")
     commit(repo, "first")
     monkeypatch.chdir(repo)
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the inner runs are sessions of their own
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
     return repo
 
@@ -198,12 +198,12 @@ def test_lists_cases_deselected_by_hook_or_option(repo: Path, file: str, text: s
 
 @pytest.mark.nightly
 def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
-    """It lies in .perfsuite: what only the branch has must not deselect a case of arm A, too."""
+    """The worktree of arm A is in .perfsuite. The branch's own settings must not deselect arm A's cases."""
     (repo / "sub").mkdir()
     (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
     commit(repo, "arm A has settings, arm B has none")
     (repo / "pytest.ini").unlink()
-    assert found(repo, text="main") == ((), None), "arm A did not ask for the smaller case"
+    assert found(repo, text="main") == ((), None), "arm A's settings exclude the smaller case"
     assert [change.case_id for change in found(repo, text="main~1")[0]] == []
 
 
@@ -293,7 +293,7 @@ def test_shared_working_tree_is_not_collected(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_older_perfsuite_lists_only_its_selection(repo: Path) -> None:
-    """Arm A's own interpreter collects: what it writes may lack the list of tests."""
+    """Arm A's own interpreter collects the cases. An older perfsuite might not write the list of tests."""
     edit(repo, PARAMETERS, "[CASE]")
     old = repo / "python"
     old.write_text(

@@ -24,7 +24,7 @@ H100, A100 = (make_case(model="llama-tiny", framework=DDP(), hardware=name) for 
 
 
 class DrySessions(DryRuns):
-    """Sessions in one repository whose dry runs are stood in for."""
+    """Sessions in one repository, with replacements for dry runs."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_judges_dry_runs_by_architecture_counts(runs: DrySessions) -> None:
     kept = {file.parent.name for file in runs.directory.glob("store/baselines/counts/*/*.json")}
     assert kept == {"dry-sm80", "dry-sm90"}
     second = runs.measure(explain=True)
-    assert (second.outcome, second.dry, second.profile) == ("passed", True, None), "never profiled"
+    assert (second.outcome, second.dry, second.profile) == ("passed", True, None), "without a profile"
     runs.flops = 200
     worse = runs.measure()
     assert worse.outcome == "regressed"

@@ -16,7 +16,7 @@ INI = "[pytest]\nperf_shadow = true\n"
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with settings and a file of cases, at one commit."""
+    """Return a repository with settings and a file of cases, at one commit."""
     top = tmp_path / "repo"
     make_repository(top, 1)
     (top / "pytest.ini").write_text("[pytest]\n")
@@ -28,7 +28,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def arm_of(name: str, repo: Path) -> Arm:
-    """The arm of a commit, as `resolve` makes it."""
+    """Return the arm of a commit, as `resolve` makes it."""
     return replace(HERE, text=name, commit=git(repo, "rev-parse", name), moved=("a", "b"))
 
 
@@ -44,7 +44,7 @@ def test_reports_changes_since_a_commit(repo: Path) -> None:
     base = git(repo, "rev-parse", "HEAD")
     assert against("HEAD", repo) == JudgeChanges(base=base, sentences=())
     (repo / "pytest.ini").write_text(INI)
-    assert against("HEAD", repo) == JudgeChanges(base=base, sentences=(SHADOW,)), "before it is committed"
+    assert against("HEAD", repo) == JudgeChanges(base=base, sentences=(SHADOW,)), "before a commit"
     commit(repo)
     assert against("HEAD~1", repo) == JudgeChanges(base=base, sentences=(SHADOW,))
 

@@ -81,14 +81,14 @@ def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of the budget, in seconds, as a list of one number."""
+    """The budget's time in seconds, as a list of one number that tests change."""
     now = [1000.0]
     monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
     return now
 
 
 def test_a_case_begins_if_its_launch_fits(clock: list[float]) -> None:
-    """Cases of unknown duration are expected to take 50 s, the median of the others."""
+    """Cases of unknown duration are expected to take 50 s, the median of the other cases."""
     long, short, *_ = CASES
     budget = Budget(100, {long.id: 90, short.id: 10})
     assert all(map(budget.allows, CASES))
@@ -121,7 +121,7 @@ def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
 
 
 def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
-    """The machine may be slower today, and nothing is known on the first day."""
+    """The machine can be slower today, and on the first day nothing is known."""
     first, second, third, _ = CASES
     budget = Budget(100, {}, {first.id, second.id, third.id})
     assert budget.allows(first)
@@ -145,9 +145,9 @@ def test_reserves_the_fewest_launches_of_each_case(clock: list[float]) -> None:
 def test_time_for_a_case_excludes_waiting_ones(clock: list[float]) -> None:
     first, second, unknown, _ = CASES
     budget = Budget(100, {first.id: 20, second.id: 40}, {second.id, unknown.id})
-    assert budget.has_time_for(first, 1), "20 s, 40 s and, as a median launch takes that long, 30 s"
+    assert budget.has_time_for(first, 1), "20 s, 40 s, and the median of 30 s"
     assert not budget.has_time_for(first, 2)
-    assert budget.has_time_for(second, 1), "it does not wait for itself"
+    assert budget.has_time_for(second, 1), "a case does not wait for itself"
     clock[0] += 40
     assert not budget.has_time_for(second, 1)
 

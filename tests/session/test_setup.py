@@ -72,7 +72,7 @@ def on_nodes(count: int, micro_batch: int = 1) -> Case:
 
 
 class Nodes:
-    """A session on four nodes: each preflight finds those bad that are named next in `bad`."""
+    """A session on four nodes. Each preflight finds the next set of nodes in `bad` to be bad."""
 
     def __init__(self, sessions: Sessions, *bad: set[str], **options: Any) -> None:
         self.bad = list(bad)
@@ -115,7 +115,7 @@ def test_case_on_a_bad_node_is_not_launched(sessions: Sessions) -> None:
     assert reason(nodes.session.record.results[0]) == "n3 was bad in two preflights: matmul 0.02 TFLOP/s"
     stored = nodes.session.record.session_file("complete")
     assert [len(preflight.nodes) for preflight in stored.preflights] == [3, 3, 2], (
-        "that of 4 nodes would find n3 again"
+        "a preflight of 4 nodes would find n3 again"
     )
     names = [Path(preflight.directory).name for preflight in stored.preflights]
     assert names == ["preflight-1", "preflight-2", "preflight-3"]

@@ -1,1 +1,1 @@
-"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that got better by it."""
+"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that improve by it."""

@@ -1,23 +1,25 @@
-"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that got better by it.
+"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that improve as a result.
 
-Each file is damaged in many ways: bits are flipped, it is cut short, keys are lost or doubled, types are
-swapped, numbers are huge or NaN, the encoding is another one, or it is a FIFO, a device or a directory. Each
-command that reads that file runs in a process of its own. Its exit status and its verdicts are compared with
-those of the undamaged file, which are bad on purpose: whatever is better then is a *wrong green*, also a
-verdict that vanishes with exit status 0, and one of several. Command lines that end badly are damaged, too.
+Each file is damaged in many ways: bits are flipped, the end is cut off, keys are lost or doubled, types are
+swapped, numbers become huge or NaN, the encoding changes, or a FIFO, a device or a directory replaces the
+file. Each command that reads that file runs in its own process. Its exit status and its verdicts are compared
+with those of the undamaged file, which are bad on purpose. Any improvement is a *wrong green*, even if only
+one of several verdicts improves, or if a verdict disappears with exit status 0. Command lines that end badly
+are damaged, too.
 
-Only two kinds of greener results are excused. They are counted apart, and their trials are listed by number:
+Only two kinds of greener results are excused. They are counted separately, and their trials are listed by
+number:
 
-- `equal`: the damaged file means the same. It is parsed to a document that is equal to the original's, as
-  where a comment or the end of a line is damaged.
+- `equal`: the damaged file means the same. It is parsed to a document that is equal to the original's. This
+  happens, for example, if a comment or the end of a line is damaged.
 - `shown`: it is another complete and valid document, of a kind that people write (a reviewed baseline,
   waivers, settings of pytest, traces and logs of `judge`), *and* the output shows each value that differs.
-  Gates run as in a job of a pull request, and each changed setting, field of a waiver and judged figure of a
-  baseline has to be in a sentence on the files that judge the branch. `history trend` has to say that a
-  worsening is accepted, `judge` has to print a row for each line, with its tolerance and another change.
+  Gates run as in a job of a pull request. Each changed setting, field of a waiver and judged figure of a
+  baseline has to be in a sentence on the files that judge the branch. `history trend` has to report that a
+  regression is accepted. `judge` has to print a row for each line, with its tolerance and another change.
 
-A document that perfsuite alone writes (results, a history, a trend, recorded baselines, what ranks and agents
-leave) is never excused but by `equal`. Of a command line, `--help` is excused: it judges nothing and says so.
+A document that only perfsuite writes (results, a history, a trend, recorded baselines, the files of ranks and
+agents) is only excused with `equal`. A command line with `--help` is excused: it judges nothing and says so.
 
     python -m tests.benchmarks.damaged              # 2,000 files and 300 command lines
     python -m tests.benchmarks.damaged 200 30 7     # fewer, with another seed
@@ -48,27 +50,27 @@ from tests.benchmarks.damaged.shown import excuse
 from tests.benchmarks.damaged.world import Target
 
 ALONE = ("-p", "no:perfsuite")  # pytest without perfsuite
-NO_END = ("fifo", "device", "sparse")  # which pytest reads without end, if they stand for its ini file
+NO_END = ("fifo", "device", "sparse")  # pytest reads these without end if they replace its ini file
 BAD = ("tracebacks", "hangs or killed", "wrong greens")
 EXCUSED = ("excused: equal", "excused: shown", "excused: help")
 COLUMNS = ("trials", "same status", *BAD, *EXCUSED, "pytest itself breaks down")
 
 
 class Counts:
-    """How many trials of each command there were, and what became of them."""
+    """The number of trials of each command, and their results."""
 
     def __init__(self) -> None:
         self.by_command = defaultdict[str, Counter[str]](Counter)
         self.excused = defaultdict[str, list[int]](list)
 
     def add(self, command: str, what: str, number: int = -1) -> None:
-        """Count one."""
+        """Count one trial."""
         self.by_command[command][what] += 1
         if what.startswith("excused"):
             self.excused[what].append(number)
 
     def show(self) -> bool:
-        """Print a table of all, and return whether nothing was bad."""
+        """Print a table of all trials, and return whether none was bad."""
         print(f"\n| command | {' | '.join(COLUMNS)} |\n|---{'|---' * len(COLUMNS)}|")
         total = Counter[str]()
         for command, counts in sorted(self.by_command.items()):
@@ -85,7 +87,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
     draw = random.Random(seed)
     counts = Counts()
     with (
-        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends it, and the numbers are printed
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends the trials, and the numbers are still printed
         tempfile.TemporaryDirectory() as directory,
         pytest.MonkeyPatch.context() as patch,
     ):
@@ -112,7 +114,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
             words = target.commands[number // len(targets) % len(target.commands)]
             try_file(number, root, target, words, usual[target.project, words], draw, counts)
         bad = [(project, words) for (project, words), said in usual.items() if said.reds or said.status]
-        red = [failed_try for failed_try in bad if failed_try[1][0] != "collect"]  # which is no command
+        red = [failed_try for failed_try in bad if failed_try[1][0] != "collect"]  # collect is not a command
         for number in range(count, count + commands):
             if number % 2:
                 try_invented(number, root, draw, counts)
@@ -123,7 +125,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
 
 
 def _warm_up(empty: Path) -> None:
-    """Import here what every fork would import, and keep its collector of garbage from looking at it."""
+    """Import here what every fork would import, and make the garbage collector skip it."""
     empty.mkdir()
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={empty}", str(empty)])
@@ -137,7 +139,7 @@ def _tried(root: Path, project: str, words: Sequence[str], damage: Mapping[str, 
     there = root.parent / "trial"
     try:
         shutil.copytree(root / project, there, symlinks=True)
-        os.mkfifo(there / "fifo")  # that command lines name
+        os.mkfifo(there / "fifo")  # a FIFO that command lines name
         for file, damaged in damage.items():
             put(there / file, damaged)
         return in_process(there, words)
@@ -211,11 +213,11 @@ def try_line(
     draw: random.Random,
     counts: Counts,
 ) -> None:
-    """Damage a command line that ends badly or says so."""
+    """Damage a command line that ends badly or reports a bad result."""
     damaged = damaged_line(draw, words)
     said = _tried(root, project, damaged)
     command = f"damaged command line of {_name(words)}"
-    if "--json" in words and "--json" not in damaged:  # the text says the same in other words
+    if "--json" in words and "--json" not in damaged:  # the text has the same content in other words
         usual = _tried(root, project, [word for word in words if word != "--json"])
     if said.is_killed and words[0] == "pytest" and _tried(root, project, [*damaged, *ALONE]).is_killed:
         counts.add(command, "trials")

@@ -1,4 +1,4 @@
-"""Ways to damage a file or a command line. Each takes a source of random numbers and what was there."""
+"""Ways to damage a file or a command line. Each takes a source of random numbers and the original."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 Damage = Callable[[random.Random, bytes], bytes | str]
-"""Returns other content, or the name of what stands in place of the file (`put`)."""
+"""Returns the new content, or the name of an object that replaces the file (`put`)."""
 
 
 def flip(draw: random.Random, content: bytes) -> bytes:
-    """Flip bits."""
+    """Flip one or more bits."""
     changed = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 4, 30))):
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
@@ -22,32 +22,32 @@ def flip(draw: random.Random, content: bytes) -> bytes:
 
 
 def cut(draw: random.Random, content: bytes) -> bytes:
-    """Lose the end."""
+    """Cut off the end."""
     return content[: draw.randrange(len(content))]
 
 
 def splice(draw: random.Random, content: bytes) -> bytes:
-    """Lose some bytes in the middle."""
+    """Cut out some bytes in the middle."""
     begin = draw.randrange(len(content))
     return content[:begin] + content[begin + draw.randrange(1, 40) :]
 
 
 def double(draw: random.Random, content: bytes) -> bytes:
-    """Write a line twice."""
+    """Repeat a line."""
     lines = content.splitlines(keepends=True)
     at = draw.randrange(len(lines))
     return b"".join([*lines[: at + 1], *lines[at:]])
 
 
 def drop(draw: random.Random, content: bytes) -> bytes:
-    """Lose a line; of a log of TensorBoard a record."""
+    """Delete a line, or a record of a TensorBoard log."""
     parts = _records(content) or content.splitlines(keepends=True)
     del parts[draw.randrange(len(parts))]
     return b"".join(parts)
 
 
 def _records(content: bytes) -> list[bytes]:
-    """Return the records of a log of TensorBoard; none of another file."""
+    """Return the records of a TensorBoard log, or none if it is another file."""
     records = []
     while len(content) > 12:
         length = 16 + struct.unpack("<Q", content[:8])[0]
@@ -59,14 +59,14 @@ def _records(content: bytes) -> list[bytes]:
 
 
 def digit(draw: random.Random, content: bytes) -> bytes:
-    """Replace a digit by another, which often makes another valid file."""
+    """Replace a digit with another one, which often gives another valid file."""
     places = [at for at, byte in enumerate(content) if chr(byte).isdigit()]
     at = draw.choice(places)
     return content[:at] + str(draw.randrange(10)).encode() + content[at + 1 :]
 
 
 def encode(draw: random.Random, content: bytes) -> bytes:
-    """Write text in another encoding, or bytes into it that no text has."""
+    """Change the encoding of the text, or insert bytes that are not text."""
     text = content.decode("latin-1")
     return draw.choice((
         lambda: text.encode("utf-16"),
@@ -83,7 +83,7 @@ SPECIAL = ("fifo", "device", "directory", "dangling", "loop", "sparse", "unreada
 
 
 def whole(draw: random.Random, content: bytes) -> bytes | str:
-    """Put something else in place of the file."""
+    """Replace the file with something different."""
     return draw.choice((
         b"", b"\n", b"{}", b"[]", b"null", b"0", b"{", b"[" * 100_000, b'{"a":' * 20_000, b"9" * 10_000,
         b"NaN", b"\0" * 1000, content * 2, *SPECIAL,
@@ -102,7 +102,7 @@ PLAUSIBLE: tuple[Any, ...] = (
 
 
 def value(draw: random.Random, content: bytes) -> bytes:
-    """Change, lose or rename a value of JSON, or a line `key = value`."""
+    """Change, remove or rename a JSON value or a line `key = value`."""
     try:
         data = json.loads(content)
     except ValueError:
@@ -121,11 +121,11 @@ def value(draw: random.Random, content: bytes) -> bytes:
 
 
 JUDGED = ("tokens_per_s", "peak_memory_bytes", "loss", "recorded_at", "accepted")
-"""Beginnings of the keys that judge, one of which `everywhere` takes as often as any other key."""
+"""Prefixes of the keys that decide verdicts. `everywhere` takes one of them as often as any other key."""
 
 
 def everywhere(draw: random.Random, content: bytes) -> bytes:
-    """Change all keys of JSON that begin alike, in every object, as a search and replace would."""
+    """Change all JSON keys with the same prefix, in every object, as search and replace would."""
     try:
         data = json.loads(content)
     except ValueError:
@@ -191,7 +191,7 @@ DAMAGES: Sequence[tuple[int, Damage]] = (
 
 
 def put(file: Path, damage: bytes | str) -> None:
-    """Leave the damaged file in place of the file."""
+    """Replace the file with its damaged version."""
     file.unlink()
     if isinstance(damage, bytes):
         file.write_bytes(damage)
@@ -209,7 +209,7 @@ def put(file: Path, damage: bytes | str) -> None:
         with file.open("wb") as made:
             made.truncate(10**12)
     else:
-        os.mknod(file, 0o140600)  # a socket that nobody made
+        os.mknod(file, 0o140600)  # a socket that was made without a server
 
 
 NAMES = (
@@ -258,7 +258,7 @@ def invented_line(draw: random.Random) -> list[str]:
 
 
 def damaged_line(draw: random.Random, words: Sequence[str]) -> list[str]:
-    """Return a command line in which a word behind the name is lost, doubled, inserted or misspelt."""
+    """Return a command line where a word after the name is lost, doubled, inserted or misspelt."""
     changed = list(words)
     at = draw.randrange(1, len(changed))
     how = draw.randrange(5)

@@ -1,4 +1,4 @@
-"""Runs a command in a fork of this process, and reads what it said: exit status, and verdicts."""
+"""Runs a command in a fork of this process, and reads its exit status and its verdicts."""
 
 import contextlib
 import json
@@ -23,12 +23,12 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.results.run_dir import RunDir
 from tests import samples
 
-LIMIT_S = 60  # seconds after which a command hangs; the longest takes two on an idle machine
-MEMORY = 4 * 2**30  # bytes that a command may add to those of this process
+LIMIT_S = 60  # seconds after which a command counts as hanging; the longest takes two on an idle machine
+MEMORY = 4 * 2**30  # bytes that a command may use in addition to those of this process
 RED = ("failed", "failure", "regressed", "worse", "undecided", "inconclusive", "neutral", "unhealthy")
 GREEN = ("waived", "known_issue", "out_of_memory", "recorded", "passed", "closed", "success", "improved")
 ORDER = (*RED, *GREEN)
-"""Words that a command may say of what it judges, the worst first."""
+"""The words for verdicts in the output of a command, starting with the worst."""
 ROWS: Mapping[tuple[str, ...], str] = {
     ("pytest",): r"^VERDICT (\w+)$",
     ("github",): r"^VERDICT (\w+)$",
@@ -37,9 +37,9 @@ ROWS: Mapping[tuple[str, ...], str] = {
     ("history", "trend"): r'"open": (true)|\): (worse)$',
     ("judge",): r'^ *\d+  (\w+)|"outcome": "(\w+)"|^(regressed|passed|improved|inconclusive)  ',
 }
-"""What a verdict looks like in the output of a command, one match for each thing that it judges.
+"""The patterns of verdicts in the output of some commands, with one match for each thing that is judged.
 
-In that of others, any of these words counts.
+In the output of any other command, each of these words counts.
 """
 
 
@@ -48,9 +48,9 @@ class Said:
     """What a command left."""
 
     status: int
-    words: tuple[str, ...]  # of `ORDER`
+    words: tuple[str, ...]  # words from `ORDER`
     output: str
-    is_by_row: bool = False  # whether there is a word for each thing that is judged
+    is_by_row: bool = False  # whether each judged thing has its own word
 
     @property
     def verdict(self) -> str | None:
@@ -59,26 +59,26 @@ class Said:
 
     @property
     def reds(self) -> int:
-        """How many words are red."""
+        """The number of red words."""
         return sum(word in RED for word in self.words)
 
     @property
     def is_of_pytest(self) -> bool:
-        """Whether pytest itself broke down, which reads its ini file before it loads any plugin."""
+        """Whether pytest itself broke down. It reads its ini file before it loads any plugin."""
         return "in determine_setup" in self.output and "/perfsuite/perfsuite/" not in self.output
 
     @property
     def is_traceback(self) -> bool:
-        """Whether an error reached the user that nobody meant to show."""
+        """Whether the user saw an error that was not meant to be shown."""
         return "Traceback (most recent call last)" in self.output or "INTERNALERROR" in self.output
 
     @property
     def is_killed(self) -> bool:
-        """Whether it hung, or a signal ended it."""
+        """Whether it hung, or was ended by a signal."""
         return self.status < 0
 
     def is_better_than(self, other: "Said") -> bool:
-        """Whether it is greener: by its exit status, by its worst verdict, or by how many are red."""
+        """Whether it is greener: in its exit status, in its worst verdict, or in its number of red words."""
         if self.status == 0 and other.status != 0:
             return True
         if self.verdict is None or other.verdict is None:
@@ -120,7 +120,7 @@ def in_process(directory: Path, command: Sequence[str]) -> Said:
 
 
 def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
-    """Return the verdicts in the output of a command, and whether there is one for each thing it judges."""
+    """Return the verdicts in the output of a command, and whether each judged thing has its own verdict."""
     is_written = "report" in command[:1] and "--out" in command
     rows = next((row for name, row in ROWS.items() if tuple(command[: len(name)]) == name), None)
     if is_written or rows is not None:
@@ -131,12 +131,12 @@ def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
 
 
 def _run(directory: Path, command: Sequence[str]) -> int:
-    """Run a command of perfsuite, pytest or the reader of rank reports; its exit status."""
+    """Run a command of perfsuite, pytest or the reader of rank reports, and return its exit status."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     try:
         os.chdir(directory)
-        os.environ["PATH"] = f"{directory}/bin:{os.environ['PATH']}"  # with a stand-in for gh
+        os.environ["PATH"] = f"{directory}/bin:{os.environ['PATH']}"  # with the replacement for gh
         name = command[0] if command else ""
         if name == "pytest":
             status = int(pytest.main([*command[1:]]))
@@ -156,7 +156,7 @@ def _run(directory: Path, command: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Run a command of perfsuite as its own process would: the app may replace `sys.stdout`."""
+    """Run a command of perfsuite as in its own process, since the app can replace `sys.stdout`."""
     try:
         app([*words], prog_name="perfsuite")
     except SystemExit as ended:
@@ -165,13 +165,13 @@ def _command(words: Sequence[str]) -> int:
 
 
 def _written(command: Sequence[str]) -> Iterator[str]:
-    """Yield the verdicts that a command left in files, or told `gh`."""
+    """Yield the verdicts that a command left in files or sent to `gh`."""
     name = command[0] if command else ""
     if name == "pytest":
         for file in Path().glob(".perfsuite/runs/*/results.json"):
             results = json.loads(file.read_text())["results"]
             yield from (result["excused"] or result["outcome"] for result in results)
-    elif name == "report":  # wherever a damaged command line lets it write
+    elif name == "report":  # anywhere that a damaged command line lets it write
         for file in Path().glob("*/summary.md"):
             yield from re.findall("|".join(ORDER), file.read_text().splitlines()[0])
     elif tuple(command[:2]) == ("history", "add"):
@@ -185,7 +185,7 @@ def _written(command: Sequence[str]) -> Iterator[str]:
 
 
 def _collect(directory: Path) -> int:
-    """Make a launch of the files in a directory, as the driver does: exit status 1 if it failed."""
+    """Make a launch from the files in a directory, as the driver does. The exit status is 1 if it failed."""
     fields: dict[str, Any] = {"failure": None, "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 1.0}
     try:
         run = collect(RunDir(directory), samples.make_machine(), **fields)

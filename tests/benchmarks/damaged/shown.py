@@ -1,9 +1,9 @@
-"""Decides whether a greener verdict on a damaged file is excused. Two reasons count, and nothing else does.
+"""Decides whether a greener verdict on a damaged file is excused. Only two reasons count.
 
 `equal`: the file still means the same, because it is parsed to an equal document. `shown`: it is another
-document, complete and valid, that a person may write, and the output names each difference from the original:
-a comparison with the base of the branch, or a table with the values that were judged. Files that perfsuite
-alone writes are never excused by the latter.
+document that is complete, valid and of a kind that people may write, and the output names each difference
+from the original. The output is a comparison with the base of the branch, or a table with the judged values.
+A file that only perfsuite writes is never excused with `shown`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.waivers import Waiver
 
 Kind = Literal["baseline", "accepting", "waivers", "settings", "traces", "log", "sealed"]
-"""`accepting` is a baseline that `history trend` reads, `sealed` what perfsuite alone writes."""
+"""`accepting` is a baseline that `history trend` reads. `sealed` is a file that only perfsuite writes."""
 
 OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"launches\.\d+\.figures\.tokens_per_s_mean", "with stalls|scatter"),
@@ -37,7 +37,7 @@ OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"case\.", "different case"),
     (r"accepted", "accepted"),
 )
-"""The words of a sentence that tells of a difference between baselines, by the path of what differs."""
+"""For the path of each value in a baseline, the words of a sentence that reports its difference."""
 
 
 def excuse(
@@ -45,7 +45,8 @@ def excuse(
 ) -> Literal["equal", "shown"] | None:
     """Return why a greener verdict is excused; None if it is not.
 
-    `output` is what the command said of the damaged file called `name`, and `usual` of the original.
+    `output` is the command's output on the damaged file called `name`, and `usual` its output on the
+    original.
     """
     if isinstance(damage, str):
         return None
@@ -58,14 +59,15 @@ def excuse(
 
 
 def _meaning(kind: Kind, name: str, content: bytes) -> object:
-    """Return what a file is parsed to. Raises what its parser raises."""
+    """Return the parsed content of a file. Raises the errors of its parser."""
     text = content.decode()
     if kind == "waivers":
         return waivers.parsed(name, text)
     if kind == "settings":
         return _flat(ini.parsed(name, text))
     parts = text.splitlines() if kind == "traces" else [text]
-    return [json.dumps(documents.parse(part), sort_keys=True) for part in parts]  # 1 is neither 1.0 nor true
+    # 1 differs from 1.0 and from true.
+    return [json.dumps(documents.parse(part), sort_keys=True) for part in parts]
 
 
 def _flat(settings: Mapping[str, Any] | None) -> dict[str, str]:
@@ -84,12 +86,12 @@ def _is_shown(kind: Kind, name: str, before: bytes, damage: bytes, output: str, 
     if kind in ("baseline", "accepting"):
         both_json = [documents.parse(content.decode()) for content in (before, damage)]
         Baseline.model_validate(both_json[1], context=documents.FROM_FILE)
-        if kind == "accepting":  # of a worsening that is still there, the report has to say who accepts it
+        if kind == "accepting":  # the report must name who accepts a regression that is still there
             return '"accepted": true' in output or "worse, accepted" in output
         return _are_told(list(_paths(*both_json)), lines)
     if kind == "traces":
         return _has_all_traces(before, damage, output, usual)
-    if kind == "log":  # what was cut between two records: the table says how many values there are
+    if kind == "log":  # after a cut between two records, the table shows how many values are left
         return "values" in output and output.splitlines()[1:7] != usual.splitlines()[1:7]
     return False
 
@@ -107,7 +109,7 @@ def judge_changes(output: str) -> list[str]:
 
 
 def _of_waivers(before: Sequence[Waiver], now: Sequence[Waiver]) -> Iterator[str]:
-    """Yield a word for each difference: that of a field, or of a waiver that came or went."""
+    """Yield a word for each difference: that of a field, or that of a waiver that was added or removed."""
     if len(before) != len(now):
         yield "added" if len(now) > len(before) else "removed"
     for then, today in zip(before, now, strict=False):
@@ -134,7 +136,7 @@ def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether there is a sentence on each value of a baseline that differs and is judged."""
+    """Whether there is a sentence on each judged value of a baseline that differs."""
     if not lines:
         return False
     for path in paths:
@@ -145,7 +147,7 @@ def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
 
 
 def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bool:
-    """Whether each line has a row, and that of a line that differs shows its tolerance and another change."""
+    """Whether each line has a row. The row of a changed line must show its tolerance and another change."""
     lines = damage.decode().splitlines()
     rows = _rows(output)
     old_lines = before.decode().splitlines()

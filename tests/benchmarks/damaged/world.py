@@ -1,4 +1,4 @@
-"""The projects whose files are damaged. All is well in them but what the commands judge, which is bad."""
+"""Makes the projects whose files are damaged. Only the results to be judged are bad in them."""
 
 import json
 import math
@@ -33,9 +33,9 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "native": ("pyproject.toml", f"[tool.pytest]\n{TOML}"),
     "toml": ("pytest.toml", f"[pytest]\n{TOML}"),
 }
-"""Where a project can have pytest's settings: a file and what it holds, by a name."""
+"""Where a project can have pytest's settings, by a short name: a file and its content."""
 FEATURES = Path(__file__).parents[2] / "features"
-"""Tests of features. Those with a `damaged.py` have files that their commands read."""
+"""The tests of features. Features with a `damaged.py` have files that their commands read."""
 URL = "https://example.org/1"
 
 Launch = Callable[[BaselineLaunch], BaselineLaunch]
@@ -49,16 +49,16 @@ class Target:
     file: str
     kind: Kind
     commands: Sequence[Sequence[str]]
-    is_printed: bool = False  # whether a program prints it, so that nothing but bytes can stand in its place
+    is_printed: bool = False  # whether a program prints it, so that only bytes can replace it
 
     @property
     def name(self) -> str:
-        """The target, for rows."""
+        """The name of the target in rows."""
         return f"{self.project}/{self.file}"
 
 
 def make(root: Path) -> list[Target]:
-    """Make every project, and return what can be damaged in them."""
+    """Make every project, and return everything in them that can be damaged."""
     root.mkdir()
     made = [*_gates(root), *_results(root), *_launches(root)]
     for file in sorted(FEATURES.glob("*/damaged.py")):
@@ -67,7 +67,7 @@ def make(root: Path) -> list[Target]:
 
 
 def _gates(root: Path) -> list[Target]:
-    """Make projects with a case that is slower than its baseline, or has none though it has to."""
+    """Make projects with a case that is slower than its baseline, or that lacks a required baseline."""
     first = root / "first"
     first.mkdir()
     _write_cases(first, "[pytest]\n")
@@ -127,7 +127,7 @@ def _project(project: Path, baseline: Baseline, name: str, waivers: str = "") ->
 
 
 def _as_branch(project: Path) -> None:
-    """Make a repository whose branch has changed nothing yet."""
+    """Make a repository whose branch has not changed anything yet."""
     make_repository(project, 1)
     git(project, "reset", "--quiet")
     head = commit(project)
@@ -172,7 +172,7 @@ def _results(root: Path) -> list[Target]:
 
 
 def stand_in(directory: Path, answer: object) -> None:
-    """Put a program into a directory that stands in for `gh`: it keeps what it is told."""
+    """Put a replacement for `gh` into a directory. It prints `answer` and records its calls."""
     directory.mkdir(parents=True)
     executable(
         directory / "gh",
@@ -184,7 +184,7 @@ def stand_in(directory: Path, answer: object) -> None:
 
 
 def _launches(root: Path) -> list[Target]:
-    """Make what launches leave: of a rank with a loss of NaN, of one that failed, and of one that died."""
+    """Write the files of three launches: a rank with a loss of NaN, a failed rank, and a rank that died."""
     project = root / "launches"
     good = samples.make_report(0)
     loss = list(samples.make_report(1).loss)

@@ -1,1 +1,1 @@
-"""What the gate would have found: regressions of real libraries, a good release against a bad one."""
+"""What the gate would have found: regressions of real libraries, with a good release against a bad one."""

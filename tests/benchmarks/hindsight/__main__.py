@@ -1,7 +1,7 @@
-"""Runs pairs, and writes what was found into results.json and the page: `make hindsight PAIR=name`.
+"""Runs pairs, and writes the findings into results.json and the page: `make hindsight PAIR=name`.
 
-Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name all pairs
-run that have no result yet, or with --again all.
+Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name, all pairs
+run that have no result yet. With --again, all pairs run.
 """
 
 import argparse
@@ -26,12 +26,12 @@ STORE = Path(".perfsuite")
 
 
 def run(pair: Pair) -> Result:
-    """Compare the two arms of a pair by the counts of one launch each."""
+    """Compare the two arms of a pair, using the counts of one launch each."""
     options = Options(root=Path.cwd(), store=STORE, baselines=STORE / "hindsight")
     try:
         arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
         busy = is_busy()
-        began = time.monotonic()  # what pip takes is not counted
+        began = time.monotonic()  # the time for pip is not counted
         launches = None if pair.dry else launcher()
         session = against_arm.by_counts(options, Progress(line=print, cases=1), launches, arms)
         case = pair.measured()
@@ -46,14 +46,14 @@ def run(pair: Pair) -> Result:
 
 
 def is_busy() -> bool:
-    """Whether others use this machine's cores in the second that this takes."""
+    """Whether others use this machine's cores. Watches them for one second."""
     before = cores()
     time.sleep(1.0)
     return bool(others(before, cores(), os.getpid()))
 
 
 def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
-    """What a comparison is worth: `found` needs the cause in the first line."""
+    """Grade a comparison. `found` requires the cause in the first line."""
     verdict = measured.verdict
     why = next(iter(verdict.reasons), "")
     is_other = verdict.failure in ("loss", "unlike") or BY_THE_CHANGE in why
@@ -77,7 +77,7 @@ def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
 
 
 def main() -> None:
-    """Run pairs one after another; each result is written at once."""
+    """Run pairs one after another. Each result is written at once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pairs", nargs="*", metavar="PAIR")
     parser.add_argument("--again", action="store_true", help="also pairs that have a result")
@@ -86,7 +86,8 @@ def main() -> None:
     unknown = set(arguments.pairs) - set(by_name)
     if unknown:
         parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
-    os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
+    # The machine need not be quiet.
+    os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))
     results = read()
     measured_names = {name for name, _ in results}
     names = arguments.pairs or [name for name in by_name if arguments.again or name not in measured_names]

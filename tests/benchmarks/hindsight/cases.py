@@ -1,4 +1,4 @@
-"""What `make releases` runs under each release of a package: scripts of pairs, and a Llama on 8 GPUs."""
+"""The cases of `make releases`, which run under each release of a package: scripts of pairs, and a Llama."""
 
 from typing import Any
 

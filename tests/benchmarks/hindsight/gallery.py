@@ -1,4 +1,4 @@
-"""docs/gallery.md: ten regressions from the stored results, at least one of each kind that was found."""
+"""Makes docs/gallery.md: ten regressions from the stored results, at least one of each kind found."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def _entry(number: int, pair: Pair, result: Result) -> str:
 
 
 def _released(arm: str) -> str:
-    """Return the first word of an arm, the library: `accelerate 1.11.0`."""
+    """Return the first word of an arm, which is the library: `accelerate 1.11.0`."""
     return arm.split()[0].replace("==", " ")
 
 

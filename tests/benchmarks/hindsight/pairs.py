@@ -1,4 +1,4 @@
-"""The pairs: two releases of a library, and what the gate must say of the second."""
+"""The pairs: two releases of a library, and what the gate must report about the second."""
 
 import re
 import tomllib
@@ -16,33 +16,34 @@ LORA = LoRA(rank=8, alpha=16)
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two arms of one script. A fix is read backwards: `good` is the release that has it."""
+    """Two arms of one script. A fix is read backwards: `good` is the release that has the fix."""
 
     name: str
     good: str
-    """Words of an arm, as `accelerate==1.11.0`."""
+    """The words of an arm, for example `accelerate==1.11.0`."""
     bad: str
     script: str = ""
-    """The name of a file in `scripts/`, without its end, and its arguments."""
+    """The name of a file in `scripts/` without its suffix, and its arguments."""
     thread: str = ""
-    """`repository#number`, or `repository tag` for the notes of a release; empty for an unchanged pair."""
+    """`repository#number`, or `repository tag` for release notes. It is empty for an unchanged pair."""
     kind: Literal["step", "some steps", "growth", "data", "start-up", "event", "dtype", "scale"] = "step"
-    """Where it shows: `some steps` is work that not each step does, `scale` needs many layers or ranks."""
+    """Where the regression shows. `some steps`: not each step does the work. `scale`: many layers or
+    ranks."""
     what: str = ""
-    """What `bad` does more."""
+    """The additional work of `bad`."""
     names: str = ""
-    """What the first line must name, as a regular expression. Empty: nothing may be found."""
+    """A regular expression for what the first line must name. If it is empty, nothing may be found."""
     ranks: int = 1
     dry: bool = False
-    """Whether only a GPU shows it: both arms are run dry, as if on one."""
+    """Whether only a GPU shows the regression. Then both arms have dry runs that pretend to have a GPU."""
     tokens: Literal["fixed", "vary", "none"] = "fixed"
-    """`none`: it trains on images, 16 of them."""
+    """`none`: the script trains on 16 images per step."""
     case: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of the case."""
+    """Further fields of the case."""
     why_missed: str = ""
-    """Why the gate does not find it, if it does not."""
+    """Why the gate does not find the regression, if it does not."""
     cannot: str = ""
-    """Why it cannot run here; empty if it can."""
+    """Why the pair cannot run here. It is empty if it can."""
 
     @property
     def is_regression(self) -> bool:
@@ -51,13 +52,13 @@ class Pair:
 
     @property
     def link(self) -> str:
-        """The thread as a link in Markdown. GitHub leads from the address of an issue to a pull request."""
+        """The thread as a Markdown link. GitHub redirects from an issue's address to a pull request."""
         name, mark, number = re.split("([# ])", self.thread)
         kind = "issues" if mark == "#" else "releases/tag"
         return f"[{self.thread}](https://github.com/{DATA['repositories'][name]}/{kind}/{number})"
 
     def measured(self) -> Case:
-        """The case of its script."""
+        """The case of the pair's script."""
         stem, *arguments = self.script.split()
         path = str(SCRIPTS / f"{stem}.py")
         tokens = "vary" if self.tokens == "vary" else "fixed"
@@ -73,12 +74,12 @@ class Pair:
         )
 
     def names_cause(self, sentence: str) -> bool:
-        """Whether a line says what this pair is about."""
+        """Whether a line names what this pair is about."""
         return re.search(self.names, sentence) is not None
 
 
 def _name(good: str, bad: str, script: str) -> str:
-    """Of an unchanged pair."""
+    """Return the name of an unchanged pair."""
     releases = f"{good.split()[0]}-{bad.split()[0].rpartition('==')[2]}"
     return f"{releases}-{script}".replace("==", "-").replace(" ", "-")
 
@@ -87,4 +88,4 @@ PAIRS = (
     *(Pair(**{"name": entry["thread"].replace("#", "-"), **entry}) for entry in DATA["regression"]),
     *(Pair(name=_name(entry["good"], entry["bad"], entry["script"]), **entry) for entry in DATA["unchanged"]),
 )
-"""Every pair, regressions first."""
+"""All pairs, starting with the regressions."""

@@ -20,7 +20,8 @@ class Result:
 
     name: str
     outcome: str
-    """`found`, `found, cause later`, `missed` or `cannot run`. If unchanged, `silent` or `false finding`."""
+    """`found`, `found, cause later`, `missed` or `cannot run`. For an unchanged pair, `silent` or `false
+    finding`."""
     first: str
     """The first line that the gate printed."""
     seconds: int
@@ -40,7 +41,7 @@ def read() -> dict[tuple[str, bool], Result]:
 
 
 def write(results: Results) -> None:
-    """Write the results, in the order of the pairs that can be run; others are left out."""
+    """Write the results in the order of the pairs. Pairs that cannot be run are left out."""
     keys = [(pair.name, busy) for pair in PAIRS if not pair.cannot for busy in (False, True)]
     entries = [asdict(results[key]) for key in keys if key in results]
     FILE.write_text(json.dumps(entries, indent=1) + "\n")
@@ -89,7 +90,7 @@ def tables(all_results: Results) -> str:
 
 
 def _of_kind(kind: str, regressions: Sequence[Pair], results: Mapping[str, Result]) -> str:
-    """Return how many regressions of a kind were found, as `growth 2 of 3`."""
+    """Return how many regressions of a kind were found, for example `growth 2 of 3`."""
     pairs = [pair for pair in regressions if pair.kind == kind]
     ran = [results[pair.name].outcome for pair in pairs if not pair.cannot and pair.name in results]
     alike = [pair for pair in pairs if pair.cannot.startswith(ALIKE)]
@@ -110,7 +111,7 @@ def _row(pair: Pair, result: Result, results: Results) -> str:
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
-    """Return the unchanged pairs of each script, with the findings in pairs that were not silent."""
+    """Return the unchanged pairs of each script, and the findings in pairs that were not silent."""
     sentences: dict[str, list[str]] = {}
     for pair in unchanged:
         result = results[pair.name]
@@ -120,7 +121,7 @@ def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict
 
 
 def _arms(pair: Pair) -> str:
-    """Return the releases that differ, and in brackets the shared ones: `trl 0.23.0, 0.22.2 (...)`."""
+    """Return the releases that differ, and then the shared ones in brackets: `trl 0.23.0, 0.22.2 (...)`."""
     good, bad = ([word.replace("==", " ") for word in arm.split()] for arm in (pair.good, pair.bad))
     if good == bad:
         return f"{' '.join(good)} twice"

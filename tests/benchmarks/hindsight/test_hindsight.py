@@ -1,4 +1,4 @@
-"""The list of pairs, how a comparison is graded, and the page of what was found."""
+"""Tests of the list of pairs, of how a comparison is graded, and of the page with the results."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ SAME = Pair(name="x", good="x==1", bad="x==2", script="s")
 
 
 def private_imports(code: str) -> list[str]:
-    """Return the imports of names with an underscore, and of perfsuite's names that users do not have."""
+    """Return imports of names with an underscore, and imports of perfsuite's names that users do not have."""
     names: list[str] = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
@@ -168,7 +168,7 @@ def test_every_thread_is_a_link() -> None:
 
 @pytest.mark.parametrize("file", [CASES, *sorted(SCRIPTS.glob("*.py"))], ids=lambda file: file.stem)
 def test_a_script_uses_what_its_users_have(file: Path) -> None:
-    """The published result is theirs only if they can write the same script."""
+    """The published result applies to users only if they can write the same script."""
     assert private_imports(file.read_text()) == []
 
 

@@ -1,4 +1,4 @@
-"""Each format is checked by its published description, and by a parser of its own where there is one."""
+"""Tests of each format against its published description and, if there is one, with its own parser."""
 
 import json
 import math
@@ -29,7 +29,8 @@ def many(items: Schema) -> Schema:
 
 
 def record(required: list[str], words: str = "", **properties: Schema) -> Schema:
-    """An object of these properties; those in `words` are texts, next to which others may be."""
+    """Return the schema of an object with these properties. Those in `words` are texts, and then `extra_info`
+    may hold further texts."""
     properties |= {**dict.fromkeys(words.split(), TEXT), "extra_info": WORDS} if words else {}
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
@@ -46,9 +47,9 @@ HUD_SCHEMA = many(
         runners=many(record([], "name type cpu_info mem_info gpu_info gpu_mem_info", **COUNTS)),
     )
 )
-"""Written from the columns of the table, `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` in
-github.com/pytorch/test-infra, less those that the upload adds; what is required, from "Benchmark results
-format" in github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra."""
+"""The schema follows the columns of the table `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` in
+github.com/pytorch/test-infra, without those that the upload adds. The required fields follow "Benchmark
+results format" in github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra."""
 
 
 def session_of(*results: Measurement) -> SessionFile:
@@ -62,7 +63,7 @@ def records(*results: Measurement) -> list[dict[str, Any]]:
 
 
 def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
-    """Value and labels by metric and case, as parsers of OpenMetrics and of the older format read them."""
+    """Return value and labels by metric and case. Parsers of OpenMetrics and the older format must agree."""
     text = openmetrics(session_of(*results))
     assert text.endswith("# EOF\n")
     new, old = (

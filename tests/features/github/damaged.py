@@ -13,7 +13,7 @@ from tests.samples import COMMIT
 
 
 def targets(root: Path) -> list[Target]:
-    """Make the projects, and return what can be damaged in them."""
+    """Make the projects, and return the files in them that can be damaged."""
     results = "results/results.json"
     answered = root / "answered"
     samples.write_session(answered / "results", bad_result())
@@ -34,7 +34,7 @@ def targets(root: Path) -> list[Target]:
 
 
 def _drifted(root: Path) -> Target:
-    """Make a night of good results, whose trend has an open drift."""
+    """Make a night of good results whose trend has an open drift."""
     project = root / "drifted"
     samples.write_session(project / "results", samples.make_result(samples.BEFORE))
     finding = drift()

@@ -21,7 +21,7 @@ from tests.synthetic import git
 
 @pytest.fixture
 def on_pull_request(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
-    """In a job of pull request 12, on which nobody has commented."""
+    """Return gh in a job of pull request 12, on which nobody has commented."""
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     monkeypatch.delenv("HEAD_SHA", raising=False)
     comments(gh)
@@ -47,7 +47,7 @@ def answer(
 
 
 def check_of(gh: Gh) -> dict[str, Any]:
-    """The check that was made last."""
+    """Return the check that was made last."""
     check: dict[str, Any] = json.loads(gh.calls.splitlines()[-1])
     return check
 
@@ -201,7 +201,7 @@ def test_cut_comment_closes_its_folds() -> None:
     )
     text = commented([make_session_file(GOOD, skipped=tuple(skips))], URL, MARK)
     assert LONGEST - 600 < len(text) < LONGEST + 100
-    assert text.count("<details>") == text.count("</details>") == 2, "what passed is folded, too"
+    assert text.count("<details>") == text.count("</details>") == 2, "passed cases are folded, too"
     assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_answered_is_told(on_pull_request: Gh, monkeypatch: pytes
     assert no_pull_request in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     answer(GOOD, name="a --> b", status=2)
-    assert on_pull_request.calls.count("\n") == 1, "only the first one asked"
+    assert on_pull_request.calls.count("\n") == 1, "only the first call asked"
     comments(on_pull_request)
     words = ("github", "comment", "results.json", "--run-url", URL, "--pull-request", "3")
     assert f"pull request 3: new comment, check perfsuite of {COMMIT[:12]}: success" in run(*words).output
@@ -231,7 +231,7 @@ def propose(*words: str, status: int = 0) -> str:
 
 
 def committed() -> str:
-    """The files of the newest commit."""
+    """Return the files of the newest commit."""
     return git(Path(), "show", "--name-only", "--format=", "HEAD")
 
 
@@ -252,7 +252,7 @@ def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh) -> None:
 
 
 def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: Path) -> None:
-    """Code of anybody may have run on the machine that measured."""
+    """The machine that measured might have run code from anybody."""
     secret = tmp_path / "secret"
     secret.write_text("the token")
     measured = clone / "out" / "measured"
@@ -263,7 +263,7 @@ def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: 
     (measured / "baselines" / "dir").symlink_to(tmp_path)
     (measured / "out" / "before-after.txt").symlink_to(secret)
     (clone / ".git" / "info" / "exclude").write_text("out/\n")
-    absolute = clone / "baselines"  # as pytest's ini file gives it
+    absolute = clone / "baselines"  # pytest's ini file gives an absolute path
     propose("--measured", "out/measured", "--out", "out/measured/out", "--baselines", str(absolute))
     assert committed() == "baselines/cpu/case.json"
     assert git(clone, "status", "--porcelain") == ""

@@ -1,4 +1,4 @@
-"""Histories whose files `tests.benchmarks.damaged` damages."""
+"""Histories whose files are damaged by `tests.benchmarks.damaged`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.benchmarks.damaged.world import Target, bad_result
 
 
 def targets(root: Path) -> list[Target]:
-    """Make a history of nights: one that failed, and one in which cases got slower for good."""
+    """Make two histories of nights: one with a failed case, and one in which cases became slower for good."""
     project = root / "history"
     lost = samples.never_run().replace(case_id="lost", judged_by="b")
     file = samples.write_session(project, bad_result().replace(judged_by="a"), lost)

@@ -1,8 +1,8 @@
-"""How soon a change of level is found, and how often one is found that is none.
+"""How soon a change of level is found, and how often a change is found where there is none.
 
-Beside perfsuite: asv's own detector (its regressions page), and Apache Otava if an interpreter that has it is
-given, since its pins do not go together with torch's. Every detector gets the same series and reports changes
-of 0.5% and more.
+Compares perfsuite with asv's own detector (its regressions page). Also compares Apache Otava if an
+interpreter with it is given: its pins conflict with torch's. Every detector gets the same series and reports
+changes of at least 0.5%.
 
     python -m tests.features.history.drift [--series 60] [--otava /path/to/python]
 """
@@ -26,12 +26,12 @@ BEFORE = 60
 AFTER = 120
 YEAR = 365
 NEAR = 14
-"""Nights by which the place of a step may be missed."""
+"""The largest error in the place of a step, in nights, that still counts as found."""
 STEPS = [(noise, step) for noise in (0.005, 0.01, 0.02) for step in (0.01, 0.02, 0.03)]
 DRIFT_PER_WEEK = 0.003
 
 Detector = Callable[[Sequence[float]], list[tuple[int, float]]]
-"""From a series to its worsenings: index and relative size."""
+"""Takes a series and returns its regressions: index and relative size."""
 
 OTAVA = """
 import json, sys
@@ -44,20 +44,20 @@ for line in sys.stdin:
 
 
 def ours(series: Sequence[float]) -> list[tuple[int, float]]:
-    """`perfsuite history trend`."""
+    """Detect with `perfsuite history trend`."""
     return [
         (change.index, change.relative) for change in changepoint.change_points(series, min_change=MIN_CHANGE)
     ]
 
 
 def asvs(series: Sequence[float]) -> list[tuple[int, float]]:
-    """asv's regressions page."""
+    """Detect with asv's regressions page."""
     _, _, jumps = detect_regressions(detect_steps(list(series)), MIN_CHANGE)
     return [(place, after / before - 1) for _, place, before, after in jumps or []]
 
 
 def otavas(process: subprocess.Popen[str], p: float, series: Sequence[float]) -> list[tuple[int, float]]:
-    """Otava's change points, with its window of 50 and a p-value."""
+    """Detect with Otava, with its window of 50 and a p-value."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(json.dumps([list(series), p]), file=process.stdin, flush=True)
@@ -65,19 +65,19 @@ def otavas(process: subprocess.Popen[str], p: float, series: Sequence[float]) ->
 
 
 def nights(level: Callable[[int], float], count: int, noise: float, seed: int) -> list[float]:
-    """A series."""
+    """Return a series of the given number of nights."""
     luck = random.Random(seed)
     return [level(night) * math.exp(noise * luck.gauss(0, 1)) for night in range(count)]
 
 
 def looks(first: int, last: int) -> Iterator[int]:
-    """Nights on which somebody looks: each of the first two weeks, then every third."""
+    """Yield the nights on which somebody looks: each night of two weeks, then every third night."""
     yield from range(first, min(first + 14, last + 1))
     yield from range(first + 14, last + 1, 3)
 
 
 def false_alarms(detect: Detector, count: int) -> float:
-    """Share of series without a change in which one is reported within a year."""
+    """Return the share of series without a change in which a change is reported within a year."""
     alarms = 0
     for seed in range(count):
         series = nights(lambda night: 1, YEAR, 0.01, seed)
@@ -86,7 +86,7 @@ def false_alarms(detect: Detector, count: int) -> float:
 
 
 def delays(detect: Detector, count: int, noise: float, step: float) -> list[float]:
-    """Nights until a step is reported where it is; infinity if never."""
+    """Return the nights until a step is reported in the right place; infinity if it never is."""
     delays_found = []
     for seed in range(count):
         series = nights(lambda night: 1 + step * (night >= BEFORE), BEFORE + AFTER, noise, 1000 + seed)
@@ -95,7 +95,7 @@ def delays(detect: Detector, count: int, noise: float, step: float) -> list[floa
 
 
 def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
-    """Nights until anything of a slow drift is reported."""
+    """Return the nights until any part of a slow drift is reported."""
     delays_found = []
     for seed in range(count):
         series = nights(
@@ -109,7 +109,7 @@ def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
 
 
 def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool]) -> float:
-    """The first night after the change on which a worsening in the right place is reported."""
+    """Return the first night after the change on which a regression in the right place is reported."""
     for end in looks(BEFORE + 1, len(series)):
         if any(relative > 0 and right(place) for place, relative in detect(series[:end])):
             return end - BEFORE
@@ -117,7 +117,7 @@ def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool
 
 
 def told(delays_found: Sequence[float]) -> str:
-    """Median, 95th percentile, share never found."""
+    """Return the median, the 95th percentile and the share never found, as text."""
     high = (
         quantiles(delays_found, n=20)[-1]
         if max(delays_found) < math.inf
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def rows(detectors: Sequence[Detector], count: int) -> Iterator[list[str]]:
-    """What each detector does."""
+    """Yield a row for each question, with a cell for each detector."""
     yield ["false alarm within a year", *(f"{false_alarms(detect, count):.0%}" for detect in detectors)]
     for noise, step in STEPS:
         cells = [told(delays(detect, count, noise, step)) for detect in detectors]

@@ -1,4 +1,4 @@
-"""What a long history costs: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes."""
+"""Measures a long history: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes."""
 
 import itertools
 import resource
@@ -24,7 +24,8 @@ TOPOLOGIES = [Topology(nodes=nodes, processes_per_node=8) for nodes in (1, 2, 4,
 
 
 def cases() -> list[Case]:
-    """10 models x 5 topologies x 2 precisions, each with 2 frameworks and 2 micro-batches."""
+    """Return the cases: 10 models x 5 topologies x 2 precisions, each with 2 frameworks and 2
+    micro-batches."""
     tiny = make_case(hardware=("h100", "h200")).model
     return [
         make_case(
@@ -42,7 +43,7 @@ def cases() -> list[Case]:
 
 
 def levels(case: int, night: int) -> Level:
-    """Every tenth case changes once, each on another night: slower, faster, or larger."""
+    """Return a level. Every tenth case changes once, each on another night: slower, faster, or larger."""
     if case % 10 or night < 2 * case + 200:
         return Level()
     return (Level(step_s=1.05), Level(step_s=0.95), Level(memory=1.02))[case // 10 % 3]
@@ -50,7 +51,7 @@ def levels(case: int, night: int) -> Level:
 
 @contextmanager
 def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Print how long it took on the clock and on all cores together, and keep the latter."""
+    """Print the wall time and the CPU time of a command, and keep the CPU time."""
     began = time.perf_counter()
     used = cpu_s()
     yield
@@ -59,13 +60,13 @@ def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def cpu_s() -> float:
-    """Of this process and of those that it waited for: what a busy machine does not change much."""
+    """Return the CPU seconds of this process and its ended children, which a busy machine hardly changes."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def measure(root: Path) -> None:
-    """Make it, and time each command."""
+    """Make the history, and time each command."""
     seconds: dict[str, float] = {}
     history = root / "history"
     out = root / "out"

@@ -1,4 +1,4 @@
-"""A history of the nights of a repository, made up but the same every time."""
+"""A made-up history of a repository's nights that is the same every time."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ TOKENS_PER_STEP = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What a case costs on a night, relative to the first."""
+    """The cost of a case on a night, relative to the first night."""
 
     step_s: float = 1.0
     memory: float = 1.0
 
 
 Levels = Callable[[int, int], Level]
-"""Of the n-th case on the n-th night."""
+"""The level of the n-th case on the n-th night."""
 
 
 def write_history(
@@ -39,7 +39,7 @@ def write_history(
     first: int = 0,
     environment: Callable[[int], dict[str, str]] = lambda night: {"torch": "2.13.0"},
 ) -> None:
-    """A night for each commit on each kind of GPU. `noise` is that of a launch, relative."""
+    """Write a night for each commit on each kind of GPU. `noise` is the relative noise of a launch."""
     stored = [store.stored_case(case) for case in cases]
     names = [name for name, _ in stored]
     for gpu in gpus:

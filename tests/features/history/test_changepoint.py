@@ -10,7 +10,7 @@ from perfsuite.results.trend import ChangePoint
 
 
 def series(*levels: tuple[int, float], noise: float = 0.01, seed: int = 0) -> list[float]:
-    """So many nights at each level."""
+    """Return values of the given number of nights at each level."""
     luck = random.Random(seed)
     return [level * math.exp(noise * luck.gauss(0, 1)) for nights, level in levels for _ in range(nights)]
 
@@ -54,7 +54,7 @@ def test_three_bad_nights_make_a_change() -> None:
     assert change.index == 60
     [change] = found([1000.0] * 3 + [1100.0] * 3)
     assert told(change)[:5] == pytest.approx((3, 3, 3, 1000, 1100))
-    [change] = found([1000.0] * 20 + [1010.0] * 3)  # what repeats to the digit needs no statistics
+    [change] = found([1000.0] * 20 + [1010.0] * 3)  # exact repetitions need no statistics
     assert told(change)[:5] == pytest.approx((20, 20, 20, 1000, 1010))
 
 
@@ -67,7 +67,7 @@ def test_ignores_small_or_unclear_changes() -> None:
 
 
 def test_finds_and_measures_a_slow_drift() -> None:
-    """As a stair: each step within noise of the truth, all together the whole way."""
+    """The drift appears as stairs. Each step is within noise of the truth, and their sum is the drift."""
     luck = random.Random(3)
     values = [1.003 ** (night / 7) * math.exp(0.01 * luck.gauss(0, 1)) for night in range(140)]
     stairs = found(values)
@@ -77,7 +77,8 @@ def test_finds_and_measures_a_slow_drift() -> None:
 
 
 def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
-    """Each night keeps a share of the luck of the one before; 1% noise, no change."""
+    """Return values without a change and with 1% noise. Each night keeps a share of the previous night's
+    luck."""
     luck = random.Random(seed)
     now = luck.gauss(0, 0.01)
     values = []
@@ -101,7 +102,7 @@ SMALL = series((60, 1.0), (60, 1.013), seed=3)
 
 
 def test_changes_and_correlations_stay_the_same() -> None:
-    """Pinned: a difference here is another noise, threshold or interval."""
+    """The values are pinned. A difference means that the noise, the threshold or the interval has changed."""
     for values, alike, *pinned in (
         (LARGE, 0.0, (60, 56, 62, 1.0000656, 1.0146935, 0.0092696, 0.0200127)),
         (LARGE, 0.2, (60, 45, 71, 1.0000656, 1.0146935, 0.0072982, 0.022009)),
@@ -115,7 +116,7 @@ def test_changes_and_correlations_stay_the_same() -> None:
         assert [told(change) for change in seen] == [pytest.approx(numbers, abs=1e-6) for numbers in pinned]
     weeks = [correlation(good_and_bad_weeks(0.3, 200, seed)) for seed in range(4)]
     assert weeks == pytest.approx([0.121985, 0.06439, 0.240578, 0.232423], abs=1e-5)
-    assert correlation(good_and_bad_weeks(0.99, 200, 0)) == 0.9, "at most"
+    assert correlation(good_and_bad_weeks(0.99, 200, 0)) == 0.9, "this is the upper limit"
 
 
 @pytest.mark.parametrize("bad", [1.4, 0.6, 1e6, 1e-6])
@@ -135,12 +136,12 @@ def test_good_and_bad_weeks_are_no_changes() -> None:
         alike = median(correlation(values) for values in histories)
         alarms = [change_points(values, min_change=0.005, correlation=alike) for values in histories]
         assert sum(map(bool, alarms)) <= 3
-    assert sum(bool(found(values)) for values in histories) > 50  # what the correction is for
+    assert sum(bool(found(values)) for values in histories) > 50  # these need the correction
 
 
 @pytest.mark.simulation
 def test_rates_of_finding_and_of_false_alarms() -> None:
-    """As tests/features/history/drift.py prints them, with bounds far enough for chance."""
+    """The rates are those that tests/features/history/drift.py prints. The bounds leave room for chance."""
     quiet = [series((120, 1.0), seed=seed) for seed in range(300)]
     assert sum(bool(found(values)) for values in quiet) <= 3
     for nights, step, least in ((12, 1.02, 260), (8, 1.03, 285), (5, 1.05, 297)):

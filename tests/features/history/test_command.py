@@ -28,7 +28,7 @@ error_of = partial(commands.error_of, "history")
 
 
 def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = None) -> Path:
-    """A session as pytest leaves it."""
+    """Write a session as pytest leaves it."""
     result = make_result(RUN.replace(inject=inject), before=None)
     started_at = f"2026-01-{session}T00:00:00+00:00"
     return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
@@ -110,7 +110,7 @@ def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
     assert [file.name for file in Path("history").iterdir()] == [".git"]
     invoke("push", first)
     invoke("push", first)
-    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
+    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "there was nothing new"
     invoke("push", none, status=1)
     printed = invoke("push", second, "--notify", "NOT_SET").output
     assert "--notify: nothing was posted: the variable NOT_SET is not set. Set it" in printed
@@ -191,7 +191,7 @@ def test_publish_names_numpy_if_only_that_is_missing(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def regressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository and its history, in which a case became slower, and a baseline that accepts this."""
+    """Return a directory with a repository and its history: a slower case, accepted by a baseline."""
     root = tmp_path_factory.mktemp("regressed")
     case = make_case(hardware="h100")
     commits = make_repository(root / "repo", 30)

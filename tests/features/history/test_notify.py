@@ -19,7 +19,7 @@ SECRET = "T0/B0/secret"
 
 
 class Service(HTTPServer):
-    """A webhook that keeps what is posted to it."""
+    """A webhook that records everything that is posted to it."""
 
     status = 200
 
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_GET = do_POST  # where a redirect is followed
+    do_GET = do_POST  # used when a redirect is followed
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -79,7 +79,7 @@ def test_posts_only_nights_with_changes(
     for file, said in (
         (night(tmp_path, 1), NOTHING),
         (slow, "--notify: posted, 1 changed\n"),
-        (slow, NOTHING),  # which is there already
+        (slow, NOTHING),  # it is already there
         (night(tmp_path, 3, 50_000), NOTHING),
         (night(tmp_path, 4), "--notify: posted, 1 changed\n"),
     ):

@@ -21,7 +21,7 @@ URL = "https://example.org/commit/"
 
 
 def levels(case: int, night: int) -> Level:
-    """The first case is 3% slower from night 40 on, the second takes 5% more memory for a while."""
+    """Make the first case 3% slower from night 40 on. The second uses 5% more memory for a while."""
     return Level(
         step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.05 * (case == 1 and 20 <= night < 45)
     )
@@ -44,7 +44,7 @@ def text(root: Path) -> str:
 
 
 def lines(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The name of each case, and its changes."""
+    """Yield the name of each case, and its changes."""
     body = text[text.index("<tbody>") : text.index("</tbody>")]
     for part in body.split('<tr class="line')[1:]:
         changes = re.findall(r'<li class="(.*?)</li>', part)

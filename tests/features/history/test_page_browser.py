@@ -1,4 +1,4 @@
-"""The page of a history in a real browser, opened as a file."""
+"""Tests of the page of a history in a real browser, opened as a file."""
 
 from collections.abc import Iterator
 from pathlib import Path

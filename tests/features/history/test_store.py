@@ -19,7 +19,7 @@ from tests.case.test_framework import read_case
 from tests.samples import COMMIT, judged, make_case, make_machine, make_result, never_run, write_session
 
 VERSIONS = Path(__file__).parent / "data"
-"""A history of each schema version there ever was, in a directory named after it."""
+"""A history of each schema version so far, in a directory that is named after the version."""
 
 SEEN = Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.13.0"})
 FIGURES = samples.make_figures(step_s_p50=0.2560001, step_s_mean=0.26, probe_s_p50=0.001)
@@ -27,7 +27,7 @@ RUN = samples.make_run(figures=FIGURES, observed=SEEN, device_probe={"matmul_tfl
 
 
 def kept(*runs: Run) -> Measurement:
-    """Whatever was measured, it was a good measurement."""
+    """Return a good result with these launches, whatever they measured."""
     return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
 
 
@@ -137,7 +137,7 @@ def test_keeps_results_of_a_missing_framework(history: Path, tmp_path: Path) -> 
 
 
 def test_diverged_histories_merge_by_copying(tmp_path: Path) -> None:
-    """What git does: no file of one side has other content on the other side."""
+    """Merging copies files, as git does. No file has different content on the two sides."""
     a = tmp_path / "a"
     b = tmp_path / "b"
     for day, side in enumerate((a, b), 1):
@@ -166,7 +166,7 @@ def test_excludes_injected_and_failed_results(history: Path) -> None:
     failed = make_result(RUN.replace(failure=Failure(kind="crash", message="boom")))
     timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
     sick = judged(kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9))), unhealthy_launches=(2,))
-    # More memory is told of a throttled GPU, too; its speed is none.
+    # Results of a throttled GPU keep the larger memory, but not the speed.
     throttled = judged(kept(RUN, RUN), outcome="regressed", unhealthy_launches=(1, 2))
     added = add(history, injected, failed, never_run(), timeless, throttled, sick)
     reasons = ["a fault was injected", *["failed, which measures nothing"] * 2, "no launch has a step time"]
@@ -218,7 +218,7 @@ def test_reads_histories_of_every_schema_version(version: str) -> None:
 
 
 def edited(file: Path, edit: Callable[[Any], object]) -> Path:
-    """Edit a file of a history, and name it after the digest of what it then holds."""
+    """Edit a file of a history, and rename it after the digest of its new content."""
     content = json.loads(file.read_text())
     edit(content)
     file.unlink()
@@ -240,7 +240,7 @@ def test_refuses_a_file_unlike_its_name(history: Path) -> None:
 
 
 def test_refuses_a_session_without_verdicts(history: Path) -> None:
-    """Those of a case that measured nothing are in no result: it would have vanished from the failures."""
+    """A case that measured nothing has only a verdict. Without verdicts, its failure would be lost."""
     [written] = add(history, kept(RUN), never_run().replace(case_id="lost")).written
     content = json.loads(written.read_text())
     del content["verdicts"]

@@ -24,7 +24,7 @@ H100 = "h100-80gb-sxm"
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
 NIGHTS = 60
 HISTORY = Path("history")
-"""Which a test writes of its own."""
+"""A history that a test itself writes."""
 SLOWER, LARGER, SAME = (case.id for case in CASES)
 
 
@@ -32,17 +32,17 @@ invoke = partial(commands.run, "history", "trend")
 
 
 def levels(case: int, night: int) -> Level:
-    """The first case gets 3% slower on night 40, the second takes 2% more memory on night 50."""
+    """Make the first case 3% slower from night 40 on, and the second take 2% more memory from night 50 on."""
     return Level(step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.02 * (case == 1 and night >= 50))
 
 
 def slower(by: float, first: int, last: int = NIGHTS) -> Levels:
-    """Every case is slower by so much in these nights."""
+    """Make every case slower by this share in the given nights."""
     return lambda case, night: Level(step_s=1 + by * (first <= night < last))
 
 
 def environment(night: int) -> dict[str, str]:
-    """torch changes with the slowdown, the image long before."""
+    """Return an environment where torch changes with the slowdown, and the image changes long before."""
     return {"torch": "2.14.0" if night >= 40 else "2.13.0", "image": "b" if night >= 10 else "a"}
 
 
@@ -86,7 +86,7 @@ def test_each_change_is_told_once_with_its_place(root: Path, whole_trend: Trend,
     assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
     assert whole_trend.since == date(2023, 12, 1), "90 days before the newest session"
     later = trend(root / "history", since=date(2024, 2, 20))
-    assert [f.case for f in later.findings] == [LARGER], "what was before is evidence alone"
+    assert [f.case for f in later.findings] == [LARGER], "earlier nights are only evidence"
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
@@ -101,7 +101,7 @@ def test_regression_mended_long_ago_is_not_reported(root: Path, commits: list[st
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     few_days = timedelta(days=3)
     assert [f.case for f in trend(root / "history", period=few_days).findings] == [SLOWER, LARGER]
-    assert trend(HISTORY, period=few_days).findings == (), "mended long ago"
+    assert trend(HISTORY, period=few_days).findings == (), "it was fixed long ago"
 
 
 def test_assumes_bad_weeks_for_a_month(commits: list[str]) -> None:
@@ -137,7 +137,8 @@ def test_unknown_case_or_class_is_an_error(root: Path) -> None:
 
 
 def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -> None:
-    """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
+    """The nights were measured from the newest commit to the oldest, as in a look back. In order of time, the
+    change would be an improvement."""
     write_history(HISTORY, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
     assert [f.worse for f in trend(HISTORY).findings] == [False]
     [finding] = trend(HISTORY, repo=root / "repo").findings
@@ -174,7 +175,7 @@ def test_newer_baseline_accepts_a_regression(root: Path) -> None:
         assert (finding in judged.failing) == is_open
         documents.write_text(BASELINES / H100 / f"{CASES[case].id}.json", "{")
     unread = trend(root / "history", baselines=BASELINES)
-    assert len(unread.failing) == 2, "what cannot be read accepts nothing"
+    assert len(unread.failing) == 2, "an unreadable baseline accepts nothing"
 
 
 def test_baseline_of_a_partial_recovery_accepts_it(commits: list[str]) -> None:
@@ -205,7 +206,7 @@ def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
     for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
         content["results"][0].update(peak_memory_bytes=[None], tokens_per_step=None)
-        place.file.unlink()  # a file is named after what it holds
+        place.file.unlink()  # a file is named after its content
         name = f"{place.file.stem[:-12]}{documents.digest(content, 12)}.json"
         place.file.with_name(name).write_text(json.dumps(content))
     [larger] = trend(HISTORY).findings
@@ -237,7 +238,7 @@ def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.M
     assert used == [0.3, 0.0, 0.25, 0.25]
     write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
     trend(HISTORY, case=CASES[1].id)
-    assert used[4:] == [0.25, 0.25], "the machine's, also where only a newer case is looked at"
+    assert used[4:] == [0.25, 0.25], "the machine's correlation, even for a newer case"
 
 
 def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:

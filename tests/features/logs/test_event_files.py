@@ -1,4 +1,4 @@
-"""Logs of jobs that perfsuite did not launch: real event files."""
+"""Tests of logs of jobs that perfsuite did not launch, with real event files."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ run = partial(commands.run, "judge")
 
 
 def write_events(directory: Path, scalars: Mapping[str, Sequence[float]], first_step: int = 1) -> Path:
-    """An event file as Megatron's SummaryWriter writes it, with other scalars beside the times."""
+    """Write an event file like Megatron's SummaryWriter, with other scalars in addition to the times."""
     writer = EventFileWriter(str(directory))
     for tag, series in {"lm loss": [9.0] * 3, **scalars}.items():
         for step, value in enumerate(series, start=first_step):
@@ -123,7 +123,7 @@ def test_what_is_no_time_is_named(tmp_path: Path) -> None:
 
 
 def against(*logs: Path | str) -> list[Path | str]:
-    """The words that make these the baseline."""
+    """Return the options that make these logs the baseline."""
     return [part for log in logs for part in ("--baseline", log)]
 
 
@@ -145,7 +145,7 @@ def test_judges_a_megatron_job_by_its_event_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Two launches that are 40% slower are no regression yet, and no pass either."""
+    """Two launches that are 40% slower are not a regression yet, and do not pass either."""
     before = [write_events(tmp_path / f"b{seed}", {MEGATRON_TAG: steps_of(seed)}) for seed in range(3)]
     now = [write_events(tmp_path / f"n{seed}", {MEGATRON_TAG: steps_of(seed, level=0.7)}) for seed in (7, 8)]
     assert "inconclusive" in run(*now, *against(*before), *words, status=3).stdout

@@ -1,4 +1,4 @@
-"""`perfsuite judge`: one answer for each line, whatever the line."""
+"""Tests of `perfsuite judge`: each line gets one answer, whatever the line is."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def slower(launches: Sequence[Sequence[float]], drop: float) -> list[list[float]
 
 
 def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
-    """The answers to lines, each bytes as they are, or a value to write as JSON."""
+    """Return the answers to lines. Each line is bytes, or a value that is written as JSON."""
     raw = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     shown = run("judge", "-", "--json", text=b"\n".join(raw) + b"\n", status=status).stdout
     answers = [json.loads(line, parse_constant=pytest.fail) for line in shown.splitlines()]
@@ -45,7 +45,7 @@ def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
 
 
 def bad(line: Any) -> tuple[str, str]:
-    """Field and message of a line that cannot be judged; the lines around it are."""
+    """Return field and message of a line that cannot be judged. The lines around it are judged."""
     before, answer, after = judged(trace(), line, trace(), status=1)
     assert before == after
     assert list(before) == KEYS
@@ -55,7 +55,7 @@ def bad(line: Any) -> tuple[str, str]:
 
 
 def test_each_answer_names_its_tolerance() -> None:
-    """With a digit of it lost, 25% slower would pass, and nobody could see why."""
+    """If the answer lost a digit of the tolerance, 25% slower would pass without a visible reason."""
     line = trace(launches=slower(UNCHANGED, 0.25), tolerance=0.3, noise=QUIET)
     (answer,) = judged(line)
     assert (answer["outcome"], answer["tolerance"]) == ("passed", 0.3)
@@ -79,7 +79,7 @@ def test_agrees_with_the_engine_each_launch() -> None:
         assert answer["interval"] == pytest.approx(list(decision.interval))
         assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
         assert answer["blind"] is False
-    assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3, "by its own noise"
+    assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3, "from its own noise"
     assert judged(trace(noise=NOISY))[0]["blind"] is True
 
 
@@ -173,7 +173,7 @@ def test_the_whole_file_is_answered_line_by_line() -> None:
     text = json.dumps(trace())
     answers = judged(b"\xef\xbb\xbf" + text.encode() + b"\r", b"", trace(), b"{", trace(), status=1)
     assert [answer.get("line") for answer in answers] == [None, 2, None, 4, None]
-    assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "a last line without its end"
+    assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "a last line without newline"
 
 
 def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
 
 
 def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 8) -> list[float]:
-    """As real launches look: slow first steps, noise correlated in time, some steps twice as slow."""
+    """Return steps like real ones: the first steps are slow, noise is correlated, some take twice as long."""
     random = Random(seed)
     steps = []
     drift = 0.0

@@ -29,14 +29,14 @@ init = partial(commands.run, "init")
 
 
 def job(*words: str) -> Any:
-    """The job of the workflow that these words write anew."""
+    """Return the job of the workflow that `init` writes with these options, as if for the first time."""
     WORKFLOW.unlink(missing_ok=True)
     init("--github", *words)
     return yaml.safe_load(WORKFLOW.read_text())["jobs"]["night"]
 
 
 def ids(file: str) -> list[str]:
-    """The ids of the cases of the only test in a file."""
+    """Return the ids of the cases of the only test in a file."""
     (mark,) = next(
         value.pytestmark for value in runpy.run_path(file).values() if hasattr(value, "pytestmark")
     )
@@ -97,7 +97,7 @@ def test_workflow_runs_where_told_or_on_slurm() -> None:
     [
         ("mkdir -p out; touch out/results.json", 0),
         ("mkdir -p out; touch out/results.json; exit 1", 1),
-        ("true", 2),  # as for a job that is cancelled while it is queued
+        ("true", 2),  # as for a job that is cancelled in the queue
     ],
 )
 def test_night_on_slurm_fails_without_results(
@@ -165,7 +165,7 @@ def test_workflow_calls_a_copys_workflow() -> None:
     assert night["uses"] == OCTO.replace("@", "/.github/workflows/night.yml@")
     machine = {"runs-on": {"group": "gpus"}, "container": "image"}
     assert json.loads(night["with"]["hardware"]) == {"a100": machine}
-    assert "setup" not in night["with"], "the image has its own"
+    assert "setup" not in night["with"], "the image needs no setup"
     assert night["secrets"] == {"notify_url": "${{ secrets.notify_url }}"}
     setup = job("--uses", "octo/perfsuite@v1.2.0")["with"]["setup"]
     theirs = "-r requirements.txt 'perfsuite @ git+https://github.com/octo/perfsuite@v1.2.0'"
@@ -262,14 +262,14 @@ def test_requirements_are_what_a_script_imports() -> None:
 )
 def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
     if not arguments:
-        monkeypatch.setattr(OURS, "find_spec", lambda name: None)  # not even transformers
+        monkeypatch.setattr(OURS, "find_spec", lambda name: None)  # transformers is missing, too
     assert words in commands.error_of("init", *arguments.split())
     assert not any(Path().iterdir())
 
 
 @pytest.mark.nightly
 def test_what_it_wrote_runs_at_once() -> None:
-    """Some steps of it: how many they are is all that is changed."""
+    """Only the number of steps is changed."""
     init()
     file = Path("bench_cases/test_llama.py")
     file.write_text(file.read_text().replace("SMALL = Case(", "SMALL = Case(steps=10, max_warmup_steps=4,"))

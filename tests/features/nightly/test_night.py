@@ -1,4 +1,4 @@
-"""`perfsuite night`. What it runs is stood in for."""
+"""Tests of `perfsuite night`, with a replacement for everything that it runs."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGE = Path("page")
 
 @pytest.fixture
 def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    """The directory of a night, in which nothing is launched."""
+    """Return the directory of a night that launches nothing."""
     Path("bench_cases").mkdir()
     made = Jobs()
     monkeypatch.setattr(night, "run", made.run)
@@ -31,14 +31,14 @@ run = partial(commands.run, "night", "--hardware", "cpu")
 
 
 def test_night_checks_machine_and_gate_first(tonight: Jobs) -> None:
-    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
+    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, so the night goes on
     options = ("--shard=2/8", "--budget=2h", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
     doctor, selftest, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
     assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
     assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
-    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they win over what comes before"
+    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they override earlier options"
     assert {"--perf-report=out", "--perf-shard=2/8", "--perf-budget=2h"} <= {*pytest_}
     assert "## perfsuite: 1 " in PAGE.read_text()
     assert "perfsuite history push out/results.json" in said.stderr
@@ -85,12 +85,12 @@ def test_finds_pytests_refusals_before_checks(tonight: Jobs) -> None:
     )
     tonight.refusal = None
     run("-k", "fsdp2")
-    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "it is asked what is run then"
+    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "pytest is asked about the selected cases"
 
 
 def test_github_shows_regressions_at_their_file(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert "::" not in run().stdout, "all is well"
+    assert "::" not in run().stdout, "nothing is wrong"
     worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
     results = [GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")]
     said = night.github_annotations(results)
@@ -110,7 +110,7 @@ def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.Mo
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1
     assert documents.read(Path("out/results.json"), SessionFile) == SESSION
     run("--only-summary")
-    assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "its page has it"
+    assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "its page has it already"
 
 
 def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
@@ -128,7 +128,7 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
     tonight.statuses = {}
     tonight.measures = False
     assert "pytest ended with 0 and wrote no report" in run(status=2).stderr
-    assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
+    assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not tonight's"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`perfsuite bisect` on a real history. Launches are stood in for: how fast one is stands in its worktree."""
+"""Tests of `perfsuite bisect` on a real history. Fake launches read their speed from the arm's worktree."""
 
 import json
 from functools import partial
@@ -23,11 +23,11 @@ CASE = make_case()
 GOOD = 0
 FIRST_BAD = 3
 BAD = 4
-"""The numbers of commits."""
+"""Commits by number: the good one, the first bad one, and the bad one of the search."""
 
 
 class Launches:
-    """Stands in for launches: the ms of a step stand in `step_ms.txt` of the arm's commit."""
+    """Replaces launches. The duration of a step, in ms, is in `step_ms.txt` of the arm's commit."""
 
     def __init__(self) -> None:
         self.arms: list[str | None] = []  # the commits of the launches
@@ -47,7 +47,7 @@ class Launches:
         return make_run(case=case, figures=figures, health=DISTURBED if self.is_disturbed else None)
 
     def counted(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
-        """As many kernels as the step has ms."""
+        """Return a dry run with one kernel for each ms of the step."""
         return launch(counts(kernels={"forward": int(float(self._ms(how.arm)))}))
 
     def counted_dry(self, case: Any, directory: Path, *, arm: Arm, **options: Any) -> Run:
@@ -56,7 +56,7 @@ class Launches:
 
 @pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Four commits after the first, of which the third makes steps slower by 10%."""
+    """Make four commits after the first. From the third of them on, steps are slower by 10%."""
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
     for number in range(BAD + 1):
@@ -72,7 +72,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def step_takes(ms: str) -> str:
-    """Commit that a step takes so long, and return the commit."""
+    """Commit a step duration, and return the commit."""
     Path("step_ms.txt").write_text(ms)
     return commit(Path(), f"{ms} ms")
 

@@ -1,4 +1,4 @@
-"""The search for the first bad commit or version. Comparisons are stood in for; git and pip are real."""
+"""Tests of the search for the first bad commit or version. Comparisons are replaced; git and pip are real."""
 
 import json
 import re
@@ -33,7 +33,7 @@ SLOWER = 0.1
 
 
 def check(cost: float, tolerance: float, name: str = "tokens_per_s", **changes: Any) -> Check:
-    """The check of a metric whose cost grew by `cost`, where it may grow by `tolerance`."""
+    """Return the check of a metric whose cost grew by `cost`, while `tolerance` is allowed."""
     metric = described(name)
     values = {
         "outcome": "regressed" if cost > tolerance else "passed",
@@ -49,16 +49,16 @@ def decided(outcome: Outcome, *checks: Check, launches: int = 6, why: str = "") 
 
 
 class Stand:
-    """A history of candidates "1", "2", ..., of which those from `first_bad` on are slower."""
+    """A history of candidates "1", "2", and so on. Those from `first_bad` on are slower."""
 
     def __init__(self, count: int, first_bad: int, broken: Collection[int] = (), **instead: Verdict) -> None:
-        """`instead` are the verdicts on some candidates, `_4` that on 4."""
+        """`instead` has the verdicts on some candidates: `_4` is the verdict on candidate 4."""
         names = tuple(str(number) for number in range(1, count + 1))
         self.first_bad = first_bad
         self.broken = broken
         self.instead = instead
         self.compared: list[BisectFile] = []
-        self.names: list[str] = []  # what was compared with the good arm
+        self.names: list[str] = []  # the candidates that were compared with the good arm
         self.history = History(good="0", candidates=names, arm=self.arm)
         self.saved: list[BisectFile] = []
 
@@ -164,7 +164,7 @@ def test_growth_alone_is_searched_with_counts() -> None:
 
 
 def test_short_span_allows_for_half_of_its_cost() -> None:
-    """Of a span a second more is judged than it takes: 0.05 -> 0.55 s are 1.05 -> 1.55."""
+    """A span is judged with one second added: 0.05 -> 0.55 s is judged like 1.05 -> 1.55 s."""
     name = "seconds of start-up: data"
     longer = check(0.0, 0.25, name, outcome="regressed", change=10.0, baseline=0.05)
     stand = Stand(2, 2, _2=decided("regressed", longer), _1=decided("passed", check(0.0, 0.25, name)))
@@ -174,7 +174,7 @@ def test_short_span_allows_for_half_of_its_cost() -> None:
 
 
 def counted(kernels: int, flops: int = 1000) -> Verdict:
-    """The verdict on an arm with so many kernels and FLOPs in a step, where the good one has 10 and 1000."""
+    """Return the verdict on an arm with these kernels and FLOPs in a step. The good arm has 10 and 1000."""
     arms = [counts(kernels={"forward": k}, flops={"forward": f}) for k, f in ((10, 1000), (kernels, flops))]
     return judge_counts(*map(launch, arms))
 
@@ -190,7 +190,7 @@ def test_count_is_bad_beyond_half_its_growth() -> None:
 
 
 def test_event_search_looks_at_that_event() -> None:
-    """A candidate has as many kernels more in its steps as the bad one in its evaluation."""
+    """A candidate has as many extra kernels in its steps as the bad one has in its evaluation."""
     evaluates = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
     in_evaluation = evaluates.replace(spans={"evaluate": counts(kernels={"forward": 20})})
     in_steps = evaluates.replace(kernels={"forward": 20})
@@ -238,7 +238,7 @@ def test_innocent_candidate_does_not_end_the_search(outcome: Outcome, why: str) 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Sixteen commits after the first one. Returns all of them."""
+    """Make sixteen commits after the first one. Returns all of them."""
     make_repository(tmp_path / "repo", 17)
     monkeypatch.chdir(tmp_path / "repo")
     return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
@@ -307,7 +307,7 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
         of_versions("2.0", "1.0", tmp_path)
 
 
-# Going on
+# Resuming
 
 
 def test_search_file_retries_what_was_skipped(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_search_file_retries_what_was_skipped(tmp_path: Path) -> None:
 
 
 def held(tmp_path: Path, **changes: Any) -> BisectFile:
-    """What `begun` says of a file with these changes: five candidates, of which the bad one is tested."""
+    """Return what `begun` reports on a file with these changes. Of five candidates, the bad one is tested."""
     stand = Stand(5, 3)
     case = make_case()
     file, new = begun(tmp_path, case, stand.history)

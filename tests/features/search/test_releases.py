@@ -1,4 +1,4 @@
-"""`perfsuite releases`: its page, what it refuses and keeps. Runs are stood in for, mostly pip, too."""
+"""Tests of `perfsuite releases`: its page, refusals and files. Runs are fake, and mostly pip is, too."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,18 +32,18 @@ BOOM = Failure(kind="crash", message="boom", at=0.0)
 
 
 class Runs:
-    """Stands in for dry runs and launches: a step has 100 kernels, if `kernels` does not say otherwise."""
+    """Replaces dry runs and launches. A step has 100 kernels unless `kernels` has another number."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, str, str]] = []  # way, release and case of each
-        self.devices: list[str | None] = []  # what the dry runs pretended
+        self.made: list[tuple[str, str, str]] = []  # way, release and case of each run
+        self.devices: list[str | None] = []  # the devices that the dry runs pretended to have
         self.machine = make_machine()
         self.kernels: dict[str, int] = {}
         self.norms: dict[str, float] = {}
-        self.refused: set[tuple[str, str]] = set()  # ways and releases that do not go together
+        self.refused: set[tuple[str, str]] = set()  # ways and releases that cannot be combined
         self.failing: set[str] = set()
         self.uninstallable: set[str] = set()
-        # The version that a run observes, by case or release, if it is not that of the arm.
+        # The version that a run observes, by case or release, if it is not the version of the arm.
         self.uses: dict[str, str | None] = {}
 
     def _run(self, case: Any, directory: Path, arm: Arm, way: str) -> Run:
@@ -52,7 +52,8 @@ class Runs:
         if (way, release) in self.refused:
             raise DryRunError("a shape depends on values")
         used = self.uses.get(case.id, self.uses.get(release, release))
-        name = {"some_thing": "Some-Thing"}.get(package, package)  # as the distribution calls itself
+        # The distribution gives itself this name.
+        name = {"some_thing": "Some-Thing"}.get(package, package)
         run = launch(
             counts(kernels={"forward": self.kernels.get(release, 100)}),
             case=case,
@@ -80,13 +81,13 @@ class Runs:
 
     @property
     def released(self) -> list[str]:
-        """The releases of the runs that were made."""
+        """Return the releases of all runs."""
         return [release for _, release, _ in self.made]
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Two cases, and a package of six releases."""
+    """Hold two cases and a package of six releases, and replace runs and pip."""
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
@@ -164,7 +165,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("--from 1.0 --minors", "1.0, 1.1.1, 1.2, 2.0"),
         ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
         ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
-        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # which is run if it is named
+        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # a pre-release runs if it is named
         ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
         ("--from main", "--from or --to is not a version (Invalid version: 'main'): give one such as 2.11.0"),
         ("--from 2.0", "some_thing has no release after 2.0: give an older one with --from"),
@@ -268,7 +269,7 @@ def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch
     monkeypatch.setattr(command_of, "resolve", resolve)
     own_index = only_index(tmp_path / "found", monkeypatch)
     write_wheel(own_index, "torch", "99", "")
-    (own_index / "some_thing-1.5.tar.gz").write_bytes(b"")  # it would have to be built
+    (own_index / "some_thing-1.5.tar.gz").write_bytes(b"")  # this one would have to be built
     index = tmp_path / "index/some-thing"
     index.mkdir(parents=True)
     links = []

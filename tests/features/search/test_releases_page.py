@@ -1,4 +1,4 @@
-"""The pages of releases say what their cases are, as the next `make releases` would."""
+"""Tests that the pages of releases describe their cases as the next `make releases` would."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Both nodes of a cluster, for the tests of one file after the other."""
+"""Both nodes of a cluster, for the tests of one file after another."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.processes import agent_among
 
 
 class Allocation:
-    """Both nodes of a cluster, for this process; `options` are further ones of salloc."""
+    """An allocation of both nodes of a cluster, for this process. `options` are further options of salloc."""
 
     def __init__(self, cluster: Cluster, *options: str) -> None:
         self.cluster = cluster
@@ -19,7 +19,7 @@ class Allocation:
         self.take(*options)
 
     def renew(self, *options: str) -> None:
-        """Take the nodes again, when the allocation is over."""
+        """Take the nodes again after the allocation has ended."""
         self.cluster.wait_until_idle()
         words = [
             "salloc",
@@ -40,7 +40,7 @@ class Allocation:
         self._options = options
 
     def take(self, *options: str) -> None:
-        """Have the nodes by these options of salloc, with nothing on them; take them anew if need be."""
+        """Allocate the nodes with these options of salloc, unless they have them already and are clean."""
         state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
         if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
             self.release()
@@ -55,13 +55,13 @@ class Allocation:
         self.cluster.wait_until_idle()
 
     def agent(self, node: str) -> psutil.Process:
-        """The agent of the launch on a node."""
+        """Return the agent of the launch on a node."""
         process = agent_among(self.cluster.processes(node))
         assert process is not None
         return process
 
     def step(self) -> str:
-        """The id of the launch's step."""
+        """Return the id of the launch's step."""
         steps = self.cluster.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
         return next(step_id for step_id in steps.split() if step_id.rpartition(".")[2].isdigit())
 

@@ -11,7 +11,7 @@ from tests.processes import wait_until
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the logs of Slurm's daemons with each failure of a test that uses them."""
+    """Add the logs of Slurm's daemons to each failure of a test that uses them."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and cluster is not None:
@@ -23,7 +23,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def cluster() -> Iterator[Cluster]:
     """One cluster for each process of xdist.
 
-    Where none can be started the test is skipped, or fails if CI is set.
+    If no cluster can be started, the test is skipped, or fails if CI is set.
     """
     reason = emulated.missing()
     if reason is not None:
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The cluster, which Slurm's commands find from this process."""
+    """The cluster, with variables that let Slurm's commands find it from this process."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     return cluster
@@ -51,7 +51,7 @@ def _nodes(cluster: Cluster) -> Iterator[Allocation]:
 
 @pytest.fixture
 def allocation(_nodes: Allocation, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
-    """Both nodes, which the tests of a file take one after the other; no process may be left on them."""
+    """Both nodes, which the tests of a file use one after another. No process may be left on them."""
     _nodes.take()
     monkeypatch.setenv("SLURM_JOB_ID", _nodes.job_id)
     yield _nodes

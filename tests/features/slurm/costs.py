@@ -1,9 +1,10 @@
-"""What the Slurm launcher costs: a script over two nodes by perfsuite and by a bare `srun torchrun`.
+"""What the Slurm launcher costs: a script over two nodes with perfsuite and with a bare `srun torchrun`.
 
-Both run in turn, in pairs, on the emulated cluster of the tests. Counting and the probe are part of the cost.
+Both run alternately, in pairs, on the emulated cluster of the tests. Counting and the probe are part of the
+cost.
 
-Prints the ratio of the whole time, from the start of the command to its end, and of the median step, which
-the script measures itself.
+Prints two ratios: of the whole time from the start of the command to its end, and of the median step, which
+the script itself measures.
 """
 
 import os
@@ -41,7 +42,7 @@ for number in range(100):
     model(batch).square().mean().backward()
     optimizer.step()
     taken.append(time.perf_counter() - began)
-    if number == 90 and torch.distributed.get_rank() == 0:  # perfsuite ends it after its last step
+    if number == 90 and torch.distributed.get_rank() == 0:  # perfsuite ends the script after its last step
         with open(sys.argv[1], "w") as file:
             file.write(str(median(taken[50:])))
 torch.distributed.destroy_process_group()
@@ -68,7 +69,7 @@ def by_torchrun(script: Path, step: Path, directory: Path) -> None:
 
 
 def main() -> None:
-    """Print the ratios of the pairs: their median and their middle half."""
+    """Print the median of the pairs' ratios and their middle half."""
     whole = []
     steps = []
     with slurm_cluster() as cluster, tempfile.TemporaryDirectory() as name:

@@ -1,16 +1,16 @@
-"""A real Slurm of two nodes on this machine, for tests: Debian's packages, `make slurm` installs them.
+"""A real Slurm of two nodes on this machine, for tests. It consists of Debian packages (`make slurm`).
 
-Each node is a set of namespaces of its own: network, host name, processes, mounts. A process of one node does
-not see those of the other, and their traffic crosses an interface; files and memory are shared. What Slurm
-starts on a node has one core, another than that of the other node if this machine has two. The controller
-runs where the tests run.
+Each node is a set of Linux namespaces: network, host name, processes, mounts. Processes of one node cannot
+see those of the other, and their traffic crosses a network interface. Files and memory are shared. A process
+that Slurm starts on a node has one core; if this machine has two, the nodes use different cores. The
+controller runs where the tests run.
 
     with slurm_cluster() as cluster:
         subprocess.run(["srun", "-N2", "hostname"], env={**os.environ, **cluster.environment})
 
-Several clusters may run at a time, each in a slot of its own (a number in all its names). When the process
-that started one dies, however it dies, the kernel ends all processes of the cluster, those of jobs included;
-what else is left of it is removed when the next one takes its slot.
+Several clusters can run at a time, each in its own slot (a number in all its names). If the process that
+started a cluster dies in any way, the kernel ends all processes of the cluster, including those of jobs.
+Everything else that it leaves is removed when the next cluster takes its slot.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ from perfsuite.worker.leash import die_with_parent
 from tests.processes import wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
-QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")  # commands that may be given twice
-SLOTS = range(16)  # one for each cluster that there may be at a time
-START_S = 60  # seconds in which something of the cluster has to come up, or to end
-LOG_LETTERS = 3000  # of the end of a log, which a failure shows
-GPUS = 8  # GPUs that Slurm believes each node to have: files, which no driver knows
+QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")  # commands that can be repeated safely
+SLOTS = range(16)  # one for each cluster that can run at a time
+START_S = 60  # seconds in which a part of the cluster has to start or to end
+LOG_LETTERS = 3000  # the length of the end of a log that a failure shows
+GPUS = 8  # GPUs that Slurm assumes on each node: files that no driver knows
 
 CONF = """\
 ClusterName=perfsuite{slot}
@@ -75,9 +75,9 @@ PartitionName=bench Nodes=ALL Default=YES MaxTime=INFINITE
 PartitionName=short Nodes=ALL MaxTime=1 MaxNodes=1
 PartitionName=closed Nodes=ALL State=DOWN
 """
-"""`short` refuses a job of two nodes or of more than a minute; a job in `closed` never starts. A node is dead
-to Slurm, as are its jobs' allocations, after twice SlurmdTimeout, as Slurm pings now and then, and waits for
-each answer. Nodes pretend to have so many cores."""
+"""The partition `short` refuses jobs of two nodes or of more than a minute. Jobs in `closed` never start.
+Slurm considers a node dead, and ends the allocations of its jobs, after twice SlurmdTimeout: it pings only
+now and then, and waits for each answer. Nodes pretend to have this number of cores."""
 
 NODE = """\
 hostname "$1"
@@ -86,7 +86,7 @@ ip link set lo up
 echo ready
 exec env --ignore-signal=CHLD sleep infinity
 """
-"""The first process of a node. As it ignores SIGCHLD, no process that it inherits stays a zombie."""
+"""The first process of a node. It ignores SIGCHLD, so that no process that it inherits stays a zombie."""
 
 
 class Cluster:
@@ -103,14 +103,14 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which Slurm's commands find this cluster."""
+        """The variables with which Slurm's commands find this cluster."""
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def run(self, *words: str) -> str:
-        """Return what a command prints on the controller's host.
+        """Return the output of a command on the controller's host.
 
-        Raises `SubprocessError` if it fails, or takes longer than `START_S`. A question is asked again for
-        so long: the controller may not be up yet, or too busy to answer.
+        Raises `SubprocessError` if it fails, or takes longer than `START_S`. Commands in `QUESTIONS` are
+        repeated for that time, since the controller might not be up yet, or might be too busy to answer.
         """
         until = time.monotonic() + START_S
         while True:
@@ -122,16 +122,16 @@ class Cluster:
                 time.sleep(0.2)
 
     def command(self, node: str, *words: str) -> list[str]:
-        """The words that run a command on a node, in the current directory."""
+        """Return the words that run a command on a node, in the current directory."""
         entered = ["nsenter", f"--target={self._inits[node]}", "--net", "--uts", "--mount", "--pid", "--ipc"]
         return [*entered, "env", f"--chdir={Path.cwd()}", *words]
 
     def on(self, node: str, *words: str) -> str:
-        """What a command prints on a node. Raises `CalledProcessError` if it fails."""
+        """Return the output of a command on a node. Raises `CalledProcessError` if it fails."""
         return self.run(*self.command(node, *words))
 
     def processes(self, node: str) -> list[psutil.Process]:
-        """The living processes of a node, with their pids on this machine; without the node's own two."""
+        """Return the living processes of a node except its own two, with their pids on this machine."""
         return _processes(
             lambda process: (
                 process.pid != self._inits[node]
@@ -146,23 +146,23 @@ class Cluster:
         return one == other
 
     def sent_bytes(self, node: str) -> int:
-        """The bytes that a node has sent through its network interface, with their headers."""
+        """Return the bytes that a node has sent through its network interface, including headers."""
         (line,) = [line for line in self.on(node, "cat", "/proc/net/dev").splitlines() if "eth0:" in line]
-        return int(line.split()[9])  # behind the name and eight numbers of what was received
+        return int(line.split()[9])  # the name and eight numbers about received data come first
 
     def state(self, node: str) -> str:
-        """The state of a node, as `sinfo` prints it: idle, mixed, down*."""
+        """Return the state of a node as `sinfo` prints it: idle, mixed, down*."""
         return self.run("sinfo", "--noheader", "--partition=bench", f"--nodes={node}", "--format=%T").strip()
 
     def kill_slurmd(self, node: str) -> None:
-        """Kill Slurm's daemon on a node: after SlurmdTimeout the node is down. Its jobs go on."""
+        """Kill Slurm's daemon on a node. After SlurmdTimeout the node is down, but its jobs continue."""
         for daemon in _processes(lambda process: process.name() == "slurmd" and self._is_on(node, process)):
             with contextlib.suppress(psutil.Error):
                 daemon.kill()
                 daemon.wait(START_S)
 
     def repair(self, node: str) -> None:
-        """Undo `kill_slurmd`, kill what still runs on the node, and wait until it is idle."""
+        """Undo `kill_slurmd`, kill the processes that still run on the node, and wait until it is idle."""
         for process in self.processes(node):
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -171,7 +171,7 @@ class Cluster:
         wait_until(lambda: self._is_idle(node), f"{node} to be idle")
 
     def logs(self) -> str:
-        """Return the ends of the daemons' logs: why something of the cluster is late."""
+        """Return the ends of the daemons' logs, which show why a part of the cluster is late."""
         ends = (
             f"{log.name}:\n{log.read_text(errors='replace')[-LOG_LETTERS:]}"
             for log in sorted(self.directory.glob("*.log"))
@@ -179,7 +179,7 @@ class Cluster:
         return "\n".join(ends) or f"no log in {self.directory}"
 
     def start(self) -> None:
-        """Bring up the network, the nodes and the daemons; returns when all nodes are idle."""
+        """Start the network, the nodes and the daemons. Returns when all nodes are idle."""
         self._write_files()
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("address", "add", f"{self._subnet}.1/24", "dev", self._bridge)
@@ -193,7 +193,7 @@ class Cluster:
         self.wait_until_idle()
 
     def stop(self) -> None:
-        """End every process of the cluster and of its jobs; remove its network and its files."""
+        """End every process of the cluster and of its jobs, and remove its network and its files."""
         for daemon in self._daemons:
             daemon.kill()
         for daemon in self._daemons:
@@ -208,7 +208,7 @@ class Cluster:
         gpus = [self.directory / f"gpu{number}" for number in range(GPUS)]
         for gpu in gpus:
             gpu.touch()
-        # The name of this machine may be localhost, too.
+        # The name of this machine can be localhost.
         addresses = {host: f"{subnet}.1", "n1": f"{subnet}.11", "n2": f"{subnet}.12"}
         addresses |= {"localhost": "127.0.0.1"}
         files = {
@@ -252,7 +252,7 @@ class Cluster:
         self._start(*self.command(node, "taskset", "--cpu-list", core, "slurmd", "-D", "-N", node))
 
     def _start(self, *words: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
-        """Start a daemon that dies with this process, with its output in the log unless it is asked for."""
+        """Start a daemon that dies with this process. Its output goes to the log unless `stdout` is given."""
         with (self.directory / "daemons.log").open("ab") as log:
             daemon = subprocess.Popen(
                 words,
@@ -270,9 +270,10 @@ class Cluster:
         wait_until(lambda: all(map(self._is_idle, self.nodes)), "all nodes to be idle")
 
     def _is_idle(self, node: str) -> bool:
-        """Whether a node has nothing to do. Slurm drains a node on which a step outlived its signals.
+        """Whether a node has nothing to do. Resumes it if Slurm has drained it.
 
-        It then takes no job until somebody resumes it, which this does.
+        Slurm drains a node on which a step outlived its signals. Such a node takes no job until it is
+        resumed.
         """
         state = self.state(node)
         if state.startswith("drain"):
@@ -280,12 +281,12 @@ class Cluster:
         return state == "idle"
 
     def _cable(self, node: str) -> str:
-        """The interface on the bridge that a node is plugged into."""
+        """Return the interface of the bridge to which a node is connected."""
         return f"{self._bridge}{node}"
 
 
 def missing() -> str | None:
-    """Why no cluster can be started here, or None."""
+    """Return why no cluster can be started here, or None."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         return f"{', '.join(absent)} not installed: run `make slurm` as root"
@@ -294,7 +295,7 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[Cluster]:
-    """A cluster of its own, started in some seconds, and gone afterwards."""
+    """Start a separate cluster, which takes some seconds, and remove it afterwards."""
     with _slot() as slot:
         cluster = Cluster(slot)
         try:
@@ -309,7 +310,7 @@ def slurm_cluster() -> Iterator[Cluster]:
 
 
 def processes_of(slot: int) -> list[psutil.Process]:
-    """Every living process that was started for a cluster or by its jobs; this process is left out."""
+    """Return every living process that was started for a cluster or by its jobs, except this process."""
     ours = str(Cluster(slot).directory / "slurm.conf")
     return _processes(
         lambda process: process.pid != os.getpid() and process.environ().get("SLURM_CONF") == ours
@@ -317,7 +318,7 @@ def processes_of(slot: int) -> list[psutil.Process]:
 
 
 def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """The processes of this machine of which that is true; any of them may end while it is asked."""
+    """Return the processes of this machine that are wanted. A process can end while it is examined."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -327,13 +328,13 @@ def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]
 
 
 def interfaces_of(slot: int) -> list[str]:
-    """The network interfaces of a cluster on this machine."""
+    """Return the network interfaces of a cluster on this machine."""
     ours = {f"pfslurm{slot}{node}" for node in ("", "n1", "n2")}
     return sorted(ours & set(os.listdir("/sys/class/net")))
 
 
 def _remove(slot: int) -> None:
-    """Remove all that is left of the cluster in a slot."""
+    """Remove everything that is left of the cluster in a slot."""
 
     def is_empty() -> bool:
         left = processes_of(slot)
@@ -343,7 +344,8 @@ def _remove(slot: int) -> None:
         return not left
 
     wait_until(is_empty, f"the processes of slot {slot} to die")
-    for name in interfaces_of(slot):  # that of a node goes by itself, soon after the node's last process
+    # A node's interface disappears by itself, soon after the node's last process.
+    for name in interfaces_of(slot):
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False, timeout=START_S)
     wait_until(lambda: not interfaces_of(slot), f"the interfaces of slot {slot} to be gone")
     shutil.rmtree(Cluster(slot).directory, ignore_errors=True)
@@ -351,21 +353,21 @@ def _remove(slot: int) -> None:
 
 @contextlib.contextmanager
 def _slot() -> Iterator[int]:
-    """Take the first free slot, cleared of what a dead owner left in it.
+    """Take the first free slot, and clear it of what a dead owner left in it.
 
-    The claim is a name in the kernel, an abstract address of a socket, which only one process can have.
+    The claim is a name in the kernel, the abstract address of a socket, which only one process can have.
     """
     for slot in SLOTS:
         with socket.socket(socket.AF_UNIX) as claim:
             try:
                 claim.bind(f"\0perfsuite-slurm-{slot}")
-            except OSError:  # somebody else has it
+            except OSError:  # another process has it
                 continue
             if Cluster(slot).directory.exists() or interfaces_of(slot):
                 _remove(slot)
             yield slot
             return
-    raise RuntimeError(f"clusters run already in all of {SLOTS}")
+    raise RuntimeError(f"all slots have a running cluster: {SLOTS}")
 
 
 def _ip(*words: str) -> None:

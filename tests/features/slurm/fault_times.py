@@ -1,8 +1,9 @@
-"""How long perfsuite takes from a fault on two nodes to its verdict: a table of docs/evidence/faults.md.
+"""Times perfsuite from a fault on two nodes to its verdict, for a table in docs/evidence/faults.md.
 
-Two ranks of a small Llama train under DDP over both nodes of the emulated cluster. A process is killed, or
-what holds the job is taken away. `tests.benchmarks.fault_times` says how it is timed, and does the same on
-one machine. Slurm itself notices that a node is lost, after its SlurmdTimeout, which is short here.
+Two ranks of a small Llama train under DDP over both nodes of the emulated cluster. Then a process is
+killed or hangs, or the job loses its step, its allocation or a node. `tests.benchmarks.fault_times` describes
+how the time is measured, and does the same on one machine. Slurm itself notices a lost node only after its
+SlurmdTimeout, which is short here.
 """
 
 import os
@@ -20,7 +21,7 @@ from tests.processes import pid_of
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Rows of two nodes."""
+    """Yield the rows of faults on two nodes."""
     with slurm_cluster() as cluster:
         os.environ.update(cluster.environment)
         allocation = Allocation(cluster)

@@ -1,4 +1,4 @@
-"""What a launcher in an allocation settles before a launch and reads after it, by stand-ins for Slurm."""
+"""Tests of what a launcher in an allocation decides before a launch and reads after it, with a fake Slurm."""
 
 import os
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_names_a_node_that_sees_other_gpus() -> None:
         ({"devices": 1}, "devices 1 instead of 2"),
         ({"hardware_class": "cpu-d"}, "hardware_class 'cpu-d' instead of 'cpu-test-2c'"),
         ({"driver": "580"}, "driver '580' instead of None"),
-        # As if a port of one is down: NCCL would fall back to sockets, or the others would wait for it.
+        # One port of the node is down. NCCL would use sockets instead, or the other ports would wait.
         ({"interconnect": "7xib400"}, "interconnect '7xib400' instead of '8xib400'"),
         ({"interconnect": None}, "interconnect None instead of '8xib400'"),
     ],
@@ -76,7 +76,7 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
             "error",
             "an agent ended the job: no sign of the driver for 30 s, although the driver ran",
         ),
-        # The end of the agents that Slurm killed may be known before the abort, and instead of it.
+        # When Slurm kills the agents, their end can be reported before the abort or instead of it.
         (KILLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
         (ABORTED + KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
         (KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
@@ -98,13 +98,13 @@ def test_tells_an_aborted_step_from_a_dead_agent(
     )
     documents.write(run_dir.launch(1), launch_file.replace(is_over=False))
     failure = said_by_slurm(run_dir, 2)
-    assert (failure is not None) is (kind == "cancelled"), "ranks fail by an abort"
+    assert (failure is not None) is (kind == "cancelled"), "an abort makes ranks fail"
     documents.write(run_dir.launch(1), launch_file)
-    assert said_by_slurm(run_dir, 2) is None, "the agent knows better"
+    assert said_by_slurm(run_dir, 2) is None, "the agent's report counts more"
 
 
 def settings_of(launcher: Launcher) -> tuple[list[str], str]:
-    """The further options of srun, and the interpreter."""
+    """Return the further options of srun, and the interpreter."""
     assert isinstance(launcher, SlurmLauncher)
     return [*launcher._options], launcher._python
 
@@ -156,12 +156,12 @@ CASE = make_case(topology=Topology(nodes=2, processes_per_node=1))
 
 
 def answer_of(answers: list[T]) -> T:
-    """The next answer; the last one stays."""
+    """Return the next answer. The last one is repeated."""
     return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
 class Slurm:
-    """Tells of one job, and which steps are left of a launch, by `answer_of`."""
+    """Knows one job, and the steps that are left of a launch, as lists of answers for `answer_of`."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: list[SlurmJob] = [RUNNING]
@@ -179,11 +179,11 @@ class Slurm:
         self.srun()
 
     def srun(self, script: str = "touch $directory/rank-0.json $directory/rank-1.json") -> None:
-        """Have `srun` do this instead of starting agents: by default all ranks report."""
+        """Make `srun` run this script instead of starting agents. By default all ranks report."""
         executable(self._directory / "srun", "for directory; do :; done", script)
 
     def launch(self, launcher: SlurmLauncher, name: str, **changes: Any) -> Failure | None:
-        """What the launcher says of a launch in that directory."""
+        """Return the failure that the launcher reports for a launch in that directory."""
         run_dir = RunDir(self._directory / name)
         run_dir.path.mkdir()
         return launcher.launch(Job(run_dir=run_dir, case=CASE.replace(**changes), machine=make_machine()))
@@ -217,7 +217,7 @@ def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
 
 def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
     over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
-    slurm.jobs = [RUNNING, RUNNING, over]  # asked twice before the first launch
+    slurm.jobs = [RUNNING, RUNNING, over]  # it is asked twice before the first launch
     ours = SlurmLauncher()
     assert slurm.launch(ours, "first") is None
     with pytest.raises(AllocationOverError, match="the Slurm job 7 is over: CANCELLED"):
@@ -236,7 +236,7 @@ def test_next_launch_waits_for_a_lingering_step(slurm: Slurm) -> None:
     assert slurm.launch(ours, "kept") is None
     with pytest.raises(SlurmError, match="still busy"):
         slurm.launch(ours, "next")
-    assert len(slurm.asked) == 1, "no step was begun beside it"
+    assert len(slurm.asked) == 1, "no second step was started"
     slurm.left = [["7.1"]]
     with pytest.raises(LaunchError, match=r"Slurm did not end step 7\.1 within 0 s. .*scontrol show step"):
         slurm.launch(ours, "later")

@@ -1,4 +1,4 @@
-"""What Slurm prints, as text of several versions and on a real one."""
+"""Tests of Slurm's output: recorded text of several versions, and the output of a real Slurm."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ PENDING_22_05 = (
     "AllocNode:Sid=localhost:4495 ReqNodeList=(null) NodeList= NumNodes=2-2 NumTasks=2 CPUs/Task=1 "
     "ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=16000M,node=2,billing=2 Command=(null) WorkDir=/tmp/x Power= \n"
 )
-"""Recorded of 22.05, as the next one, here without fields that are like others."""
+"""Recorded from Slurm 22.05, like the next one. Fields without new information are left out here."""
 FAILED_22_05 = (
     "JobId=3 JobName=wrap UserId=root(0) GroupId=root(0) JobState=FAILED Reason=NonZeroExitCode "
     "Dependency=(null) ExitCode=3:0 RunTime=00:00:02 TimeLimit=UNLIMITED SubmitTime=2026-11-22T06:44:12 "
@@ -32,7 +32,7 @@ NEWER = (
     "LicensesAlloc=(null) Comment=why not; JobState= Command=/shared/run.sh --x=1 JobState=FAILED "
     "WorkDir=/shared TresPerNode=gres/gpu:8 TresPerTask=cpu=1\n"
 )
-"""With what later versions added: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
+"""A job with the additions of later versions: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
 
 
 WAITING = ("CONFIGURING", "PENDING", "REQUEUED")
@@ -132,7 +132,7 @@ def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.launch
 def test_real_jobs(slurm: Cluster) -> None:
-    """One that is cancelled, those that ask for GPUs otherwise than per node, and one that is unknown."""
+    """The jobs are a cancelled one, some that request GPUs, but not per node, and an unknown one."""
 
     def submit(*words: str) -> str:
         return slurm.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=2", *words).strip()

@@ -1,4 +1,4 @@
-"""The published comparisons of this repository over two nodes: each as a tiny twin, on a real Slurm."""
+"""Tests of this repository's published comparisons over two nodes: each as a tiny twin on a real Slurm."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_twin_matches_its_review_and_table(case: Case, allocation: Allocation, t
     machine = detect_cpu("of two nodes").replace(nodes=2)
     reason = unsupported(case, machine)
     if reason is not None:
-        pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
+        pytest.skip(reason)  # torchtitan needs a newer torch than perfsuite's lowest
     run = launch_once(case, machine, tmp_path / "run", Launching(launcher=SlurmLauncher()))
     assert run.failure is None, run.failure
     assert [node.name for node in run.nodes] == ["n1", "n2"]

@@ -1,4 +1,4 @@
-"""Tests of Slurm without Slurm, and those that fail."""
+"""Tests of the Slurm fixtures: tests without Slurm, and tests that fail."""
 
 import shutil
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The Slurm that other tests use leaves nothing, however its owner ends."""
+"""Tests that the Slurm of other tests leaves nothing behind, however its owner ends."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.processes import arguments, read_until, wait_until
 
 ROOT = Path(__file__).parents[3]
 SLOT = 100 + os.getpid() % 100
-"""One that no other process of xdist takes, nor clears."""
+"""A slot that no other process of xdist takes or clears."""
 OWNER = f"""
 import signal
 from tests.features.slurm import emulated
@@ -27,7 +27,7 @@ with emulated.slurm_cluster() as cluster:
 
 @pytest.mark.launch
 def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
-    """As after a step that outlived its signals: no later test would get a node."""
+    """Slurm drains a node if a step outlives its signals. Otherwise no later test would get the node."""
     cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=Kill task failed")
     wait_until(lambda: cluster.state("n1") == "drained", "n1 to be drained")
     cluster.wait_until_idle()
@@ -36,7 +36,7 @@ def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
 
 @pytest.mark.launch
 def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel ends its processes; what else is left is removed when the next one takes its slot."""
+    """The kernel ends its processes. The rest is removed when the next cluster takes its slot."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert owner.stdout is not None
     with owner.stdout:
@@ -55,4 +55,4 @@ def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch:
         assert len(interfaces_of(SLOT)) == 3
     assert (processes_of(SLOT), interfaces_of(SLOT)) == ([], [])
     assert not other.directory.exists()
-    assert cluster.state("n1") == "idle", "clusters know nothing of each other"
+    assert cluster.state("n1") == "idle", "clusters are independent"

@@ -1,4 +1,4 @@
-"""Launches on a real Slurm of two nodes, and each way in which they break down."""
+"""Tests of launches on a real Slurm of two nodes, and of each way in which they break down."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def in_training(directory: Path) -> bool:
 
 
 def broken(directory: Path, action: Callable[[], object], case: Case = FAKE) -> Failure:
-    """How a launch fails of which rank 1 hangs, after something was done while both ranks run."""
+    """Return the failure of a launch whose rank 1 hangs. `action` is called while both ranks run."""
     done: list[object] = []
 
     def on_progress(step: int, tokens_per_step: int) -> None:
@@ -62,7 +62,7 @@ def broken(directory: Path, action: Callable[[], object], case: Case = FAKE) -> 
 def test_steps_have_interpreter_options_and_arm(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container: the interpreter writes down that it ran, and what `srun` and the arm told it."""
+    """The interpreter logs its calls, and the variables from `srun` and the arm, as in a container."""
     log = tmp_path / "told"
     writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {log}'
     goes_on = 'exec {} "$@"'
@@ -101,7 +101,7 @@ def test_steps_have_interpreter_options_and_arm(
 def test_steps_ignore_the_jobs_cores_per_task(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Our only task on a node would get the cores of one of the job's tasks."""
+    """Without this, our only task on a node would get the cores of just one of the job's tasks."""
     monkeypatch.setenv(name, "2")
     log = tmp_path / "log"
     python = executable(
@@ -120,13 +120,14 @@ def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path:
         ):
             SlurmLauncher().machine(tmp_path)
     finally:
-        cluster.on("n2", "umount", "--lazy", str(tmp_path))  # a step that Slurm is ending may be there
+        # Slurm might still be ending a step that is there.
+        cluster.on("n2", "umount", "--lazy", str(tmp_path))
 
 
 def test_refuses_a_step_without_all_gpus(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm gives steps GPUs here that no driver knows: they are counted, and missed."""
+    """Here Slurm gives steps GPUs that no driver knows. They are counted and found to be missing."""
     allocation.take("--gres=gpu:4")
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of the job
@@ -139,19 +140,19 @@ def test_refuses_a_step_without_all_gpus(
 
 
 class Wire:
-    """What n1 sends while a launch trains, with the headers of the network."""
+    """Records what n1 sends while a launch trains, including network headers."""
 
     def __init__(self, allocation: Allocation) -> None:
         self._cluster = allocation.cluster
         self._seen: list[tuple[int, int]] = []
 
     def look(self, step: int, tokens_per_step: int) -> None:
-        """Be told of the progress of the launch."""
+        """Receive the progress of the launch."""
         if step > 5 and (not self._seen or step != self._seen[-1][0]):
             self._seen.append((step, self._cluster.sent_bytes("n1")))
 
     def models_per_step(self) -> float:
-        """The bytes of a step, as multiples of those of the parameters in fp32."""
+        """Return the bytes of a step as a multiple of the bytes of the parameters in fp32."""
         first, before = self._seen[0]
         last, after = self._seen[-1]
         return (after - before) / (last - first) / (4 * 918_656)
@@ -159,7 +160,7 @@ class Wire:
 
 @pytest.mark.smoke
 def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: Path) -> None:
-    """In a ring of P ranks each sends 2 (P - 1) / P times the gradients; one rank of n1 sends them to n2."""
+    """In a ring of P ranks, each sends 2 (P - 1) / P times the gradients. One rank of n1 sends them to n2."""
     wire = Wire(allocation)
     on_both = Topology(nodes=2, processes_per_node=2)
     run = launched(DDP_TINY.replace(topology=on_both), tmp_path, on_progress=wire.look)
@@ -175,8 +176,8 @@ def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: 
 
 
 def test_fsdp_sends_over_the_network_as_in_theory(allocation: Allocation, tmp_path: Path) -> None:
-    """Parameters are gathered twice, half of them sent each time, and gradients are reduced once, which costs
-    as much as an all-reduce: gloo's reduce-scatter is made of one."""
+    """Parameters are gathered twice, and half of them are sent each time. Gradients are reduced once, which
+    costs as much as an all-reduce, because gloo's reduce-scatter is an all-reduce."""
     wire = Wire(allocation)
     run = launched(DDP_TINY.replace(framework=FSDP2(), micro_batch=4), tmp_path, on_progress=wire.look)
     assert run.failure is None
@@ -237,10 +238,10 @@ def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: P
 def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
     with pytest.raises(AllocationOverError, match="NODE_FAIL"):
         broken(tmp_path, lambda: allocation.cluster.kill_slurmd("n2"))
-    assert not allocation.is_clean(), "the job's process goes on"
+    assert not allocation.is_clean(), "the job's process continues"
     allocation.take()
     words = ("srun", f"--jobid={allocation.job_id}", "-N2", "hostname")
-    assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "it is repaired"
+    assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "the node is repaired"
 
 
 @pytest.mark.fault("hang on several nodes")
@@ -251,7 +252,7 @@ def test_ends_a_hang_with_every_nodes_stacks(allocation: Allocation, tmp_path: P
     assert failure is not None
     assert failure.kind == "timeout"
     stacks = str(failure.traceback)
-    assert stacks.startswith("rank 1 stopped at:"), "the one that is absent comes first"
+    assert stacks.startswith("rank 1 stopped at:"), "the missing rank comes first"
     assert "in _break_down" in stacks
     assert "rank 0 stopped at:" in stacks
 
@@ -265,7 +266,7 @@ def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None
         ours = psutil.Process(process.pid)
         sruns = sruns_of(ours) if with_srun else []
         for stopped in (ours, *sruns):
-            stopped.send_signal(signal.SIGSTOP)  # all at once: none sees the other's end
+            stopped.send_signal(signal.SIGSTOP)  # all stop first, so that none sees another end
         for killed in (*sruns, ours):
             killed.kill()
 
@@ -293,7 +294,7 @@ if socket.gethostname() == "n2":
 
 @pytest.mark.usefixtures("allocation")
 def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock makes all of its work seem to take ten times as long."""
+    """The clock of n2 makes all of its work seem to take ten times as long."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_NODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))

@@ -1,4 +1,4 @@
-"""A whole session of pytest inside an allocation that is cancelled, and gone on with in the next one."""
+"""Tests of a whole pytest session in an allocation that is cancelled. The next allocation continues it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ FIRST, ON_TWO, ON_THREE = (
     make_case(topology=Topology(nodes=nodes, processes_per_node=1), timeout_s=600) for nodes in (1, 2, 3)
 )
 SCRIPT = ON_TWO.replace(framework=Script(path="train.py"), model=Model.named("net"))
-SESSION_S = 300  # longer than a session here takes on a loaded machine
+SESSION_S = 300  # longer than a session takes here on a loaded machine
 TRAIN = """
 import os, time
 
@@ -50,7 +50,7 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
 def test_next_allocation_measures_what_is_left(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In it the ranks of a script meet across nodes."""
+    """In the next allocation, the ranks of a script communicate across nodes."""
     (tmp_path / "test_cases.py").write_text(measuring(FIRST, SCRIPT, ON_TWO, ON_THREE))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
     (tmp_path / "train.py").write_text(TRAIN)
@@ -78,11 +78,11 @@ def test_next_allocation_measures_what_is_left(
     written = json.loads(results.read_text())
     first, second, third = (result["verdict"]["outcome"] for result in written["results"])
     assert (first, third) == ("recorded", "recorded")
-    assert second in ("recorded", "unhealthy"), "both nodes share this machine, with other tests"
+    assert second in ("recorded", "unhealthy"), "other tests use this machine, too"
     assert [len(result["runs"][0]["nodes"]) for result in written["results"]] == [0, 2, 2]
     assert [skip["reason"] for skip in written["skipped"]] == [
         "it needs 3 nodes (processes per node: 1), but there are only 2"
     ]
-    assert len(list(store.glob("runs/*/*/launch-1/case.json"))) == 4, "the first is not launched again"
+    assert len(list(store.glob("runs/*/*/launch-1/case.json"))) == 4, "the first case is not launched again"
     assert [node["name"] for node in written["preflights"][0]["nodes"]] == ["n1", "n2"]
     assert (results.parent / "preflight-1").is_dir()

@@ -14,14 +14,14 @@ BAND = Band(baseline_s=0.1, allowed_s=0.103)
 
 
 def parts(svg: str, kind: str) -> list[dict[str, str]]:
-    """The attributes of the elements of a class, in order; fails if the chart is not well-formed."""
+    """Return the attributes of a class's elements, in order. The chart must be well-formed."""
     return [
         dict(element.attrib) for element in ElementTree.fromstring(svg).iter() if element.get("class") == kind
     ]
 
 
 def told(svg: str) -> str:
-    """The description, found as a screen reader finds it, behind a title."""
+    """Return the description where a screen reader finds it, after the title."""
     chart = ElementTree.fromstring(svg)
     assert chart.get("role") == "img"
     by_id = {element.get("id"): element.text for element in chart.iter()}
@@ -65,7 +65,7 @@ def test_thins_only_long_series_despite_nan() -> None:
 def test_ticks_are_few_and_clamp_to_the_scale(low: float, span: float) -> None:
     scale = Scale(low=low, high=low + span, start=100, end=0)
     if scale.high - scale.low < 1e-9 * abs(low):
-        return  # not apart as floats
+        return  # the ends hardly differ as floats
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 6
     slack = 1e-6 * span + 1e-9
@@ -83,7 +83,7 @@ def test_step_chart_marks_but_clips_stalls() -> None:
     [line] = parts(svg, "line")
     heights = [float(point.split(",")[1]) for point in line["points"].split()]
     assert min(heights) == charts.TOP
-    assert max(heights) - sorted(heights)[1] > 3  # 1% is seen
+    assert max(heights) - sorted(heights)[1] > 3  # a change of 1% is visible
     peak = line["points"].split()[40].split(",")[0]
     assert mark["points"].endswith(f" {peak},{charts.TOP:.1f}")
     assert parts(step_chart((9.0, 3.0, *[0.1] * 40), (2, 42)), "off") == [], "warm-up has no marks"
@@ -116,7 +116,7 @@ def test_losses_are_told_launch_by_launch() -> None:
     svg = charts.losses(runs, key="k")
     assert svg is not None
     assert told(svg) == "launch 1: from 3.0000 to 2.0000; launch 3: from 3.0000 to 0.5000."
-    assert len(parts(svg, "line")) == 3  # the second curve in two pieces
+    assert len(parts(svg, "line")) == 3  # the second curve has two pieces
     drawn = {(): False, (math.nan, math.inf): False, (0.0, 0.0): True, (1e30, 1e30): True, (2.0,): True}
     for loss, is_drawn in drawn.items():
         assert (charts.losses([make_run(loss=loss)], key="k") is not None) is is_drawn

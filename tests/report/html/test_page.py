@@ -29,7 +29,7 @@ Attributes = list[tuple[str, str | None]]
 
 
 class Page(HTMLParser):
-    """Elements, ids and texts; fails on tags that do not fit together, and on an id that stands twice."""
+    """Collects elements, ids and texts. Fails if tags do not match or if an id is used twice."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class Page(HTMLParser):
             self.texts.append((self._open[-1] if self._open else "", data.strip()))
 
     def said(self, tag: str) -> list[str]:
-        """Texts directly in elements of a kind."""
+        """Return the texts directly inside elements of a kind."""
         return [text for element, text in self.texts if element == tag]
 
 
 def make_evil() -> SessionFile:
-    """Markup wherever text comes from data."""
+    """Return a session with markup in every text that comes from data."""
     failure = Failure(kind="crash", message=EVIL, rank=0, traceback=EVIL)
     counts = make_counts(
         collectives=(counted.make_collective(kind=EVIL, dtype=EVIL),),
@@ -97,13 +97,13 @@ def make_evil() -> SessionFile:
 
 
 def section(page: str, case: str) -> str:
-    """Of the case whose id begins so."""
+    """Return the section of the case whose id begins like this."""
     [part] = re.findall(f'<section class="case" id="case-{case}.*?</section>', page, re.DOTALL)
     return str(part)
 
 
 def of(*results: Measurement) -> str:
-    """The page of a session of these cases."""
+    """Return the page of a session of these cases."""
     return render([make_session(0).replace(results=results)])
 
 
@@ -205,7 +205,7 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert is_said == (True, True, False)
     some = parsed(make_result(now()), make_result(now(mfu=None)))
     none = parsed(make_result(now(mfu=None)))
-    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), "no column of what none has"
+    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), "no column without values"
 
 
 def test_says_if_nothing_changed_or_is_corrected() -> None:

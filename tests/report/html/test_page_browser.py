@@ -1,4 +1,4 @@
-"""The HTML report in a real browser, opened as a file."""
+"""Tests of the HTML report in a real browser, opened as a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +65,7 @@ def page(browser: Browser, file: Path) -> Iterator[Browser]:
 
 
 def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
-    """Of the rows that are to be seen, from the top."""
+    """Return a value of each visible row, from top to bottom."""
     rows = "[...document.querySelectorAll('#overview tbody tr')].filter((row) => row.checkVisibility())"
     values = page.evaluate(f"{rows}.map((row) => row.{what})")
     assert isinstance(values, list)
@@ -73,7 +73,7 @@ def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
 
 
 def click(page: Browser, text: str, where: str = "") -> None:
-    """On the button that begins so."""
+    """Click on the button whose text begins like this."""
     page.driver.find_element("xpath", f"{where}//button[starts-with(., '{text}')]").click()
 
 
@@ -89,7 +89,7 @@ def test_table_starts_worst_first_and_sorts(page: Browser) -> None:
         click(page, "tokens/s", "//thead")
         assert page.evaluate("document.querySelector('[aria-sort]').ariaSort") == direction
         figures = [text.replace(",", "") for text in shown(page, "cells[3].textContent")]
-        assert figures[-1] == "\N{EN DASH}"  # what is not known stays last
+        assert figures[-1] == "\N{EN DASH}"  # unknown values stay last
         values = [int(figure) for figure in figures[:-1]]
         assert values == sorted(values, reverse=direction == "descending")
     click(page, "verdict", "//thead")
@@ -120,7 +120,7 @@ def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
 def test_link_unfolds_its_case(page: Browser, file: Path) -> None:
     page.evaluate("document.querySelector('#overview tr:last-child a').click()")
     assert page.evaluate("document.querySelector('.case:last-child > details').open")
-    page.wait_for_frame()  # the browser scrolls in the next one
+    page.wait_for_frame()  # the browser scrolls in the next frame
     assert page.evaluate(
         "document.querySelector('.case:last-child').getBoundingClientRect().top < innerHeight"
     )
@@ -189,7 +189,7 @@ def test_an_open_case_begins_with_the_cause(page: Browser) -> None:
 
 
 def test_names_of_spans_stay_in_view_on_a_phone(browser: Browser, tmp_path: Path) -> None:
-    """With their arm, wherever the table is scrolled to."""
+    """The names stay in view together with their arm, even if the table is scrolled."""
     counted = make_run(counts=make_entries())
     compared = make_compared().replace(runs=(counted,), before=(counted,))
     file = tmp_path / "index.html"

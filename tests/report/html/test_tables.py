@@ -6,7 +6,7 @@ from tests.sessions import make_gpu_result
 
 
 def columns(table: Table) -> list[dict[str, str]]:
-    """Each row by heading."""
+    """Return the cells of each row, by heading."""
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 

@@ -1,4 +1,4 @@
-"""Runs in a store, as pytest sessions leave them, and `perfsuite baseline` on them."""
+"""Runs in a store, as pytest sessions leave them, and the command `perfsuite baseline` on them."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,15 @@ REVIEWED = BaselineStore(BASELINES, Store().baselines)
 
 
 def told(*words: str, status: int = 0) -> str:
-    """What a command says that ends with this status."""
+    """Run a command that must end with this status, and return its output."""
     return commands.run("baseline", *words, status=status).output
 
 
 def measured(
     session: str, count: int, *, tokens_per_s: float = 50_000, against: Baseline | None = None, **changes: Any
 ) -> list[Run]:
-    """`count` launches in the store, as a pytest session leaves them that judged them beside `against`.
+    """Write `count` launches into the store, as a pytest session leaves them that judged them against
+    `against`.
 
     Cases that the session measured before stay in its results.
     """
@@ -53,7 +54,7 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
 
 
 def accept(session: str, count: int, *options: str, status: int = 0, **launches: Any) -> str:
-    """What is said where so many launches of a new session are accepted."""
+    """Accept the given number of launches of a new session, and return the output."""
     measured(session, count, **launches)
     return told("accept", *options, status=status)
 

@@ -18,13 +18,13 @@ MORE = counts(collectives=(GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * B
 
 
 def seen(*ranks: Counts, **changes: Any) -> dict[str, Any]:
-    """What a launch has beyond the usual, where it was counted."""
+    """Return the additional fields of a launch that was counted."""
     run = launch(*ranks)
     return {"counts": run.counts, "observed": run.observed, **changes}
 
 
 def counted(session: str, count: int, *options: str, status: int = 0, **launches: Any) -> str:
-    """What is said in one line where the counts of so many launches are accepted."""
+    """Accept the counts of the given number of launches, and return the output in one line."""
     return flat(accept(session, count, "--only-counts", *options, status=status, **launches))
 
 
@@ -44,16 +44,16 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
     assert (before.counts, before.launches) == (launch().counts, 5)
     assert before.accepted is not None
     assert (before.accepted.by, before.accepted.reason) == ("Ada", "first")
-    assert f"written: {FILE}" not in accept("2", 5), "these were not counted"
+    assert f"written: {FILE}" not in accept("2", 5), "the new launches were not counted"
     assert accepted() == before
 
 
 def test_one_launch_or_dry_run_gives_counts(repository: Path) -> None:
-    accept("1", 5, status=2, **seen(dry=True))  # which has no times
+    accept("1", 5, status=2, **seen(dry=True))  # a dry run has no times
     told("accept", "--only-counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
     assert (held.target, held.launches) == ("dry-cpu", 5)
-    accept("2", 1, status=1, **seen(health=DISTURBED, machine=make_gpu_machine()))  # too few healthy ones
+    accept("2", 1, status=1, **seen(health=DISTURBED, machine=make_gpu_machine()))  # too few healthy launches
     told("accept", "--only-counts")
     assert sorted(written()) == [
         f"baselines/counts/{target}/{CASE.id}.json" for target in ("dry-cpu", "sm90")
@@ -106,7 +106,7 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
     assert "2 counts more). To accept it anyway, give --reason" in counted("3", 1, status=1, **seen(more))
     counted("4", 1, "--reason", "gathers twice", **seen(MORE))
     assert accepted().counts == launch(MORE).counts
-    counted("5", 1, **seen())  # less work needs none, nor does another split
+    counted("5", 1, **seen())  # less work needs no reason, and neither does another split
     split = counted("6", 1, **seen(counts(host_reads={"forward": 40})))
     assert " host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step " in split
 
@@ -182,7 +182,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
 
 
 def test_diff_merges_what_several_ranks_share(repository: Path) -> None:
-    """Their bytes differ in a digit that is not shown."""
+    """The bytes of the two ranks differ in a digit that is not shown."""
     counted("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
     commit(repository)
     larger = [counts(memory=memory(peak=memory().peak + 2**20 + more)) for more in (0, 8)]

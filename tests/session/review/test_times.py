@@ -45,7 +45,7 @@ USUAL = make_run(case=CASE, machine=MACHINE, figures=AS_BEFORE)
 
 
 def test_another_machine_needs_its_option(repository: Path) -> None:
-    """It is one machine: the newest launch tells which, those at another speed are not taken with it."""
+    """All launches are on one machine, at two speeds. The newest launch decides which speed is accepted."""
     accept("1", 5, figures=AS_BEFORE)
     result = accept("2", 5, "--reason", "new", status=1, figures=SLOW, against=accepted())
     assert f"0 healthy launches, but a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
@@ -59,7 +59,7 @@ def test_another_machine_needs_its_option(repository: Path) -> None:
 
 
 def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
-    """Beside a local baseline: there is no reviewed one whose probe could tell."""
+    """With only a local baseline, there is no reviewed probe to compare with."""
     local = from_runs(measured("1", 3, figures=AS_BEFORE))
     keep("2", [USUAL] * 5 + [USUAL.replace(figures=SLOW)] * 3, local)
     assert f"left out: 3 {SET_ASIDE}" in told("accept", "--reason", "the first baseline")
@@ -75,7 +75,7 @@ def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
 
 
 def test_never_accepts_unjudged_launches(repository: Path) -> None:
-    """An interrupted case is in no results; nothing is known of a session whose results cannot be read."""
+    """An interrupted case is not in the results. If those cannot be read, nothing is known of the session."""
     run = measured("1", 5)[0]
     results = Path(".perfsuite/runs/1/results.json")
     write_session(results.parent)
@@ -90,7 +90,7 @@ def test_never_accepts_unjudged_launches(repository: Path) -> None:
 
 
 def memory(mib: float | None) -> dict[str, Any]:
-    """A launch with this peak."""
+    """Return the figures of a launch with this peak memory."""
     return {"figures": make_figures(peak_memory_bytes=None if mib is None else mib * 2**20)}
 
 
@@ -166,7 +166,7 @@ def test_shows_and_judges_package_metrics(repository: Path, packages: Packages) 
 
 
 def write_profile(profile: Profile) -> None:
-    """A launch for a profile, whose ranks all have this one."""
+    """Write a launch for a profile, in which all ranks have this profile."""
     run_dir = RunDir.of_profile(Path(".perfsuite/runs/1", CASE.id))
     documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
     for rank in range(CASE.topology.world_size):
@@ -188,7 +188,7 @@ def test_accepts_the_newest_sessions_profile(repository: Path) -> None:
     commit(repository)
     documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
     assert "aten::bmm 0 -> 24 calls a step" in told("diff")
-    assert told("list").count(CASE.id) == 1, "it stands beside a baseline, and is none"
+    assert told("list").count(CASE.id) == 1, "a profile belongs to a baseline, but is not one"
     file.unlink()
     assert "profile: removed" in told("diff")
 

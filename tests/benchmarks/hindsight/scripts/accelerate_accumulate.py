@@ -1,4 +1,4 @@
-"""FSDP2 by accelerate, with gradients accumulated by `Accelerator.accumulate`."""
+"""Trains with FSDP2 in accelerate. `Accelerator.accumulate` accumulates the gradients."""
 
 import itertools
 

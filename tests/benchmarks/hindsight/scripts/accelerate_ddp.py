@@ -1,4 +1,4 @@
-"""DDP by accelerate, with clipped gradients."""
+"""Trains with DDP in accelerate, with clipped gradients."""
 
 import itertools
 

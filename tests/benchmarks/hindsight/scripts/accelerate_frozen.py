@@ -1,4 +1,4 @@
-"""FSDP2 by accelerate, in mixed precision, of a model in bfloat16 that is frozen but for its last block."""
+"""Trains a bfloat16 model with FSDP2 in accelerate, in mixed precision. Only its last block is not frozen."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Rounds with data of their own, prepared by accelerate, each of which ends before its data does."""
+"""Trains in rounds with accelerate. Each round has its own prepared data, and ends before the data does."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A dataset of Hugging Face, read by one worker: `python datasets_loader.py torch`, `stream` or `filter`."""
+"""Reads a Hugging Face dataset with one worker: `python datasets_loader.py torch`, `stream` or `filter`."""
 
 import sys
 

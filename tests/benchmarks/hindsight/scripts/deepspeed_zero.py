@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed: `python deepspeed_zero.py STAGE ACCUMULATION [buckets]`."""
+"""Trains with ZeRO in DeepSpeed: `python deepspeed_zero.py STAGE ACCUMULATION [buckets]`."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""A plain loop over a tiny UNet of diffusers."""
+"""Trains a tiny UNet of diffusers in a plain loop."""
 
 import itertools
 

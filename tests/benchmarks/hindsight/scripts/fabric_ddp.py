@@ -1,4 +1,4 @@
-"""DDP by Lightning Fabric."""
+"""Trains with DDP in Lightning Fabric."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""FSDP2 in a plain loop, with torch's fused AdamW."""
+"""Trains with FSDP2 in a plain loop, with torch's fused AdamW."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Images that a container of kornia flips on the GPU: `AugmentationSequential`, with `data_keys`."""
+"""Flips images on the GPU in a container of kornia: `AugmentationSequential`, with `data_keys`."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Images that kornia changes in each step: `python kornia_images.py RandomChannelShuffle`."""
+"""Changes images with kornia in each step: `python kornia_images.py RandomChannelShuffle`."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""DDP by Lightning's Trainer: `python lightning_ddp.py [PRECISION ACCUMULATION VOCABULARY]`."""
+"""Trains with DDP in Lightning's Trainer: `python lightning_ddp.py [PRECISION ACCUMULATION VOCABULARY]`."""
 
 import sys
 from typing import Any

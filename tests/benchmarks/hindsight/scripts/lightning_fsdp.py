@@ -1,4 +1,4 @@
-"""FSDP by Lightning's Trainer, in mixed precision, of a model that is made in `configure_model`."""
+"""Trains with FSDP in Lightning's Trainer, in mixed precision. `configure_model` makes the model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with its CSV logger: a loss in every 5th step, and hyperparameters."""
+"""Trains with Lightning's Trainer and its CSV logger, which logs hyperparameters and every 5th loss."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with a rich progress bar, as on a terminal."""
+"""Trains with Lightning's Trainer and a rich progress bar, as on a terminal."""
 
 import os
 from typing import Any

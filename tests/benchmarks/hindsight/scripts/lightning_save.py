@@ -1,4 +1,4 @@
-"""Lightning's Trainer, which saves a checkpoint every 5 steps: `python lightning_save.py RANKS WORKERS`."""
+"""Trains with Lightning's Trainer, and saves every 5 steps: `python lightning_save.py RANKS WORKERS`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A plain loop over litgpt's GPT with LoRA."""
+"""Trains litgpt's GPT with LoRA in a plain loop."""
 
 import itertools
 

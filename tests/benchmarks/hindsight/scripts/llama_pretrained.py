@@ -1,6 +1,6 @@
-"""A plain loop over a Llama that transformers reads from a checkpoint in bfloat16.
+"""Trains a Llama in a plain loop, after transformers has read it from a checkpoint in bfloat16.
 
-`python llama_pretrained.py [LAYERS [SAVED]]`: the layers of the Llama, and those that the checkpoint has.
+`python llama_pretrained.py [LAYERS [SAVED]]`: the number of the Llama's layers, and of the checkpoint's.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""A plain loop over a Llama of transformers: `python llama_train.py [POSITIONS]`."""
+"""Trains a Llama of transformers in a plain loop: `python llama_train.py [POSITIONS]`."""
 
 import itertools
 import sys

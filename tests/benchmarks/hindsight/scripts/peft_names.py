@@ -1,4 +1,4 @@
-"""A deep Llama with adapters of peft, whose targets are named one by one: `python peft_names.py LAYERS`."""
+"""Trains a deep Llama with adapters of peft, naming each target: `python peft_names.py LAYERS`."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""A Llama whose adapters of peft are saved every 5 steps, with one for its embedding."""
+"""Trains a Llama with adapters of peft, also for its embedding, and saves them every 5 steps."""
 
 import itertools
 import os

@@ -1,6 +1,6 @@
-"""A plain loop over a Llama with adapters of peft: `python peft_train.py oft`, `dora`, `lora`, ...
+"""Trains a Llama with adapters of peft in a plain loop: `python peft_train.py oft`, `dora`, `lora`, ...
 
-With another word, `bfloat16`, the Llama has that dtype.
+With the additional word `bfloat16`, the Llama has that dtype.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Schedule-free AdamW in a plain loop."""
+"""Trains with schedule-free AdamW in a plain loop."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A small model and made-up data, for scripts of libraries that bring no model."""
+"""A small model and made-up data, for scripts of libraries that come without a model."""
 
 from typing import Any
 
@@ -36,13 +36,13 @@ class Net(nn.Module):
 
 
 def batches(count: int, batch: int = 2, length: int = 32) -> list[Tensor]:
-    """Tokens of shape [batch, length], from one seed."""
+    """Return random tokens of shape [batch, length], always from the same seed."""
     torch.manual_seed(0)
     return [torch.randint(VOCABULARY, (batch, length)) for _ in range(count)]
 
 
 def llama(**settings: Any) -> Any:
-    """A tiny Llama of transformers, with random weights."""
+    """Return a tiny Llama of transformers with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A tokenizer and made-up texts for trl, without the network."""
+"""A tokenizer and made-up texts for trl, which need no network."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ WORDS = [f"w{number}" for number in range(250)]
 
 
 def tokenizer() -> Any:
-    """Words of `WORDS`, one token each."""
+    """Return a tokenizer with one token for each of `WORDS`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -20,12 +20,12 @@ def tokenizer() -> Any:
 
 
 def text(at: int, count: int = 24) -> str:
-    """Words that follow from a number."""
+    """Return a text whose words depend only on the number `at`."""
     return " ".join(WORDS[(at * 7 + word * 3) % len(WORDS)] for word in range(count))
 
 
 def settings(directory: str | Path) -> dict[str, Any]:
-    """Arguments of every trainer: many steps on a CPU, nothing saved or reported."""
+    """Return the arguments of every trainer: many steps on a CPU, with nothing saved or reported."""
     return {
         "output_dir": str(directory),
         "max_steps": 1000,

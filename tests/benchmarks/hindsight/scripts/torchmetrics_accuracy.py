@@ -1,4 +1,4 @@
-"""An accuracy of torchmetrics in each step."""
+"""Trains with an accuracy of torchmetrics in each step."""
 
 import itertools
 

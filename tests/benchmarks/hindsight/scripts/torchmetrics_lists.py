@@ -1,4 +1,4 @@
-"""A metric of torchmetrics that keeps lists, read and reset in each step."""
+"""Trains with a torchmetrics metric that keeps lists, and reads and resets the metric in each step."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The Trainer of transformers."""
+"""Trains with the Trainer of transformers."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The Trainer of transformers, which evaluates after each step with a worker that stays."""
+"""Trains with the Trainer of transformers, which evaluates after each step with a worker that stays alive."""
 
 import os
 

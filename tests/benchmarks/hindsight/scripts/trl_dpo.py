@@ -1,4 +1,4 @@
-"""Direct preference optimization by trl."""
+"""Trains with direct preference optimization in trl."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by trl."""
+"""Trains with supervised fine-tuning in trl."""
 
 import os
 import sys

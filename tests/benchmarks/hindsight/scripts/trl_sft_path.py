@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by trl of a checkpoint in bfloat16, which trl itself reads."""
+"""Trains with supervised fine-tuning in trl. trl itself reads the checkpoint in bfloat16."""
 
 import os
 

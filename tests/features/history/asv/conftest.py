@@ -13,16 +13,16 @@ from tests.synthetic import make_repository
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4, 8)]
 SLOWER, FASTER, LARGER, SAME = range(4)
 CHANGES = {SLOWER: (15, Level(step_s=1.1)), FASTER: (10, Level(step_s=0.9)), LARGER: (20, Level(memory=1.03))}
-"""The night from which on each case has another level."""
+"""The night from which each case has another level."""
 NIGHTS = 30
 UNKNOWN = "f" * 40
-"""A commit of the history that the repository does not have."""
+"""A commit of the history that is not in the repository."""
 
 
 class Published(NamedTuple):
-    """What `perfsuite history publish` made, and said."""
+    """What `perfsuite history publish` made, and its output."""
 
-    root: Path  # of the repository in `repo`, the history in `history`, the export in `out`
+    root: Path  # holds the repository in `repo`, the history in `history`, the export in `out`
     output: str
 
 

@@ -1,6 +1,6 @@
-"""The scripts that asv's pages load from a CDN, from npm instead: browsers of tests have no internet.
+"""Local copies from npm of the scripts that asv's pages load from a CDN, since test browsers are offline.
 
-`make browser` installs them, by the package.json in this folder.
+`make browser` installs them according to the package.json in this folder.
 """
 
 import re
@@ -22,14 +22,15 @@ FILES = {
     "bootstrap.min.js": "bootstrap/dist/js/bootstrap.min.js",
     "bootstrap.min.css": "bootstrap/dist/css/bootstrap.min.css",
 }
-"""The file of a package for the name at the end of each address."""
+"""For each name at the end of an address, the file in an npm package."""
 _LOADED = re.compile(r'(src|href)="https?://[^"]*/([^"/]+)" integrity=[^>]*>')
 
 
 def use_local_scripts(pages: Path) -> None:
-    """Let `index.html` of asv's pages load local copies.
+    """Make `index.html` of asv's pages load local copies.
 
-    Without them the test is skipped, or fails where CI is set. Raises KeyError for a script of no package.
+    If they are not installed, the test is skipped, or fails if CI is set. Raises KeyError if a script has no
+    package.
     """
     if not PACKAGES.exists():
         skip_or_fail("the scripts of asv's pages are not installed: run `make browser`")

@@ -34,7 +34,7 @@ GPT2 = "gpt2-tiny.1x2.fp32"
 
 
 class Kept(NamedTuple):
-    """A history, the repository of its commits, and what is exported of both."""
+    """A history, the repository with its commits, and the export of both."""
 
     history: Path
     repo: Path
@@ -91,7 +91,7 @@ def test_asv_reads_every_commit_and_class(kept: Kept) -> None:
     assert second.date - first.date == 86_400_000
     assert all(json.loads(file.read_text()) for file in kept.out.rglob("*.json"))
     conf = kept.configuration()
-    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], "the gate's tolerances"
+    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], "the tolerances of the gate"
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
     machine = json.loads((kept.out / "results" / H100 / "machine.json").read_text())
@@ -161,7 +161,8 @@ def test_pools_sessions_of_one_commit(kept: Kept) -> None:
     assert kept.statistics("seconds_per_step")["repeat"] == 7
     [file] = (kept.out / "results" / H100).glob(f"{commit}-*.json")
     [began] = {row[COLUMNS.index("started_at")] for row in json.loads(file.read_text())["results"].values()}
-    assert began == 1000 * (BEGIN + timedelta(days=100, hours=3)).timestamp()  # 03:00 UTC: write_history
+    # The nights of `write_history` are measured at 03:00 UTC.
+    assert began == 1000 * (BEGIN + timedelta(days=100, hours=3)).timestamp()
 
 
 def test_export_replaces_the_previous_one(kept: Kept) -> None:

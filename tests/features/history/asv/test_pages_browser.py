@@ -1,4 +1,4 @@
-"""asv's pages in a real browser, from a local server: what is drawn, and that nothing else is asked for."""
+"""Tests of asv's pages in a browser, from a local server: what is drawn, and which addresses are used."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ INK = """(() => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     return new Set(new Uint32Array(pixels.buffer)).size;
 })()"""
-"""How many colours are on a canvas: 1 if nothing is drawn."""
+"""Returns the number of colours on a canvas, which is 1 if nothing is drawn."""
 WRITES_DOWN_WHAT_IS_WRITTEN = """
 window.written = [];
 const fillText = CanvasRenderingContext2D.prototype.fillText;
@@ -28,7 +28,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
     return fillText.call(this, text, ...rest);
 };
 """
-"""Text on a canvas cannot be read back; asv puts the labels of axes there."""
+"""Records text that asv draws on a canvas, such as labels of axes, since it cannot be read back."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def address(published: Published, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Browser]:
-    """A browser that is asked afterwards what it complained about and asked for."""
+    """Yield a browser, and then check that it had no complaints and requested only this address."""
     browser.screen(1280)
     yield browser
     assert browser.console() == []
@@ -51,7 +51,7 @@ def page(browser: Browser, address: str) -> Iterator[Browser]:
 
 
 def listed(page: Browser, selector: str) -> list[str]:
-    """The texts of elements, once there are some."""
+    """Wait until elements exist, and return their texts."""
     page.wait(f"document.querySelectorAll('{selector}').length > 0")
     texts = page.evaluate(f"[...document.querySelectorAll('{selector}')].map(each => each.textContent)")
     assert isinstance(texts, list)

@@ -13,7 +13,7 @@ ENDS = ("stats_ci_99_a", "stats_ci_99_b")
 
 
 def rows(launches: dict[Slot, list[float]], metric: str = "seconds_per_step") -> list[dict[str, Any]]:
-    """The row of each benchmark, by column."""
+    """Return the row of each benchmark, by column."""
     groups: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for (group, values), figures in launches.items():
         groups.setdefault(group, {})[values] = figures
@@ -73,7 +73,7 @@ def test_median_and_quartiles() -> None:
 
 
 def test_pools_intervals_of_times_not_of_memory() -> None:
-    """Two cases differ by a hundred times and have the same relative noise."""
+    """The two cases differ by a factor of one hundred, but have the same relative noise."""
     [memory] = rows({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
     assert [memory[end] for end in ENDS] == [[7.0], [8.0]]
     one = [1.0, 1.01, 0.99, 1.02]
@@ -82,7 +82,7 @@ def test_pools_intervals_of_times_not_of_memory() -> None:
     assert wide == pytest.approx(wide_too)
     assert 1.03 < wide < 1.1
     [alone] = rows({SLOT: [1.0]})
-    assert [alone[end] for end in ENDS] == [[-math.inf], [math.inf]], "of one launch it is not known"
+    assert [alone[end] for end in ENDS] == [[-math.inf], [math.inf]], "the noise of one launch is unknown"
     [row] = rows({SLOT: [1.0], Slot(SLOT.group, ("fsdp2", "4096", "2", "1", "default")): [1.0]})
     assert row["params"] == [["ddp", "fsdp2"], ["4096"], ["1", "2"], ["1"], ["default"]]
     assert (row["result"], row["stats_repeat"]) == ([1.0, None, None, 1.0], [1, None, None, 1])
