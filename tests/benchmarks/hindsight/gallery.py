@@ -41,7 +41,7 @@ def entries() -> str:
 
 def _entry(number: int, pair: Pair, result: Result) -> str:
     line = "\n".join(wrapped(result.first, indent=""))
-    how = " It was found in a dry run of an H100." if pair.dry else ""
+    how = " It was found in a dry run that simulates H100s." if pair.dry else ""
     what = pair.what[0].upper() + pair.what[1:]
     return (
         f"## {number}. {what}\n\n"
