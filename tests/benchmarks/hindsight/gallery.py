@@ -22,13 +22,13 @@ SHOWN = (
     "transformers-42805",
 )
 WHERE = {
-    "step": "every step",
-    "growth": "what each step keeps",
-    "data": "the work for a batch",
+    "step": "in every step",
+    "growth": "in the objects that each step keeps",
+    "data": "in the work for each batch",
     "start-up": "before the first step",
-    "some steps": "only some steps",
-    "event": "a checkpoint",
-    "dtype": "precision",
+    "some steps": "in only some steps",
+    "event": "in a checkpoint",
+    "dtype": "in the precision of the weights",
 }
 
 
@@ -41,12 +41,12 @@ def entries() -> str:
 
 def _entry(number: int, pair: Pair, result: Result) -> str:
     line = "\n".join(wrapped(result.first, indent=""))
-    how = ", in a dry run as if on an H100" if pair.dry else ""
+    how = " It was found in a dry run that simulates H100s." if pair.dry else ""
     what = pair.what[0].upper() + pair.what[1:]
     return (
         f"## {number}. {what}\n\n"
         f"{pair.link}: good {_released(pair.good)}, bad {_released(pair.bad)}. "
-        f"Where: {WHERE[pair.kind]}{how}.\n\n"
+        f"The regression appears {WHERE[pair.kind]}.{how}\n\n"
         f"```text\n{line}\n```\n"
     )
 
