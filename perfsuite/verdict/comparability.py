@@ -43,6 +43,7 @@ ASKED = frozenset(
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]
 )
+OTHER_CODE = "the Python code that ran is not the same"
 NOT_OBSERVED = "not observed"  # prefix of the value of a setting that could not be observed
 
 
@@ -169,7 +170,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
     """Return the `library_choices` if no recorded version or variable differs: the cause is unknown."""
     then, now = _observed(run, baseline)
-    is_explained = then.environment != now.environment
+    is_explained = then.environment != now.environment or then.code != now.code
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
 
 
@@ -199,7 +200,9 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
     if then.settings.get("trained") == "all":  # these belong to models that are only trained in part
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
-    return changed + [f"{key}: not observed -> {today.settings[key]}" for key in new]
+    changed += [f"{key}: not observed -> {today.settings[key]}" for key in new]
+    is_known = then.code is not None and today.code is not None  # it is unknown in older baselines
+    return changed + ([OTHER_CODE] if is_known and then.code != today.code else [])
 
 
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:

@@ -15,6 +15,7 @@ from perfsuite.verdict.computation import Computed, does_less, other_computation
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.loss import are_compared, common_factor, may_differ, steadily_differ
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.unchanged import unless_unchanged
 
 THE_SAME = "the work is the same: look at"
 """Beginning of the explanation of a slower case whose counts are equal. The rest depends on the machine."""
@@ -78,10 +79,10 @@ def with_counts(
     fewer = exact.does_less_later(runs, [] if baseline is None else baseline.counts)
     if verdict.outcome == "improved" and fewer is not None:
         verdict = verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, fewer))
-    if verdict.failure is not None or counts is None or counts.outcome not in ("regressed", "improved"):
-        return verdict
-    worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
-    return verdict.replace(outcome=worse)
+    if verdict.failure is None and counts is not None and counts.outcome in ("regressed", "improved"):
+        worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
+        verdict = verdict.replace(outcome=worse)
+    return verdict if times is None else unless_unchanged(verdict, runs, times)
 
 
 def _unless_other(

@@ -235,7 +235,7 @@ class Rank:
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
         from perfsuite.worker.counting import flops
-        from perfsuite.worker.observation import autotuned, engines, software
+        from perfsuite.worker.observation import autotuned, code, engines, software
 
         counting = self.recorder.counting
         if counting is not None:
@@ -260,6 +260,8 @@ class Rank:
         report = report.replace(compiled_anew=software.is_compiled_anew())
         if report.rank == 0 and graphs:
             report = report.replace(autotuned=autotuned.choices(self.run_dir.inductor_cache))
+        if report.rank == 0:
+            observed = observed.replace(code=code.digest())
         report = report.replace(
             observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes
         )

@@ -1,0 +1,71 @@
+"""Recognise sessions in which nothing changed since the baseline, so that only the machine can be slower.
+
+Such a session is an A/A test: it shows how much sessions of the same code differ. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import CPU_S_PER_STEP, DATA_WAIT, TOKENS_PER_S, TOKENS_PER_S_MEAN
+from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.run import Run, timed_span
+from perfsuite.verdict import comparability
+
+TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP, DATA_WAIT)}
+"""Metrics that a machine can change. The times of spans are added."""
+BY_THE_MACHINE = "the code did not change, so the machine did"
+NOTHING_CHANGED = (
+    "nothing changed since the baseline: the same code, versions, variables, settings and work. So the "
+    "machine is {change}, not the code. If this machine is as it should be, make this session a part of the "
+    "baseline (perfsuite baseline accept --sessions 2)"
+)
+
+
+def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) -> Verdict:
+    """Return the verdict; if nothing changed since the baseline, one that does not blame the code.
+
+    Slower times are then `unhealthy` and faster ones `passed`. Other metrics, such as memory, keep their
+    outcome: a machine cannot change them, so something that was not recorded did.
+    """
+    if verdict.outcome not in ("regressed", "improved") or not verdict.is_same_work:
+        return verdict
+    moved = [check for check in verdict.checks if check.outcome in ("regressed", "improved")]
+    if not all(map(_is_time, moved)) or any(any(changes(run, baseline)) for run in runs):
+        return verdict
+    is_slower = verdict.outcome == "regressed"
+    outcome: Outcome = "unhealthy" if is_slower else "passed"
+    checks = [
+        check.replace(outcome="inconclusive" if is_slower else "passed", note=BY_THE_MACHINE)
+        if check in moved
+        else check
+        for check in verdict.checks
+    ]
+    reason = NOTHING_CHANGED.format(change="slower" if is_slower else "faster")
+    return verdict.replace(
+        outcome=outcome, checks=tuple(checks), explained=None, reasons=(reason, *verdict.reasons)
+    )
+
+
+def _is_time(check: Check) -> bool:
+    return check.metric in TIMES or timed_span(check.metric) is not None
+
+
+def changes(run: Run, baseline: Baseline) -> Iterator[str]:
+    """Yield what changed since the baseline, or what is unknown on either side.
+
+    Everything that a launch records is compared, except what describes the machine itself: the nodes, their
+    clocks and their probes.
+    """
+    if run.inject is not None:
+        yield f"the fault {run.inject} was injected"
+    if baseline.observed is None or run.observed is None:
+        yield "settings and versions were not observed on both sides"
+        return
+    if baseline.observed.code is None or run.observed.code is None:
+        yield "it is unknown whether the same Python code ran"
+    if run.case != baseline.case:
+        yield "the case"
+    if run.dtypes != baseline.dtypes:
+        yield "the dtypes of the model"
+    yield from comparability.setting_differences(run, baseline)
+    yield from comparability.environment_changes(run, baseline)

@@ -1,0 +1,115 @@
+"""Test that only a machine is blamed for a session in which nothing changed since the baseline."""
+
+from typing import Any
+
+import pytest
+
+from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.outcome import CountCheck, Outcome, Verdict
+from perfsuite.results.rank_report import Observed
+from perfsuite.results.run import Run
+from perfsuite.verdict.overall import with_counts
+from perfsuite.verdict.unchanged import BY_THE_MACHINE, changes, unless_unchanged
+from tests.samples import metric_check
+from tests.twin_counts import baseline_of, counts, launch
+
+SEEN = Observed(
+    settings={"wrapper": "DDP"},
+    environment={"torch": "2.13.0+cpu", "transformers": "5.23.0", "NCCL_ALGO": "Ring"},
+    code="0123456789ab",
+)
+RUN = launch(observed=SEEN)
+BASELINE = from_runs([RUN] * 5)
+SAME_WORK = CountCheck(outcome="passed")
+
+
+def timed(outcome: Outcome, metric: str = "tokens_per_s", **fields: Any) -> Verdict:
+    """Return a verdict whose only check has the same outcome, after counts that did not change."""
+    checks = (metric_check(outcome=outcome, metric=metric),)
+    return Verdict(**{"outcome": outcome, "launches": 3, "checks": checks, "counts": SAME_WORK, **fields})
+
+
+def after(run: Run, verdict: Verdict | None = None, baseline: Baseline = BASELINE) -> Outcome:
+    """Return the outcome of a session whose last launch is `run`."""
+    return unless_unchanged(verdict or timed("regressed"), [RUN, run], baseline).outcome
+
+
+@pytest.mark.parametrize(
+    "metric", ["tokens_per_s", "tokens_per_s_mean", "cpu_s_per_step", "data_wait_s", "seconds of start-up"]
+)
+def test_slower_unchanged_session_is_unhealthy(metric: str) -> None:
+    verdict = unless_unchanged(timed("regressed", metric), [RUN], BASELINE)
+    assert verdict.outcome == "unhealthy"
+    assert [(check.outcome, check.note) for check in verdict.checks] == [("inconclusive", BY_THE_MACHINE)]
+    assert verdict.reasons[0].startswith("nothing changed since the baseline: the same code, versions")
+    assert "So the machine is slower, not the code." in verdict.reasons[0]
+    assert "perfsuite baseline accept --sessions 2" in verdict.reasons[0]
+
+
+def test_faster_unchanged_session_only_passes() -> None:
+    verdict = unless_unchanged(timed("improved"), [RUN], BASELINE)
+    assert (verdict.outcome, [check.outcome for check in verdict.checks]) == ("passed", ["passed"])
+    assert "So the machine is faster, not the code." in verdict.reasons[0]
+
+
+CHANGED = {
+    "setting": RUN.replace(observed=SEEN.replace(settings={"wrapper": "FSDP"})),
+    "new setting": RUN.replace(observed=SEEN.replace(settings={"wrapper": "DDP", "threads": "2"})),
+    "version": RUN.replace(observed=SEEN.replace(environment={**SEEN.environment, "torch": "2.14.0"})),
+    "variable": RUN.replace(observed=SEEN.replace(environment={**SEEN.environment, "NCCL_ALGO": "Tree"})),
+    "new variable": RUN.replace(observed=SEEN.replace(environment={**SEEN.environment, "OMP_X": "1"})),
+    "code": RUN.replace(observed=SEEN.replace(code="ba9876543210")),
+    "unknown code": RUN.replace(observed=SEEN.replace(code=None)),
+    "nothing observed": RUN.replace(observed=None),
+    "case": RUN.replace(case=RUN.case.replace(counted_steps=2)),
+    "dtypes": RUN.replace(dtypes={"parameter": {"float32": 7}}),
+    "hardware class": RUN.replace(machine=RUN.machine.replace(hardware_class="cpu-another")),
+    "injected fault": RUN.replace(inject="slow"),
+}
+"""A launch that differs from the baseline in one thing alone, by its name."""
+
+
+@pytest.mark.parametrize("run", CHANGED.values(), ids=CHANGED)
+def test_any_change_may_be_the_cause(run: Run) -> None:
+    assert [*changes(RUN, BASELINE)] == []
+    assert len([*changes(run, BASELINE)]) == 1
+    assert after(run) == "regressed"
+    assert after(run, timed("improved")) == "improved"
+
+
+def test_code_of_the_baseline_must_be_known() -> None:
+    older = from_runs([RUN.replace(observed=SEEN.replace(code=None))] * 5)
+    assert [*changes(RUN, older)] == ["it is unknown whether the same Python code ran"]
+    assert after(RUN, baseline=older) == "regressed"
+
+
+@pytest.mark.parametrize("metric", ["peak_memory_bytes", "metric of another package"])
+def test_no_machine_changes_other_metrics(metric: str) -> None:
+    assert after(RUN, timed("regressed", metric)) == "regressed"
+    both = (metric_check(outcome="regressed"), metric_check(outcome="regressed", metric=metric))
+    assert after(RUN, timed("regressed", checks=both)) == "regressed"
+
+
+@pytest.mark.parametrize(
+    "work",
+    [None, CountCheck(outcome="passed", compared=False), CountCheck(outcome="not counted", notes=("why",))],
+    ids=["nothing counted", "nothing compared", "not counted"],
+)
+def test_the_work_must_be_known_to_be_the_same(work: CountCheck | None) -> None:
+    """A configuration file that the script reads is not among the recorded code."""
+    assert after(RUN, timed("regressed", counts=work)) == "regressed"
+
+
+@pytest.mark.parametrize("outcome", ["passed", "inconclusive", "recorded", "unhealthy", "failed"])
+def test_keeps_every_other_outcome(outcome: Outcome) -> None:
+    verdict = timed(outcome)
+    assert unless_unchanged(verdict, [RUN], BASELINE) == verdict
+
+
+def test_counts_decide_before_times() -> None:
+    """With counts that changed, something did change. Without a baseline of times, nothing is known."""
+    slow = timed("regressed", counts=None)
+    assert with_counts(slow, [RUN], baseline_of(), times=BASELINE).outcome == "unhealthy"
+    more = launch(counts(host_reads={"forward": 80}), observed=SEEN)
+    assert with_counts(slow, [more], baseline_of(), times=BASELINE).outcome == "regressed"
+    assert with_counts(slow, [RUN], baseline_of()).outcome == "regressed"
