@@ -21,7 +21,7 @@ from perfsuite.report.console import console
 from perfsuite.report.safe_text import printable
 
 PANELS = {  # the groups of our commands in --help
-    "Begin": ("init", "doctor", "selftest"),
+    "Begin": ("init", "doctor", "selftest", "first-night"),
     "Measure": ("night", "baseline"),
     "Compare": ("compare", "bisect", "releases", "dry-run"),
     "Show": ("report", "history", "judge", "export", "github"),

@@ -1,0 +1,1 @@
+"""Examine a new GPU machine in one command: `perfsuite first-night`."""

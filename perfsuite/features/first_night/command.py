@@ -1,0 +1,161 @@
+"""`perfsuite first-night`: examine a new machine before its first baseline."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite import __version__, documents
+from perfsuite.cli.checks import show
+from perfsuite.cli.shared import Shared, WaitQuiet, read, shares
+from perfsuite.doctor.rows import EXIT, Row, worst
+from perfsuite.errors import CaseError
+from perfsuite.features.first_night import page
+from perfsuite.features.first_night.cases import Size, usual_size
+from perfsuite.features.first_night.night import Night
+from perfsuite.features.first_night.record import FILE, FirstNight, resumed
+from perfsuite.features.first_night.running import Running, ends_with_results, run_steps
+from perfsuite.features.first_night.steps import NAMES, STEPS, Step
+from perfsuite.node.machine import detect
+from perfsuite.report.console import console, plain_table, print_json, print_rows, say
+
+BUDGET = "2h"
+WIDTH = 30  # width of the column with the names of checks
+
+
+@shares("cases", "as_json")
+def first_night(
+    *,
+    step: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STEP]...", help="Run these steps, again if necessary (default: all unfinished steps)."
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only show the steps and the minutes that they take.")
+    ] = False,
+    size: Annotated[
+        Size | None,
+        typer.Option(
+            help="Size of the training: `full`, `tiny` (default without GPUs), or `simulated`, which only "
+            "tries the command."
+        ),
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="End within this time, such as 40min or 2h. The rest waits."),
+    ] = BUDGET,
+    image: Annotated[
+        str | None, typer.Option(help="Also launch in this container image, which must contain perfsuite.")
+    ] = None,
+    wait_quiet: WaitQuiet = None,
+    out: Annotated[Path, typer.Option("--out", help="Directory of the page and its files.")] = Path(
+        "first-night"
+    ),
+    shared: Shared,
+) -> None:
+    """Examine a new machine before its first baseline, and write a page about it.
+
+    It examines the machine, tests the gate, measures the noise, injects faults, tries every framework, and
+    measures your cases twice. It adapts to the number of GPUs, and also works without one. After an
+    interruption, the same command continues. The exit status is 1 if a check failed. It is 3 if a check has
+    no result or did not run.
+    """
+    unknown_names = [name for name in step or () if name not in NAMES]
+    if unknown_names:
+        hint = documents.did_you_mean(unknown_names[0], NAMES)
+        raise CaseError(f"there is no step {unknown_names[0]!r}.{hint} The steps are {', '.join(NAMES)}")
+    seconds = read("budget", budget)
+    wait_quiet_s = read("wait-quiet", wait_quiet)
+    machine = detect()
+    new = FirstNight(
+        perfsuite=__version__,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        size=size or usual_size(machine),
+    )
+    record = resumed(out, new)
+    steps = _selected(record, step)
+    if plan:
+        _show_plan(record, steps, as_json=shared.as_json)
+        return
+    night = Night(
+        machine=machine,
+        size=record.size,
+        out=out,
+        cases=shared.cases,
+        image=image,
+        wait_quiet_s=wait_quiet_s,
+        say=lambda text: say(f"perfsuite first-night: {text}"),
+    )
+    record = _run(night, record, steps, seconds, as_json=shared.as_json)
+    rows = page.all_rows(record)
+    if shared.as_json:
+        print_json([{"step": name, **documents.plain(row)} for name, row in rows])
+    else:
+        console().print(page.answer(record))
+    say(f"page: {out / page.FILE}")
+    raise typer.Exit(EXIT[worst(row for _, row in rows)])
+
+
+def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:
+    """Return the named steps, or those that are not complete, in their order."""
+    if names:
+        return [step for step in STEPS if step.name in names]
+    done = {result.step for result in record.results if result.is_complete}
+    return [step for step in STEPS if step.name not in done]
+
+
+def _run(
+    night: Night, record: FirstNight, steps: Sequence[Step], seconds: float, *, as_json: bool
+) -> FirstNight:
+    begun = set[str]()
+
+    def save(current: FirstNight) -> None:
+        documents.write(night.out / FILE, current)
+        documents.write_text(night.out / page.FILE, page.render(current))
+
+    def show_row(step: Step, row: Row) -> None:
+        if as_json:
+            return
+        if step.name not in begun:
+            begun.add(step.name)
+            console().print(f"\n{step.name}: {step.question}")
+        show(row, max(WIDTH, len(row.check) + 2))
+
+    save(record)
+    how = Running(save=save, show=show_row, until=time.monotonic() + seconds)
+    with ends_with_results():
+        return run_steps(night, record, steps, how)
+
+
+def _show_plan(record: FirstNight, steps: Sequence[Step], *, as_json: bool) -> None:
+    """Print the steps with their estimated minutes. Steps that are complete are not repeated."""
+    grid = plain_table(("step", "minutes", "at most", "state", "question"))
+    rows = []
+    total = 0.0
+    for step in STEPS:
+        expected, most = step.minutes[record.size]
+        state = "to run" if step in steps else "complete"
+        total += expected if step in steps else 0.0
+        grid.add_row(step.name, f"~{expected:g}", f"{most:g}", state, step.question)
+        rows.append(
+            {
+                "step": step.name,
+                "expected_min": expected,
+                "most_min": most,
+                "state": state,
+                "question": step.question,
+            }
+        )
+    print_rows(rows, grid, as_json=as_json)
+    if not as_json:
+        machine = record.machine
+        console().print(
+            f"about {total:.0f} min, by an estimate for eight GPUs, on {machine.devices} x "
+            f"{machine.hardware_class} with {record.size} training"
+        )

@@ -1,0 +1,113 @@
+"""Inject faults into one case: is each reported, and is all memory free afterwards?"""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from perfsuite.case.case import Case
+from perfsuite.doctor.injected import EXPECTED
+from perfsuite.doctor.rows import Row, checked, failed, unknown
+from perfsuite.errors import MachineError
+from perfsuite.features.first_night.cases import Size, spread_case
+from perfsuite.features.first_night.night import Night, not_run, why_not
+from perfsuite.launch.lock import machine_lock
+from perfsuite.launch.quiet import see_gpus
+from perfsuite.node.processes import wait_until
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+
+FAULTS = ("hang", "crash", "exit", "oom", "missing-rank")
+STOPPED = "stop one rank"
+STOP_AT_STEP = 5  # the step after which a rank is stopped
+ENDLESS_STEPS = 2000  # steps of that launch, so that it does not end before
+FREE_S = 5.0  # seconds after a failed launch in which the memory of the GPUs must become free
+FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 5}
+"""Deadline of a launch with a fault. A hang is noticed earlier, except in simulated training."""
+
+
+def fault_rows(night: Night) -> Iterator[Row]:
+    """Inject faults into the same case: is each reported, with stacks, and is all memory free afterwards?"""
+    directory = night.new_directory("faults")
+    case = spread_case(night.machine, night.size)
+    reason = why_not(case, night)
+    if reason is not None:
+        yield not_run("faults", reason)
+        return
+    case = case.replace(timeout_s=FAULT_TIMEOUT_S[night.size])
+    with machine_lock(night.say):
+        for fault in FAULTS:
+            night.say(f"injecting {fault}")
+            launch = RunDir(directory / fault)
+            run = night.launch(case, night.machine, launch.path, replace(night.launching(), inject=fault))
+            yield _fault_row(f"inject {fault}", run, _kind_of(fault))
+            if fault == "hang":
+                yield stacks_row(launch, case.topology.world_size)
+            yield from _memory_rows(f"memory after {fault}", night)
+        if night.size == "simulated":
+            yield not_run(STOPPED, "simulated training ends too soon")
+            return
+        yield from _stopped_rows(case, night, RunDir(directory / "stopped"))
+
+
+def _kind_of(fault: str) -> str:
+    """Return the kind of failure that the self-test expects of a fault."""
+    return next(str(expected.failure) for expected in EXPECTED if expected.inject == fault)
+
+
+def _fault_row(check: str, run: Run, expected: str) -> Row:
+    if run.failure is None:
+        return failed(check, "no failure was noticed", f"expected {expected}")
+    observed = f"{run.failure.kind}: {run.failure.message}"
+    return checked(check, observed, ok=run.failure.kind == expected, advice=f"expected {expected}")
+
+
+def stacks_row(launch: RunDir, ranks: int) -> Row:
+    """Check that every rank of a launch that hung wrote its stack."""
+    written = {rank for rank, _, file in launch.all_stacks() if rank is not None and file.stat().st_size}
+    observed = f"{len(written)} of {ranks} ranks wrote their stack"
+    advice = f"without them, nobody sees where the others hang: see {launch.path}"
+    return checked("stacks of the hang", observed, ok=len(written) == ranks, advice=advice)
+
+
+def _memory_rows(check: str, night: Night) -> Iterator[Row]:
+    """Check that a failed launch leaves no memory behind on the GPUs."""
+    if night.machine.device == "cpu":
+        return
+    users: list[str] = []
+
+    def is_free() -> bool:
+        users[:] = see_gpus(night.machine.devices)
+        return not users
+
+    try:
+        is_clean = wait_until(is_free, FREE_S)
+    except MachineError as error:
+        yield unknown(check, str(error))
+        return
+    observed = "; ".join(users) or f"free within {FREE_S:.0f} s"
+    yield checked(check, observed, ok=is_clean, advice="the next launch would be measured beside it")
+
+
+def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
+    """Stop the last rank with SIGSTOP while it trains. The launch must end as a hang, without survivors."""
+    night.say(STOPPED)
+    last = case.topology.world_size - 1
+    stopped: list[int] = []
+
+    def stop(steps: int, tokens: int) -> None:
+        pids = [pid for rank, pid, _ in launch.all_stacks() if rank == last]
+        if steps >= STOP_AT_STEP and pids and not stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pids[-1], signal.SIGSTOP)
+                stopped.append(pids[-1])
+
+    launching = replace(night.launching(), on_progress=stop)
+    run = night.launch(case.replace(steps=ENDLESS_STEPS), night.machine, launch.path, launching)
+    if not stopped:
+        why = run.failure.message if run.failure else "it ended first"
+        yield not_run(STOPPED, f"no rank could be stopped: {why}")
+        return
+    yield _fault_row(STOPPED, run, "timeout")
+    yield from _memory_rows("memory after the stop", night)

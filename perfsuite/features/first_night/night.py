@@ -1,0 +1,114 @@
+"""The surroundings of a step: the machine, its directory, and its launches."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor.rows import Row, unknown
+from perfsuite.errors import CaseError, FileError
+from perfsuite.features.first_night.cases import Size
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.launch.requirements import unsupported, wrong_torch
+from perfsuite.measure import Launching, launch_once, measure
+from perfsuite.node.processes import captured
+from perfsuite.report.progress import silent
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir, launches_in
+
+ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What the steps of a first night know and use."""
+
+    machine: Machine
+    size: Size
+    out: Path
+    cases: Path  # directory of the user's cases
+    image: str | None = None  # a container image to compare with this environment
+    wait_quiet_s: float = 0
+    say: Callable[[str], None] = field(default=silent)
+    left_s: Callable[[], float] = lambda: float("inf")  # seconds until the step must end
+    measure: Callable[..., tuple[list[Run], Verdict]] = measure
+    launch: Callable[..., Run] = launch_once
+
+    def directory(self, step: str) -> Path:
+        """Return the directory with the files of a step."""
+        return self.out / step
+
+    def new_directory(self, step: str) -> Path:
+        """Return the directory of a step, without the files of an earlier attempt."""
+        directory = self.directory(step)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        return directory
+
+    def launching(self) -> Launching:
+        """Return how to launch: wait for other users of GPUs, but launch at once on a CPU."""
+        waits = self.machine.device == "cuda" and self.wait_quiet_s > 0
+        return Launching(
+            neighbours=Neighbours(self.say, silent, self.wait_quiet_s),
+            when_shared="wait" if waits else "again",
+            on_launch=lambda case, number: self.say(f"launch {number} of {case.id}"),
+        )
+
+
+def not_run(check: str, reason: str, advice: str | None = None) -> Row:
+    """Return the row of a check that did not run, which is never a success."""
+    return unknown(check, f"not run: {reason}", advice)
+
+
+def answer_of(command: Sequence[str], file: Path) -> str | None:
+    """Run a program, keep its output in a file, and return the output. None if it failed or did not end.
+
+    The file then has the reason.
+    """
+    try:
+        done = captured(command, timeout=ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = error.strerror if isinstance(error, OSError) else f"no answer in {ASK_S} s"
+        documents.write_text(file, f"{why}\n")
+        return None
+    documents.write_text(file, done.stdout + done.stderr)
+    return done.stdout if done.returncode == 0 else None
+
+
+def healthy_launches(directory: Path, case: Case) -> list[Run]:
+    """Return the launches of a case in the directory of a step that measured its steps."""
+    runs = []
+    for launch in launches_in(directory):
+        try:
+            run = documents.read(RunDir(launch.path).run, Run)
+        except FileError:  # the launch was interrupted
+            continue
+        if run.failure is None and run.case == case:
+            runs.append(run)
+    return runs
+
+
+def why_not(case: Case, night: Night) -> str | None:
+    """Return why a case cannot run here, or None."""
+    try:
+        return unsupported(case, night.machine) or wrong_torch(case, night.machine)
+    except CaseError as error:
+        return str(error)
+
+
+def numa_nodes(root: Path = Path("/")) -> list[frozenset[int]]:
+    """Return the cores of each NUMA node that has any."""
+    nodes = []
+    for file in sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist")):
+        cores: set[int] = set()
+        for low, high in re.findall(r"(\d+)(?:-(\d+))?", file.read_text()):
+            cores |= {*range(int(low), int(high or low) + 1)}
+        if cores:
+            nodes.append(frozenset(cores))
+    return nodes

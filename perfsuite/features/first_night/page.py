@@ -1,0 +1,107 @@
+"""Write the page of a first night as Markdown."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from perfsuite.doctor.rows import Row
+from perfsuite.features.first_night.record import FirstNight
+from perfsuite.features.first_night.sessions import marker_of
+from perfsuite.features.first_night.steps import STEPS
+from perfsuite.features.first_night.topology import NCCL_TESTS, TOPOLOGY
+from perfsuite.report import markdown
+from perfsuite.report.text import NONE, Table, plural
+
+FILE = "first-night.md"
+NOT_RUN = "not run: "  # how the rows of `night.not_run` begin
+LINKS = (TOPOLOGY, "NVLink", "NVLink fabric", "PCIe")
+RATES = ("matmul_tflops", "copy_gb_s", "all_reduce_gb_s", NCCL_TESTS)
+NOISE = ("noise", "counts", "cores of the ranks", "one socket", "one thread")
+SIMULATED = "Training was only simulated: nothing on this page says anything about this machine."
+
+
+def render(record: FirstNight) -> str:
+    """Return the page: the answer, its reasons, and every row of every step."""
+    every = all_rows(record)
+    sections = [
+        ("Topology", _of_checks(every, LINKS), "The links were not seen."),
+        ("Spread of the GPUs", _of_checks(every, RATES), "The GPUs were not compared."),
+        ("Noise, and the smallest change", _of_checks(every, NOISE), "The noise was not measured."),
+        ("Problems", [row for row in every if row[1].status == "fail"], "No check failed."),
+        ("Refused or not run", [row for row in every if is_not_run(row[1])], "Everything was run."),
+        ("Baselines", _of_cases(record), "No case was measured twice, so no baseline is fit to accept."),
+    ]
+    machine = record.machine
+    lines = [
+        "# First night",
+        "",
+        f"{machine.devices} x {markdown.text(machine.device_name)} ({machine.hardware_class}), perfsuite "
+        f"{record.perfsuite}, begun at {record.started_at}",
+        "",
+        *([f"**{SIMULATED}**", ""] if record.size == "simulated" else []),
+        f"**{answer(record)}**",
+        "",
+        *(line for title, rows, nothing in sections for line in _section(title, rows, nothing)),
+        "## All checks",
+        "",
+        *(line for step in STEPS for line in _step(record, step.name, step.question)),
+    ]
+    return "\n".join(lines)
+
+
+def all_rows(record: FirstNight) -> list[tuple[str, Row]]:
+    """Return the rows of all steps with the names of their steps, in the order of the steps."""
+    results = [record.of(step.name) for step in STEPS]
+    return [(result.step, row) for result in results if result is not None for row in result.rows]
+
+
+def is_not_run(row: Row) -> bool:
+    """Return whether a check did not run."""
+    return row.status == "unknown" and row.found.startswith(NOT_RUN)
+
+
+def answer(record: FirstNight) -> str:
+    """Return the answer in one or two sentences: what passed, what is open, and which step comes next."""
+    rows = [row for _, row in all_rows(record)]
+    count = Counter("not run" if is_not_run(row) else row.status for row in rows)
+    tally = f"{count['pass']} passed, {count['fail']} failed, {count['unknown']} unknown, "
+    tally += f"{count['not run']} not run."
+    done = [result.step for result in record.results if result.is_complete]
+    left = [step.name for step in STEPS if step.name not in done]
+    if left:
+        return f"{tally} Not finished: {', '.join(left)}. The same command continues with them."
+    if count["fail"]:
+        return f"{tally} Repair what failed before accepting a baseline."
+    fit = [row for _, row in _of_cases(record) if row.status == "pass"]
+    if not fit:
+        return f"{tally} No baseline is fit to accept yet."
+    how = f"perfsuite baseline refresh --hardware {marker_of(record.machine)} --reason 'the first night'"
+    return f"{tally} {plural(len(fit), 'baseline')} fit to accept: {how}"
+
+
+def _of_checks(rows: Iterable[tuple[str, Row]], checks: Sequence[str]) -> list[tuple[str, Row]]:
+    return [(step, row) for step, row in rows if row.check in checks]
+
+
+def _of_cases(record: FirstNight) -> list[tuple[str, Row]]:
+    result = record.of("cases")
+    rows = () if result is None else result.rows
+    return [("cases", row) for row in rows if not is_not_run(row)]
+
+
+def _section(title: str, rows: Sequence[tuple[str, Row]], nothing: str) -> list[str]:
+    if not rows:
+        return [f"## {title}", "", nothing, ""]
+    cells = [(step, row.check, row.status, row.found, row.advice or NONE) for step, row in rows]
+    table = Table(headers=("step", "check", "result", "found", "advice"), rows=cells, text_columns=5)
+    return [f"## {title}", "", str(markdown.grid(table)), ""]
+
+
+def _step(record: FirstNight, name: str, question: str) -> list[str]:
+    result = record.of(name)
+    if result is None:
+        return [f"### {name}: {question}", "", "Not begun.", ""]
+    cells = [(row.check, row.status, row.found, row.advice or NONE) for row in result.rows]
+    table = Table(headers=("check", "result", "found", "advice"), rows=cells, text_columns=4)
+    ended = "complete" if result.is_complete else "not complete"
+    took = f"{result.seconds / 60:.1f} min, {ended}."
+    return [f"### {name}: {question}", "", took, "", str(markdown.grid(table)), ""]

@@ -1,0 +1,70 @@
+"""The record of a first night, from which it continues after an interruption."""
+
+from pathlib import Path
+from typing import Literal
+
+from perfsuite import documents
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor.rows import Row
+from perfsuite.documents import Data, Document
+from perfsuite.errors import CaseError
+from perfsuite.features.first_night.cases import Size
+
+FILE = "first-night.json"  # in the directory of a first night
+
+
+class StepResult(Data):
+    """What one step found."""
+
+    step: str
+    seconds: float
+    is_complete: bool  # False: it was interrupted, reached its limit or did not run; it is repeated
+    rows: tuple[Row, ...]
+
+
+class FirstNight(Document):
+    """`first-night.json`: the results of all steps so far."""
+
+    schema_version: Literal[1] = 1
+    perfsuite: str
+    started_at: str
+    machine: Machine
+    size: Size
+    results: tuple[StepResult, ...] = ()
+
+    def of(self, step: str) -> StepResult | None:
+        """Return the result of a step; None if it has none yet."""
+        return next((result for result in self.results if result.step == step), None)
+
+    def with_result(self, result: StepResult) -> "FirstNight":
+        """Return the record with a result, which replaces an earlier result of the same step."""
+        others = [earlier for earlier in self.results if earlier.step != result.step]
+        return self.replace(results=(*others, result))
+
+
+def resumed(out: Path, new: FirstNight) -> FirstNight:
+    """Return the record in `out` to continue, or `new` if there is none.
+
+    Raises `CaseError` if the directory holds something else, or the first night of another machine or size.
+    """
+    file = out / FILE
+    if not file.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CaseError(f"--out {out}: it exists and holds no first night. Give a new directory")
+        return new
+    earlier = documents.read(file, FirstNight)
+    for name, before, now in (
+        ("hardware", _hardware(earlier.machine), _hardware(new.machine)),
+        ("size", earlier.size, new.size),
+        ("version of perfsuite", earlier.perfsuite, new.perfsuite),
+    ):
+        if before != now:
+            raise CaseError(
+                f"--out {out} holds a first night with another {name} ({before}, now {now}). Give a new "
+                "directory"
+            )
+    return earlier
+
+
+def _hardware(machine: Machine) -> str:
+    return f"{machine.devices} x {machine.hardware_class}"

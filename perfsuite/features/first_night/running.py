@@ -1,0 +1,166 @@
+"""Run steps one after another. A step never stops the next one, unless that one would be meaningless."""
+
+import re
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from perfsuite import documents
+from perfsuite.doctor.rows import Row, failed
+from perfsuite.errors import MachineError, PerfsuiteError, error_text
+from perfsuite.features.first_night.night import Night, not_run
+from perfsuite.features.first_night.record import FirstNight, StepResult
+from perfsuite.features.first_night.steps import Step
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.node.machine import detect
+from perfsuite.report.progress import silent
+
+BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
+"""Checks of the step `machine` without which no launch can work."""
+LEAST_S = 30.0  # a step does not begin if less time is left
+ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a scheduler ends a job, or a connection ends
+
+
+class TimeUp(BaseException):
+    """The time of a step is over. Like an interrupt, it is no `Exception`, so that nothing swallows it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How to run steps: what is called with each row and each new record, and the clock."""
+
+    save: Callable[[FirstNight], None]
+    show: Callable[[Step, Row], None]
+    until: float = float("inf")  # when the first night must end, on `clock`
+    clock: Callable[[], float] = time.monotonic
+    problem: Callable[[Night, Step], Row | None] = lambda night, step: machine_problem(night, step)
+
+
+def run_steps(night: Night, record: FirstNight, steps: Sequence[Step], how: Running) -> FirstNight:
+    """Run steps, and save the record after each of them. An interrupt also saves what a step has found."""
+    for step in steps:
+        record = _run(night, record, step, how)
+    return record
+
+
+def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNight:
+    rows: list[Row] = []
+    began = how.clock()
+    is_complete = False
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        how.show(step, row)
+
+    def saved() -> FirstNight:
+        seconds = how.clock() - began
+        result = StepResult(step=step.name, seconds=seconds, is_complete=is_complete, rows=tuple(rows))
+        with_this = record.with_result(result)
+        how.save(with_this)
+        return with_this
+
+    limit_s = min(60 * step.minutes[night.size][1], how.until - began)
+    refusal = _refusal(night, record, step, how, limit_s)
+    if refusal is not None:
+        add(refusal)
+        return saved()
+    try:
+        with time_limit(limit_s):
+            for row in step.run(replace(night, left_s=lambda: limit_s - (how.clock() - began))):
+                add(row)
+        is_complete = True
+    except TimeUp:
+        add(not_run("the rest", f"the step was stopped after its limit of {limit_s / 60:.0f} min"))
+    except PerfsuiteError as error:
+        add(failed(step.name, str(error)))
+    except Exception as error:
+        file = night.directory(step.name) / "traceback.txt"
+        documents.write_text(file, traceback.format_exc())
+        add(failed(step.name, error_text(error), f"its traceback is in {file}"))
+    except BaseException:  # Ctrl-C, or the end of the job
+        add(not_run("the rest", "the step was interrupted", "the same command continues with it"))
+        saved()
+        raise
+    return saved()
+
+
+def _refusal(night: Night, record: FirstNight, step: Step, how: Running, limit_s: float) -> Row | None:
+    """Return the row of a step that would be meaningless now, or None."""
+    if limit_s < LEAST_S:
+        return not_run(step.name, "the time is used up", "the same command continues with this step")
+    machine = record.of("machine")
+    if step.name != "machine" and machine is not None:
+        broken = [row for row in machine.rows if row.check in BLOCKING and row.status == "fail"]
+        if broken:
+            advice = "repair it, then run: perfsuite first-night machine"
+            return not_run(step.name, f"{broken[0].check}: {broken[0].found}", advice)
+    return how.problem(night, step)
+
+
+def machine_problem(night: Night, step: Step) -> Row | None:
+    """Return the row of a step that needs GPUs which are lost or in use, or None. Waits for other users."""
+    machine = night.machine
+    if machine.device == "cpu":
+        return None
+    try:
+        now = detect()
+    except MachineError as error:
+        return not_run(step.name, str(error))
+    before = f"{machine.devices} x {machine.hardware_class}"
+    if (now.devices, now.hardware_class) != (machine.devices, machine.hardware_class):
+        seen = f"{now.devices} x {now.hardware_class}" if now.device == "cuda" else "no GPU"
+        reason = f"the machine has changed: it had {before}, and now has {seen}"
+        return not_run(step.name, reason, "look at nvidia-smi and dmesg: has a GPU fallen off the bus?")
+    if not step.needs_quiet:
+        return None
+    neighbours = Neighbours(night.say, silent, night.wait_quiet_s)
+    users = neighbours.look(machine, machine.devices)
+    if not users or (night.wait_quiet_s and neighbours.wait(machine, machine.devices)):
+        return None
+    users = neighbours.look(machine, machine.devices) or users
+    return not_run(step.name, "; ".join(users), _instead(users, machine.devices))
+
+
+def _instead(users: Sequence[str], devices: int) -> str:
+    """Advise to end the processes of others, or to name the GPUs that nobody uses."""
+    busy = {int(number) for number in re.findall(r"of GPU (\d+) ", " ".join(users))}
+    idle = [str(number) for number in range(devices) if number not in busy]
+    advice = "end these processes, or wait: the same command continues with this step"
+    if not idle:
+        return advice
+    return f"{advice}. To use only the idle GPUs ({', '.join(idle)}), name them in CUDA_VISIBLE_DEVICES"
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeUp` in the block after this many seconds. Only the main thread may use it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 0 if seconds == float("inf") else max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def ends_with_results() -> Iterator[None]:
+    """Turn the signals that end a job into exceptions in the block, so that the results are written."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in ENDED_BY}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

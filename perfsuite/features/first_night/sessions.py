@@ -1,0 +1,125 @@
+"""Measure the user's cases twice: which of them are steady enough for a baseline?"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor.rows import Row, failed, passed, unknown
+from perfsuite.errors import FileError
+from perfsuite.features.first_night.night import Night, not_run
+from perfsuite.report.summary import reason
+from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.session.jobs import refused
+
+RECORDED_LAUNCHES = 3
+END_S = 20.0  # seconds in which an interrupted pytest must write its results
+MOST_CASES = 200  # rows of the page
+
+
+def case_rows(night: Night) -> Iterator[Row]:
+    """Record a baseline of every case for this hardware, measure again, and compare."""
+    check = "cases"
+    if not night.cases.is_dir():
+        advice = f"write cases with: perfsuite init --hardware {marker_of(night.machine)}"
+        yield not_run(check, f"there is no directory {night.cases}", advice)
+        return
+    directory = night.new_directory("cases")
+    words = session_words(night, directory)
+    problem = refused(*words)
+    if problem is not None:
+        yield not_run(check, problem)
+        return
+    first = measured(night, words, directory / "first")
+    if first is None:
+        yield failed(check, "the first session wrote no results", f"see {directory / 'first.log'}")
+        return
+    second = measured(night, words, directory / "second")
+    yield from compared(first, second)
+
+
+def marker_of(machine: Machine) -> str:
+    """Return the marker of the cases for a machine: the family of its GPUs, `gpu` or `cpu`."""
+    if machine.device == "cpu":
+        return "cpu"
+    return "gpu" if machine.product is None else machine.product.family
+
+
+def session_words(night: Night, directory: Path) -> list[str]:
+    """Return pytest's arguments. Reviewed baselines are left out, so that both sessions are alike."""
+    words = [
+        str(night.cases),
+        "-m",
+        marker_of(night.machine),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--perf-store={directory / 'store'}",
+        f"--perf-baselines={directory / 'none'}",
+        "--perf-missing-baseline=record",
+        f"--perf-record-launches={RECORDED_LAUNCHES}",
+        f"--perf-wait-quiet={night.wait_quiet_s:.0f}",
+    ]
+    left_s = night.left_s()
+    # Half of the time for each of the two sessions.
+    return words if left_s == float("inf") else [*words, f"--perf-budget={max(left_s / 2 - END_S, 1):.0f}s"]
+
+
+def measured(night: Night, words: Sequence[str], out: Path) -> SessionFile | None:
+    """Run pytest, and return its results; None if it wrote none. Its output is kept next to `out`."""
+    night.say(f"pytest {' '.join(words)}")
+    results = out / "results.json"
+    with out.with_suffix(".log").open("w") as log:
+        command = [sys.executable, "-m", "pytest", *words, f"--perf-report={out}"]
+        session = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            session.wait()
+        except BaseException:
+            # As after Ctrl-C, pytest then ends its launches and writes the results so far.
+            session.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                session.wait(END_S)
+            session.kill()
+            raise
+    try:
+        return documents.read(results, SessionFile)
+    except FileError:
+        return None
+
+
+def compared(first: SessionFile, second: SessionFile | None) -> Iterator[Row]:
+    """Return a row for each case: it is fit for a baseline if it is recorded, and passes the second time."""
+    again = {} if second is None else {result.case_id: result for result in second.results}
+    for result in first.results[:MOST_CASES]:
+        yield _case_row(result, again.get(result.case_id))
+    if len(first.results) > MOST_CASES:
+        yield unknown("more cases", f"{len(first.results) - MOST_CASES} more are not listed")
+    for skip in first.skipped[:MOST_CASES]:
+        yield not_run(skip.case_id, skip.reason)
+
+
+def _case_row(first: Measurement, second: Measurement | None) -> Row:
+    check = first.case_id
+    if first.outcome == "failed":
+        return failed(check, reason(first) or "failed", "fix it, or expect it with known_issue")
+    if not first.verdict.is_recorded:
+        return unknown(check, f"no baseline: {first.outcome}: {reason(first) or ''}".rstrip(": "))
+    if second is None:
+        return unknown(check, "recorded, but not measured again")
+    if second.outcome == "passed":
+        found = second.verdict.check(TOKENS_PER_S.name)
+        least = None if found is None else found.minimum_detectable
+        smallest = "" if least is None else f", finds a change of {least:.1%} in tokens/s"
+        if found is not None and found.blind:
+            advice = "use longer steps or lock the clocks: changes of the allowed size would be missed"
+            return unknown(check, f"passed{smallest}, more than the allowed {found.allowed:.1%}", advice)
+        return passed(check, f"fit for a baseline: recorded, and passed the second time{smallest}")
+    outcome = f"{second.outcome} without a change: {reason(second) or ''}".rstrip(": ")
+    if second.outcome in ("regressed", "failed"):
+        return failed(check, outcome, "find out why before accepting a baseline")
+    return unknown(check, outcome)

@@ -1,0 +1,121 @@
+"""The steps of a first night, in their order."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.cli.app import command_of
+from perfsuite.doctor.examination import examine
+from perfsuite.doctor.injected import inject_all, small_case
+from perfsuite.doctor.injected_counts import inject_structural
+from perfsuite.doctor.rows import Row
+from perfsuite.features.first_night.cases import Size, spread_case
+from perfsuite.features.first_night.environments import container_rows, core_rows
+from perfsuite.features.first_night.faults import fault_rows
+from perfsuite.features.first_night.frameworks import framework_rows
+from perfsuite.features.first_night.night import Night, not_run, why_not
+from perfsuite.features.first_night.sessions import case_rows
+from perfsuite.features.first_night.spread import spread_rows
+from perfsuite.features.first_night.topology import nccl_rows, topology_rows
+from perfsuite.launch.lock import machine_lock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a first night."""
+
+    name: str
+    question: str
+    # Minutes that it takes on eight GPUs, and after which it is stopped, by size. They are estimates.
+    minutes: Mapping[Size, tuple[float, float]]
+    run: Callable[[Night], Iterator[Row]]
+    needs_quiet: bool = True  # whether it measures, so that nobody else may use the GPUs
+
+
+def machine_rows(night: Night) -> Iterator[Row]:
+    """Examine the machine: its links, the doctor's checks, and the rate of an all-reduce."""
+    directory = night.new_directory("machine")
+    yield from topology_rows(night, directory)
+    is_quick = night.size == "simulated"
+    with machine_lock(night.say):
+        rows = examine(night.machine, quick=is_quick, load_command=command_of, say=night.say)
+        yield from rows
+        yield from nccl_rows(night, directory, row_of(rows, "all_reduce_gb_s"))
+
+
+def row_of(rows: Sequence[Row], check: str) -> Row | None:
+    """Return the row of a check; None without one."""
+    return next((row for row in rows if row.check == check), None)
+
+
+def selftest_rows(night: Night) -> Iterator[Row]:
+    """Inject every fault into a small case."""
+    case = small_case(night.machine)
+    if night.size == "simulated":
+        case = spread_case(night.machine, night.size)
+    reason = why_not(case, night)
+    if reason is not None:
+        yield not_run("selftest", reason)
+        return
+    with machine_lock(night.say):
+        yield from inject_all(case, night.machine)
+        if night.size != "simulated":
+            yield from inject_structural(night.machine)
+
+
+def usual_minutes(full: tuple[float, float], tiny: tuple[float, float]) -> Mapping[Size, tuple[float, float]]:
+    """Return expected minutes and limits by size. Simulated training takes about two minutes everywhere."""
+    return {"full": full, "tiny": tiny, "simulated": (2, 10)}
+
+
+STEPS = (
+    Step(
+        name="machine",
+        question="Are the GPUs, their links and the software healthy and alike?",
+        minutes=usual_minutes((6, 12), (3, 12)),
+        run=machine_rows,
+        needs_quiet=False,
+    ),
+    Step(
+        name="selftest",
+        question="Does the gate catch every injected fault?",
+        minutes=usual_minutes((14, 20), (8, 25)),
+        run=selftest_rows,
+    ),
+    Step(
+        name="spread",
+        question="How noisy are the launches of one case, and are its counts steady?",
+        minutes=usual_minutes((7, 14), (2, 10)),
+        run=spread_rows,
+    ),
+    Step(
+        name="faults",
+        question="Is a rank that hangs, crashes or stops reported, and is the memory free afterwards?",
+        minutes=usual_minutes((12, 20), (6, 15)),
+        run=fault_rows,
+    ),
+    Step(
+        name="frameworks",
+        question="Does each framework train with each kind of parallelism?",
+        minutes=usual_minutes((16, 25), (8, 20)),
+        run=framework_rows,
+    ),
+    Step(
+        name="container",
+        question="Does training work with a container's /dev/shm, and in an image?",
+        minutes=usual_minutes((3, 8), (2, 8)),
+        run=container_rows,
+    ),
+    Step(
+        name="cores",
+        question="What do one socket and one thread for each rank cost?",
+        minutes=usual_minutes((7, 14), (3, 10)),
+        run=core_rows,
+    ),
+    Step(
+        name="cases",
+        question="Which of your cases are steady enough for a baseline?",
+        minutes=usual_minutes((40, 60), (10, 30)),
+        run=case_rows,
+    ),
+)
+NAMES = tuple(step.name for step in STEPS)

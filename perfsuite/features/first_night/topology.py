@@ -1,0 +1,88 @@
+"""Ask nvidia-smi how the GPUs are connected, and nccl-tests how fast they reduce."""
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfsuite.doctor.rows import Row, passed, unknown
+from perfsuite.features.first_night.night import Night, answer_of, not_run
+
+TOPOLOGY = "topology"  # name of the row with the links
+NCCL_TESTS = "nccl-tests"
+REDUCE = "all_reduce_perf"  # a program of nccl-tests
+REDUCED = "64M"  # bytes of an all-reduce: as in perfsuite's own probe
+MIN_SHARE = 0.8  # of the rate of nccl-tests that perfsuite's probe must reach
+
+
+def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
+    """Describe the links between the GPUs, and keep everything that nvidia-smi says."""
+    if night.machine.device == "cpu":
+        yield not_run(TOPOLOGY, "there is no GPU")
+        return
+    if shutil.which("nvidia-smi") is None:
+        advice = "install the driver's tools, or start the container with NVIDIA_DRIVER_CAPABILITIES=utility"
+        yield not_run(TOPOLOGY, "nvidia-smi is not in PATH", advice)
+        return
+    for name, words in ((TOPOLOGY, ("topo", "-m")), ("nvidia-smi", ("-q",))):
+        file = directory / f"{name}.txt"
+        text = answer_of(("nvidia-smi", *words), file)
+        if text is None:
+            reason = (file.read_text().strip().splitlines() or ["it failed without a word"])[-1]
+            yield not_run(name, f"nvidia-smi {' '.join(words)}: {reason}", "look at dmesg")
+        else:
+            yield passed(name, links(text) if name == TOPOLOGY else f"its full report is in {file}")
+
+
+def links(text: str) -> str:
+    """Summarize the matrix of `nvidia-smi topo -m`: the kinds of links, and the number of pairs of each."""
+    kinds = Counter[str]()
+    rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    for row in rows:
+        if row and re.fullmatch(r"GPU\d+", row[0]):
+            number = int(row[0].removeprefix("GPU"))
+            kinds.update(row[1 : number + 1])  # below the diagonal: each pair once
+    if not kinds:
+        return "one GPU, so there are no links between GPUs"
+    pairs = sum(kinds.values())
+    if len(kinds) == 1:
+        return f"{next(iter(kinds))} between all {pairs} pairs of GPUs"
+    return ", ".join(f"{kind} between {count} of {pairs} pairs" for kind, count in kinds.most_common())
+
+
+def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
+    """Compare perfsuite's own all-reduce, as the doctor shows it in `ours`, with that of nccl-tests."""
+    if night.machine.device == "cpu" or night.machine.devices == 1:
+        yield not_run(NCCL_TESTS, "there are no two GPUs")
+        return
+    if shutil.which(REDUCE) is None:
+        yield not_run(NCCL_TESTS, f"{REDUCE} is not in PATH", "build github.com/NVIDIA/nccl-tests")
+        return
+    words = (REDUCE, "-b", REDUCED, "-e", REDUCED, "-g", str(night.machine.devices))
+    text = answer_of(words, directory / f"{NCCL_TESTS}.txt")
+    theirs = None if text is None else reduced_gb_s(text)
+    if theirs is None:
+        yield not_run(NCCL_TESTS, f"{REDUCE} failed: see {directory / f'{NCCL_TESTS}.txt'}")
+        return
+    own = None if ours is None else re.match(r"[\d.]+", ours.found)
+    observed = f"all-reduce of {REDUCED} at {theirs:.4g} GB/s"
+    if own is None:
+        yield unknown(NCCL_TESTS, f"{observed}, but the doctor measured no all_reduce_gb_s to compare with")
+        return
+    share = float(own[0]) / theirs
+    observed += f"; perfsuite's own reaches {share:.0%} of it"
+    if share >= MIN_SHARE:
+        yield passed(NCCL_TESTS, observed)
+    else:
+        advice = f"at least {MIN_SHARE:.0%} is expected: compare the NCCL versions and variables of both"
+        yield unknown(NCCL_TESTS, observed, advice)
+
+
+def reduced_gb_s(text: str) -> float | None:
+    """Return the out-of-place algorithm bandwidth in the output of `all_reduce_perf`; None without one."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 6 and words[0].isdigit():
+            return float(words[6])
+    return None
