@@ -20,8 +20,8 @@ HEAD = """# Commands
 
 If all is well, a command of `perfsuite` ends with exit status 0. It ends with 1 if it found something (a
 regression, a check that failed, a case that was not accepted), and with 2 and a message if there was an
-error. `compare`, `bisect`, `releases`, `doctor`, `judge` (for logs) and `selftest` end with 3 if the result
-is unknown. For details, use `--help`.
+error. `compare`, `bisect`, `releases`, `doctor`, `first-night`, `judge` (for logs) and `selftest` end with 3
+if the result is unknown. For details, use `--help`.
 
 Several commands have these options:
 
@@ -49,6 +49,8 @@ The rows have these fields:
   `kernel_calls`, `peak_live_bytes`, `launches`, `day` and `accepted_by`
 - `baseline show`: `file`, `baseline`; `baseline diff`: `file`, `before`, `now`
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
+- `first-night`: `step`, `check`, `status`, `found`, `advice`; with `--plan`: `step`, `expected_min`,
+  `most_min`, `state`, `question`
 - `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
 IN_HEAD = {"--cases", "--store", "--baselines", "--history", "--json"}

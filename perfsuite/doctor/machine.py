@@ -48,7 +48,7 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
     rows = [_cores_row(machine, root), _peak_reset_row(machine, root)]
     if machine.device == "cuda" and machine.devices > 1:
         rows.append(_shared_memory_row(root))
-    there = sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
+    there = gpus_on_bus(root)
     if machine.device == "cuda" and machine.devices < there:
         observed = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
         observed += "processes are skipped, and jobs on the hidden GPUs can slow these down unnoticed"
@@ -58,6 +58,11 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
         )
         rows.append(unknown("hidden GPUs", observed, advice))
     return rows
+
+
+def gpus_on_bus(root: Path = Path("/")) -> int:
+    """Return the number of NVIDIA GPUs on the PCI bus, whether or not this process may use them."""
+    return sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
 
 
 def _is_gpu(device: Path) -> bool:

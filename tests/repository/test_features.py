@@ -49,6 +49,7 @@ OF_ALL_FRAMEWORKS = (
 
 REMOVABLE = {
     "exports": feature("exports", "docs/dashboards.md"),
+    "first_night": feature("first_night", "docs/first-night.md"),
     "github": feature("github", "docs/github.md"),
     "history": feature("history", "docs/history.md"),
     "logs": feature("logs", "docs/existing-jobs.md"),

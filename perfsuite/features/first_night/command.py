@@ -138,9 +138,10 @@ def _show_plan(record: FirstNight, steps: Sequence[Step], *, as_json: bool) -> N
     grid = plain_table(("step", "minutes", "at most", "state", "question"))
     rows = []
     total = 0.0
+    done = {result.step for result in record.results if result.is_complete}
     for step in STEPS:
         expected, most = step.minutes[record.size]
-        state = "to run" if step in steps else "complete"
+        state = "to run" if step in steps else "complete" if step.name in done else "not chosen"
         total += expected if step in steps else 0.0
         grid.add_row(step.name, f"~{expected:g}", f"{most:g}", state, step.question)
         rows.append(

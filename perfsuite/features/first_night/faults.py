@@ -42,7 +42,7 @@ def fault_rows(night: Night) -> Iterator[Row]:
             launch = RunDir(directory / fault)
             run = night.launch(case, night.machine, launch.path, replace(night.launching(), inject=fault))
             yield _fault_row(f"inject {fault}", run, _kind_of(fault))
-            if fault == "hang":
+            if fault == "hang" and night.size != "simulated":  # simulated ranks do not wait for each other
                 yield stacks_row(launch, case.topology.world_size)
             yield from _memory_rows(f"memory after {fault}", night)
         if night.size == "simulated":

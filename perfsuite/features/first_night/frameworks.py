@@ -40,7 +40,7 @@ def _framework_row(name: str, runs: Sequence[Run], verdict: Verdict, seconds: fl
     if verdict.outcome == "failed":
         return failed(name, "; ".join(verdict.reasons), f"see {runs[-1].case.id} in the step's directory")
     speed = amount(runs[-1].figures.tokens_per_s, "tokens/s")
-    observed = f"{speed}, {seconds:.0f} s in all"
+    observed = f"{speed} tokens/s, {seconds:.0f} s in all"
     remarks = [*runs[-1].hidden, *(note for note in runs[-1].notes if "after its report" in note)]
     if remarks:
         return unknown(name, f"{observed}; {'; '.join(remarks)}", "it trains, but not as it should")

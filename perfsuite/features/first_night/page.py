@@ -37,7 +37,6 @@ def render(record: FirstNight) -> str:
         f"{machine.devices} x {markdown.text(machine.device_name)} ({machine.hardware_class}), perfsuite "
         f"{record.perfsuite}, begun at {record.started_at}",
         "",
-        *([f"**{SIMULATED}**", ""] if record.size == "simulated" else []),
         f"**{answer(record)}**",
         "",
         *(line for title, rows, nothing in sections for line in _section(title, rows, nothing)),
@@ -69,6 +68,8 @@ def answer(record: FirstNight) -> str:
     left = [step.name for step in STEPS if step.name not in done]
     if left:
         return f"{tally} Not finished: {', '.join(left)}. The same command continues with them."
+    if record.size == "simulated":
+        return f"{tally} {SIMULATED}"
     if count["fail"]:
         return f"{tally} Repair what failed before accepting a baseline."
     fit = [row for _, row in _of_cases(record) if row.status == "pass"]

@@ -63,8 +63,8 @@ def selftest_rows(night: Night) -> Iterator[Row]:
 
 
 def usual_minutes(full: tuple[float, float], tiny: tuple[float, float]) -> Mapping[Size, tuple[float, float]]:
-    """Return expected minutes and limits by size. Simulated training takes about two minutes everywhere."""
-    return {"full": full, "tiny": tiny, "simulated": (2, 10)}
+    """Return expected minutes and limits by size. Simulated training takes a few seconds everywhere."""
+    return {"full": full, "tiny": tiny, "simulated": (0.5, 10)}
 
 
 STEPS = (

@@ -1,13 +1,17 @@
 """Ask nvidia-smi how the GPUs are connected, and nccl-tests how fast they reduce."""
 
+import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.doctor.rows import Row, passed, unknown
+from perfsuite.doctor.machine import gpus_on_bus
+from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.features.first_night.night import Night, answer_of, not_run
+from perfsuite.node.machine import HIDDEN
+from perfsuite.report.text import plural
 
 TOPOLOGY = "topology"  # name of the row with the links
 NCCL_TESTS = "nccl-tests"
@@ -19,7 +23,7 @@ MIN_SHARE = 0.8  # of the rate of nccl-tests that perfsuite's probe must reach
 def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
     """Describe the links between the GPUs, and keep everything that nvidia-smi says."""
     if night.machine.device == "cpu":
-        yield not_run(TOPOLOGY, "there is no GPU")
+        yield _without_gpu(night.machine.note, gpus_on_bus())
         return
     if shutil.which("nvidia-smi") is None:
         advice = "install the driver's tools, or start the container with NVIDIA_DRIVER_CAPABILITIES=utility"
@@ -33,6 +37,14 @@ def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
             yield not_run(name, f"nvidia-smi {' '.join(words)}: {reason}", "look at dmesg")
         else:
             yield passed(name, links(text) if name == TOPOLOGY else f"its full report is in {file}")
+
+
+def _without_gpu(why: str | None, there: int) -> Row:
+    """Return the row of a machine on which no GPU was found, although some may be there."""
+    if not there or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return not_run(TOPOLOGY, "there is no GPU" if not there else "CUDA_VISIBLE_DEVICES hides every GPU")
+    advice = "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility; otherwise look at nvidia-smi"
+    return failed(TOPOLOGY, f"{plural(there, 'NVIDIA GPU')} on the PCI bus, but {why}", advice)
 
 
 def links(text: str) -> str:

@@ -1,0 +1,3 @@
+from tests.features.conftest import _here
+
+__all__ = ["_here"]

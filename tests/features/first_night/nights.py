@@ -1,0 +1,66 @@
+"""Surroundings of a step whose launches are stood in for."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor.rows import Row, passed
+from perfsuite.features.first_night.night import Night
+from perfsuite.features.first_night.record import FirstNight, StepResult
+from perfsuite.features.first_night.steps import Step
+from perfsuite.results.run import Run
+from tests.samples import make_machine, make_run
+
+DAY = "2026-01-02T03:04:05+00:00"
+
+
+def make_night(**changes: Any) -> Night:
+    """A night of simulated training in the current directory, on two cores."""
+    usual: dict[str, Any] = {"machine": make_machine(), "size": "simulated", "out": Path("night")}
+    return Night(**{**usual, "cases": Path("bench_cases"), **changes})
+
+
+def make_record(*results: StepResult, **changes: Any) -> FirstNight:
+    """The record of a night with these results."""
+    usual: dict[str, Any] = {"perfsuite": "0.1.0", "started_at": DAY, "machine": make_machine()}
+    return FirstNight(**{**usual, "size": "tiny", "results": results, **changes})
+
+
+def make_result(step: str, *rows: Row, is_complete: bool = True) -> StepResult:
+    """The result of a step that took a minute."""
+    return StepResult(step=step, seconds=60, is_complete=is_complete, rows=rows)
+
+
+def make_step(name: str, *rows: Row, error: BaseException | None = None, **changes: Any) -> Step:
+    """A step that yields rows, and then raises an error if there is one."""
+
+    def run(night: Night) -> Iterator[Row]:
+        yield from rows or (passed(f"check of {name}", "well"),)
+        if error is not None:
+            raise error
+
+    minutes = dict.fromkeys(("full", "tiny", "simulated"), (1.0, 2.0))
+    return Step(**{"name": name, "question": f"{name}?", "minutes": minutes, "run": run, **changes})
+
+
+def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:
+    """Rows by the name of their check, each of which occurs once."""
+    listed = [*rows]
+    found = {row.check: row for row in listed}
+    assert len(found) == len(listed)
+    return found
+
+
+class Launches:
+    """Stands in for `launch_once`: keeps what was asked, and answers with a run."""
+
+    def __init__(self, **of_run: Any) -> None:
+        self.of_run = of_run
+        self.asked: list[tuple[Case, Machine, Path, Any]] = []
+
+    def __call__(self, case: Case, machine: Machine, directory: Path, how: Any) -> Run:
+        self.asked.append((case, machine, directory, how))
+        answer = self.of_run.get(how.inject or how.arm.text, {})
+        return make_run(**{"case": case, "machine": machine, **answer})

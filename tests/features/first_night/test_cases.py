@@ -1,0 +1,70 @@
+"""The cases of a first night."""
+
+import re
+
+import pytest
+
+from perfsuite.case.hardware import Machine
+from perfsuite.features.first_night.cases import framework_cases, spread_case, usual_size
+from perfsuite.frameworks.base import framework_of
+from perfsuite.launch.requirements import unsupported
+from tests.samples import make_gpu_machine, make_machine
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "precision", "ranks"),
+    [
+        (make_gpu_machine(), "llama-3.1-8b", "bf16-mixed", 8),
+        (make_gpu_machine(count=4), "llama-3.1-8b", "bf16-mixed", 4),
+        (make_gpu_machine(count=2), "llama-3.2-1b", "bf16-mixed", 2),
+        (make_gpu_machine(count=1), "llama-3.2-1b", "bf16-mixed", 1),
+        (make_gpu_machine("Tesla V100-SXM2-32GB"), "llama-3.1-8b", "fp16-mixed", 8),
+        (make_gpu_machine("Tesla T4", count=1).replace(memory_bytes=15 * 2**30), "llama-tiny", "fp32", 1),
+    ],
+)
+def test_the_largest_model_that_fits_is_trained(
+    machine: Machine, model: str, precision: str, ranks: int
+) -> None:
+    case = spread_case(machine, "full")
+    assert (case.model.name, case.precision, case.topology.world_size) == (model, precision, ranks)
+    assert unsupported(case, machine) is None
+
+
+def test_size_follows_the_machine() -> None:
+    assert usual_size(make_gpu_machine()) == "full"
+    assert usual_size(make_machine()) == "tiny"
+    assert spread_case(make_machine(), "tiny").model.name == "llama-tiny"
+    assert spread_case(make_machine(), "simulated").framework.name == "fake"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_every_case_is_valid_or_says_why_not(count: int) -> None:
+    for machine in (make_gpu_machine(count=count), make_machine(devices=count)):
+        cases = framework_cases(machine, usual_size(machine))
+        given = [case for _, case, _ in cases if case is not None]
+        assert all((case is None) == bool(reason) for _, case, reason in cases)
+        for case in given:
+            framework_of(case).check(case)
+            reason = unsupported(case, machine)
+            is_expected = "deepspeed" in str(reason) or (machine.device == "cpu" and "a GPU" in str(reason))
+            assert reason is None or is_expected
+        assert len({case.id for case in given}) == len(given) >= 5, "one rank has some, too"
+
+
+def test_eight_gpus_try_every_kind_of_parallelism() -> None:
+    cases = {name: case for name, case, _ in framework_cases(make_gpu_machine(), "full")}
+    assert len(cases) == 14
+    assert None not in cases.values()
+    ddp = cases["DDP"]
+    assert ddp is not None
+    assert ddp.model.name == "llama-3.2-1b", "each GPU holds all of it"
+    ids = " ".join(case.id for case in cases.values() if case is not None)
+    for part in ("shard_group4", "tp_size2", "cp_size2", "tp4-pp2", "tensor_parallel2", "zero3"):
+        assert part in ids
+    for part in ("pipeline_parallel_degree_2", "expert_parallel_degree_2", "context_parallel_degree_2"):
+        assert part in ids
+
+
+def test_a_missing_rank_is_named() -> None:
+    gone = [reason for _, case, reason in framework_cases(make_machine(devices=1), "tiny") if case is None]
+    assert "it needs a multiple of 2 ranks, and this machine has 1" in gone

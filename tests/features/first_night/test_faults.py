@@ -1,0 +1,112 @@
+"""Faults of a first night. Launches are stood in for."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import MachineError
+from perfsuite.features.first_night import faults
+from perfsuite.features.first_night.faults import fault_rows, stacks_row
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run_dir import RunDir
+from tests.features.first_night.nights import Launches, by_check, make_night
+from tests.processes import ended
+from tests.samples import make_gpu_machine, make_run
+
+EXPECTED = {
+    "hang": "timeout",
+    "crash": "crash",
+    "exit": "crash",
+    "oom": "out_of_memory",
+    "missing-rank": "missing_report",
+}
+
+
+def failing(**kinds: str) -> Launches:
+    """Launches that fail as the fault should, or in another way."""
+    chosen = {**EXPECTED, **{name.replace("_", "-"): kind for name, kind in kinds.items()}}
+    return Launches(
+        **{name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()}  # type: ignore[arg-type]
+    )
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[str, Any]:
+    """The rows on two GPUs, whose memory these users hold after each launch."""
+    monkeypatch.setattr(faults, "FREE_S", 0.1)
+    monkeypatch.setattr(faults, "why_not", lambda case, night: None)
+    monkeypatch.setattr(faults, "see_gpus", lambda devices: [*users])
+    night = make_night(machine=make_gpu_machine(count=2), size="full", launch=launch)
+    return by_check(fault_rows(night))
+
+
+def test_simulated_training_stops_no_rank() -> None:
+    rows = by_check(fault_rows(make_night(launch=failing())))
+    assert [*rows] == [*(f"inject {name}" for name in EXPECTED), "stop one rank"]
+    assert rows["stop one rank"].found == "not run: simulated training ends too soon"
+
+
+def test_every_fault_must_be_reported_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = failing(oom="crash")
+    rows = on_gpus(monkeypatch, launch)
+    assert [how.inject for *_, how in launch.asked] == [*EXPECTED, None]
+    failed = {check for check, row in rows.items() if row.status == "fail"}
+    assert failed == {"inject oom", "stacks of the hang"}
+    assert rows["inject oom"].advice == "expected out_of_memory"
+    assert rows["memory after oom"].status == "pass"
+    assert rows["stop one rank"].found == "not run: no rank could be stopped: it ended first"
+
+
+def test_memory_left_behind_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = on_gpus(monkeypatch, failing(), "3.1 GiB of GPU 1 held by python (pid 7)")
+    row = rows["memory after crash"]
+    assert (row.status, row.found) == ("fail", "3.1 GiB of GPU 1 held by python (pid 7)")
+
+
+def test_nvml_that_does_not_answer_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(devices: int) -> list[str]:
+        raise MachineError("NVML did not answer within 30 s")
+
+    monkeypatch.setattr(faults, "why_not", lambda case, night: None)
+    monkeypatch.setattr(faults, "see_gpus", lost)
+    night = make_night(machine=make_gpu_machine(count=2), size="full", launch=failing())
+    row = by_check(fault_rows(night))["memory after exit"]
+    assert (row.status, row.found) == ("unknown", "NVML did not answer within 30 s")
+
+
+def test_counts_the_stacks_of_a_hang(tmp_path: Path) -> None:
+    launch = RunDir(tmp_path)
+    for rank in range(2):
+        launch.stacks(rank, 10 + rank).write_text("Thread 0x1" if rank == 0 else "")
+    assert stacks_row(launch, 2).found == "1 of 2 ranks wrote their stack"
+    assert stacks_row(launch, 2).status == "fail"
+    launch.stacks(1, 11).write_text("Thread 0x2")
+    assert stacks_row(launch, 2).status == "pass"
+
+
+def test_stops_the_last_rank_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with ended(subprocess.Popen(words)) as rank:
+
+        def launch(case: Any, machine: Any, directory: Path, how: Any) -> Any:
+            if directory.name != "stopped":
+                return failing()(case, machine, directory, how)
+            directory.mkdir(parents=True)
+            RunDir(directory).stacks(0, os.getpid()).touch()
+            RunDir(directory).stacks(1, rank.pid).touch()
+            how.on_progress(4, 9)  # too early
+            assert os.waitpid(rank.pid, os.WUNTRACED | os.WNOHANG) == (0, 0)
+            how.on_progress(5, 9)
+            _, status = os.waitpid(rank.pid, os.WUNTRACED)
+            assert os.WSTOPSIG(status) == signal.SIGSTOP
+            return make_run(failure=Failure(kind="timeout", message="rank 1 is missing"))
+
+        rows = on_gpus(monkeypatch, launch)
+        rank.kill()
+    row = rows["stop one rank"]
+    assert (row.status, row.found) == ("pass", "timeout: rank 1 is missing")
+    assert rows["memory after the stop"].status == "pass"

@@ -1,0 +1,60 @@
+"""Each framework once. Launches are stood in for, and simulated ones run in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.errors import CaseError
+from perfsuite.features.first_night.frameworks import framework_rows
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
+from tests.features.first_night.nights import by_check, make_night
+from tests.samples import make_gpu_machine, make_run
+
+FAILED = Verdict(outcome="failed", launches=1, failure="crash", reasons=("rank 3: NCCL error",))
+SHARED = Verdict(outcome="unhealthy", launches=1, reasons=("GPU 1 is hot",))
+RECORDED = Verdict(outcome="recorded", launches=1)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_simulated_frameworks_are_launched() -> None:
+    rows = by_check(framework_rows(make_night()))
+    assert {row.status for row in rows.values()} == {"pass"}
+    assert rows["fake"].found.endswith(" s in all")
+    assert "tokens/s" in rows["fake"].found
+
+
+def test_one_framework_never_stops_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = {"hidden": ("a CUDA graph was replayed",)}
+    late = {"notes": ("rank 2 died after its report was written", "another note")}
+    endings: dict[str, tuple[Verdict, dict[str, Any]]] = {
+        "ddp": (FAILED, {"failure": Failure(kind="crash", message="x")}),
+        "fsdp": (SHARED, {}),
+        "trainer": (RECORDED, hidden),
+        "nanotron": (RECORDED, late),
+    }
+
+    def measure(case: Any, machine: Any, directory: Path, reference: Any, how: Any) -> Any:
+        if case.framework.name == "accelerate":
+            raise CaseError("accelerate refuses it")
+        verdict, fields = endings.get(case.framework.name, (RECORDED, {}))
+        return [make_run(case=case, **fields)], verdict
+
+    monkeypatch.setattr("perfsuite.features.first_night.frameworks.why_not", lambda case, night: None)
+    machine = make_gpu_machine()
+    rows = by_check(framework_rows(make_night(machine=machine, size="full", measure=measure)))
+    assert len(rows) == 14
+    assert (rows["DDP"].status, rows["DDP"].found) == ("fail", "rank 3: NCCL error")
+    assert (rows["FSDP1"].status, rows["Trainer"].status) == ("unknown", "unknown")
+    assert rows["FSDP1"].found.endswith("GPU 1 is hot")
+    assert rows["Trainer"].found.endswith("a CUDA graph was replayed")
+    assert rows["nanotron"].found.endswith("in all; rank 2 died after its report was written")
+    assert rows["accelerate, tensor parallel"].found == "not run: accelerate refuses it"
+    assert rows["torchtitan, experts"].status == "pass"
+
+
+def test_what_this_machine_cannot_run_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = by_check(framework_rows(make_night(machine=make_gpu_machine(count=1), size="full")))
+    assert {row.status for row in rows.values()} == {"unknown"}
+    assert all(row.found.startswith("not run: ") for row in rows.values()), "torch here has no CUDA"

@@ -1,0 +1,76 @@
+"""What the steps of a first night share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfsuite.doctor.rows import unknown
+from perfsuite.features.first_night import night as module
+from perfsuite.features.first_night.night import answer_of, healthy_launches, not_run, numa_nodes, why_not
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run_dir import RunDir
+from tests.features.first_night.nights import make_night
+from tests.samples import make_case, make_gpu_machine, make_run
+
+
+def test_a_step_begins_with_an_empty_directory() -> None:
+    night = make_night()
+    (night.new_directory("spread") / "old").touch()
+    assert [*night.new_directory("spread").iterdir()] == []
+    assert night.directory("spread") == Path("night/spread")
+
+
+def test_what_did_not_run_is_no_success() -> None:
+    assert not_run("image", "none") == unknown("image", "not run: none")
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "kept"),
+    [
+        ("print('GPU0')", "GPU0\n", "GPU0\n"),
+        ("print('lost'); raise SystemExit(9)", None, "lost\n"),
+        ("import time; time.sleep(60)", None, "no answer in 1 s\n"),
+    ],
+)
+def test_answers_of_programs_are_kept(
+    monkeypatch: pytest.MonkeyPatch, code: str, answer: str | None, kept: str
+) -> None:
+    monkeypatch.setattr(module, "ASK_S", 1 if "sleep" in code else 60)
+    file = Path("answer.txt")
+    assert answer_of([sys.executable, "-c", code], file) == answer
+    assert file.read_text() == kept
+    assert answer_of(["/nowhere"], file) is None
+    assert file.read_text() == "No such file or directory\n"
+
+
+def test_only_launches_that_measured_are_compared() -> None:
+    case = make_case()
+    directory = Path("spread")
+    runs = [
+        make_run(),
+        make_run(failure=Failure(kind="crash", message="x")),
+        make_run(case=make_case(micro_batch=7)),
+    ]
+    for number, run in enumerate(runs, 1):
+        launch = RunDir.of_launch(directory, number)
+        launch.path.mkdir(parents=True)
+        launch.run.write_text(run.as_json())
+    RunDir.of_launch(directory, 4).path.mkdir()
+    assert healthy_launches(directory, case) == [make_run()]
+
+
+def test_numa_nodes_without_cores_are_left_out(tmp_path: Path) -> None:
+    for number, cores in ((0, "0-2,8"), (1, "4"), (2, "")):
+        node = tmp_path / "sys/devices/system/node" / f"node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(f"{cores}\n")
+    assert numa_nodes(tmp_path) == [{0, 1, 2, 8}, {4}]
+
+
+def test_a_case_that_cannot_run_says_why() -> None:
+    case = make_case(hardware="h100")
+    assert why_not(make_case(), make_night()) is None
+    assert "this machine is cpu-test-2c" in str(why_not(case, make_night()))
+    assert make_night(machine=make_gpu_machine(), wait_quiet_s=9).launching().when_shared == "wait"
+    assert make_night(wait_quiet_s=9).launching().when_shared == "again"

@@ -1,0 +1,201 @@
+"""Steps one after another, whatever happens to one of them."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfsuite.doctor.rows import Row, failed, passed
+from perfsuite.errors import MachineError
+from perfsuite.features.first_night import running
+from perfsuite.features.first_night.night import Night, not_run
+from perfsuite.features.first_night.record import FirstNight
+from perfsuite.features.first_night.running import (
+    Running,
+    ends_with_results,
+    machine_problem,
+    run_steps,
+    time_limit,
+)
+from perfsuite.features.first_night.steps import Step
+from tests.features.first_night.nights import make_night, make_record, make_result, make_step
+from tests.node.fake_nvml import Nvml, NVMLError
+from tests.samples import make_gpu_machine
+
+GIB = 2**30
+EMPTY = SimpleNamespace(total=80 * GIB, used=0)
+IDLE = {
+    "nvmlDeviceGetName": ("NVIDIA H100 80GB HBM3",),
+    "nvmlDeviceGetComputeRunningProcesses": ([],),
+    "nvmlDeviceGetMemoryInfo": (EMPTY,),
+}
+
+
+@dataclass
+class Saved:
+    """What was saved and shown."""
+
+    records: list[FirstNight] = field(default_factory=list)
+    shown: list[tuple[str, Row]] = field(default_factory=list)
+
+    def how(self, **changes: Any) -> Running:
+        def show(step: Step, row: Row) -> None:
+            self.shown.append((step.name, row))
+
+        usual: dict[str, Any] = {"save": self.records.append, "show": show, "problem": lambda *_: None}
+        return Running(**{**usual, **changes})
+
+
+def run(*steps: Step, record: FirstNight | None = None, **changes: Any) -> FirstNight:
+    return run_steps(make_night(), record or make_record(), steps, Saved().how(**changes))
+
+
+def only_row(record: FirstNight, step: str) -> Row:
+    result = record.of(step)
+    assert result is not None
+    (row,) = result.rows
+    return row
+
+
+def test_saves_and_shows_as_it_goes() -> None:
+    saved = Saved()
+    run_steps(make_night(), make_record(), [make_step("a"), make_step("b")], saved.how())
+    assert [[result.step for result in record.results] for record in saved.records] == [["a"], ["a", "b"]]
+    assert [step for step, _ in saved.shown] == ["a", "b"]
+    assert all(result.is_complete for result in saved.records[-1].results)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(MachineError("NVML is gone"), "NVML is gone"), (KeyError("x"), "KeyError: 'x'")]
+)
+def test_a_step_that_fails_does_not_stop_the_next(error: Exception, said: str) -> None:
+    record = run(make_step("a", passed("one", ""), error=error), make_step("b"))
+    first, second = record.results
+    assert [row.status for row in first.rows] == ["pass", "fail"]
+    assert first.rows[1].found == said
+    assert second.is_complete
+    assert Path("night/a/traceback.txt").exists() == isinstance(error, KeyError)
+
+
+def test_a_step_ends_at_its_limit() -> None:
+    def endless(night: Night) -> Iterator[Row]:
+        yield passed("one", "")
+        try:
+            time.sleep(60)
+        except Exception:  # as code that keeps going
+            time.sleep(60)
+
+    slow = make_step("a", run=endless, minutes={"simulated": (0.001, 0.005)})
+    assert slow.minutes["simulated"][1] * 60 < 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "LEAST_S", 0.0)
+        record = run(slow, make_step("b"))
+    first, second = record.results
+    assert [row.check for row in first.rows] == ["one", "the rest"]
+    assert first.rows[1].found == "not run: the step was stopped after its limit of 0 min"
+    assert not first.is_complete
+    assert second.is_complete
+
+
+def test_a_step_without_time_waits_for_the_next_call() -> None:
+    record = run(make_step("a"), until=100.0, clock=lambda: 80.0)
+    assert only_row(record, "a").found == "not run: the time is used up"
+    assert not record.results[0].is_complete
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interrupt_keeps_what_was_found(error: BaseException) -> None:
+    saved = Saved()
+    steps = [make_step("a", passed("one", ""), error=error), make_step("b")]
+    with pytest.raises(type(error)):
+        run_steps(make_night(), make_record(), steps, saved.how())
+    (result,) = saved.records[-1].results
+    assert [row.check for row in result.rows] == ["one", "the rest"]
+    assert not result.is_complete
+
+
+@pytest.mark.parametrize("check", running.BLOCKING)
+def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
+    """Such as a driver that is too old for this torch."""
+    machine = make_result("machine", failed(check, "the driver is too old"))
+    record = run(make_step("spread"), make_step("machine"), record=make_record(machine))
+    assert only_row(record, "spread") == not_run(
+        "spread", f"{check}: the driver is too old", "repair it, then run: perfsuite first-night machine"
+    )
+    assert only_row(record, "machine").status == "pass", "to repeat it shows whether it is repaired"
+    others = make_record(make_result("machine", failed("GPU hardware", "a row could not be remapped")))
+    assert only_row(run(make_step("spread"), record=others), "spread").status == "pass"
+
+
+def on_machine(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, **changes: Any) -> Row | None:
+    """The problem of a machine that had two H100 with this NVML now."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    night = make_night(machine=make_gpu_machine(count=2), **changes)
+    return machine_problem(night, make_step("spread"))
+
+
+def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_machine(monkeypatch, Nvml(IDLE, IDLE)) is None
+    row = on_machine(monkeypatch, Nvml(IDLE))
+    assert row is not None
+    assert row.found == (
+        "not run: the machine has changed: it had 2 x h100-80gb-sxm, and now has 1 x h100-80gb-sxm"
+    )
+    lost = on_machine(monkeypatch, Nvml(IDLE, {**IDLE, "nvmlDeviceGetName": NVMLError("GPU is lost")}))
+    assert lost is not None
+    assert lost.found.startswith("not run: GPU 1 (00000000:1C:00.0) cannot be read: GPU is lost")
+    gone = on_machine(monkeypatch, Nvml(init=NVMLError("Driver Not Loaded")))
+    assert gone is not None
+    assert gone.found.endswith("and now has no GPU")
+    assert machine_problem(make_night(), make_step("spread")) is None, "a processor has none to lose"
+
+
+def test_nvml_without_an_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> None:
+        raise MachineError("NVML did not answer within 30 s")
+
+    monkeypatch.setattr(running, "detect", silent)
+    row = machine_problem(make_night(machine=make_gpu_machine()), make_step("spread"))
+    assert row == not_run("spread", "NVML did not answer within 30 s")
+
+
+def test_busy_gpus_are_named_with_those_that_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.launch.quiet.nvml_process.has_library", lambda: False)
+    holder = SimpleNamespace(pid=os.getpid(), usedGpuMemory=40 * GIB)
+    busy = {**IDLE, "nvmlDeviceGetComputeRunningProcesses": ([holder],)}
+    row = on_machine(monkeypatch, Nvml(busy, IDLE))
+    assert row is not None
+    assert row.found.startswith("not run: 40.0 GiB of GPU 0 held by ")
+    assert str(row.advice).endswith("To use only the idle GPUs (1), name them in CUDA_VISIBLE_DEVICES")
+    both = on_machine(monkeypatch, Nvml(busy, busy))
+    assert both is not None
+    assert "idle" not in str(both.advice)
+    night = make_night(machine=make_gpu_machine(count=2))
+    assert machine_problem(night, make_step("machine", needs_quiet=False)) is None
+
+
+def test_signals_that_end_a_job_become_exceptions() -> None:
+    for number in running.ENDED_BY:
+        before = signal.getsignal(number)
+        with pytest.raises(SystemExit) as left, ends_with_results():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        assert left.value.code == 128 + number
+        assert signal.getsignal(number) == before
+
+
+def test_no_limit_is_left_behind() -> None:
+    with time_limit(60):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    with time_limit(float("inf")):
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

@@ -1,0 +1,144 @@
+"""Two sessions of the user's cases."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.features.first_night import sessions
+from perfsuite.features.first_night.sessions import case_rows, compared, marker_of, measured, session_words
+from perfsuite.results.outcome import Check, Verdict
+from perfsuite.results.session_file import SessionFile, Skipped
+from tests.features.first_night.nights import by_check, make_night
+from tests.samples import judged, make_case, make_gpu_machine, make_result, make_run, make_session_file
+
+CASES = [make_case(micro_batch=size) for size in range(1, 7)]
+
+
+def result(number: int, outcome: str, **changes: object) -> object:
+    verdict = Verdict(outcome=outcome, launches=3, **changes)  # type: ignore[arg-type]
+    return make_result(make_run(case=CASES[number]), verdict=verdict)
+
+
+def check(**changes: object) -> Check:
+    usual = {"metric": "tokens_per_s", "label": "tokens/s", "unit": "tokens/s", "outcome": "passed"}
+    return Check(**{**usual, "measured": 1.0, "baseline": 1.0, "allowed": 0.03, **changes})  # type: ignore[arg-type]
+
+
+def test_only_steady_cases_are_fit() -> None:
+    recorded = [result(number, "recorded") for number in range(4)]
+    first = make_session_file(*recorded, result(4, "failed", reasons=("OOM",)), result(5, "unhealthy"))  # type: ignore[arg-type]
+    skipped = Skipped(nodeid="n", case_id="big", framework="fake", reason="it needs 8 GPUs")
+    second = make_session_file(
+        result(0, "passed", checks=(check(minimum_detectable=0.01),)),  # type: ignore[arg-type]
+        result(1, "passed", checks=(check(minimum_detectable=0.2),)),  # type: ignore[arg-type]
+        result(2, "regressed", reasons=("slower",)),  # type: ignore[arg-type]
+    )
+    rows = by_check(compared(first.replace(skipped=(skipped,)), second))
+    statuses = [rows[case.id].status for case in CASES]
+    assert statuses == ["pass", "unknown", "fail", "unknown", "fail", "unknown"]
+    assert rows[CASES[0].id].found.endswith("finds a change of 1.0% in tokens/s")
+    assert "more than the allowed 3.0%" in rows[CASES[1].id].found
+    assert rows[CASES[3].id].found == "recorded, but not measured again"
+    assert rows["big"].found == "not run: it needs 8 GPUs"
+    assert {row.status for row in compared(first, None)} == {"unknown", "fail"}
+    assert judged  # the helper of other tests
+
+
+def test_without_cases_it_says_how_to_write_them() -> None:
+    (row,) = case_rows(make_night(machine=make_gpu_machine(), size="full"))
+    assert row.found == "not run: there is no directory bench_cases"
+    assert row.advice == "write cases with: perfsuite init --hardware h100"
+    assert marker_of(make_gpu_machine("NVIDIA Imaginary X1")) == "gpu"
+    assert marker_of(make_night().machine) == "cpu"
+
+
+def test_both_sessions_have_half_of_the_time() -> None:
+    words = session_words(make_night(left_s=lambda: 1000.0, wait_quiet_s=7), Path("x"))
+    assert "--perf-budget=480s" in words
+    assert "--perf-wait-quiet=7" in words
+    assert not any(word.startswith("--perf-budget") for word in session_words(make_night(), Path("x")))
+
+
+def test_what_pytest_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("bench_cases").mkdir()
+    monkeypatch.setattr(sessions, "refused", lambda *words: "pytest selects no case")
+    (row,) = case_rows(make_night())
+    assert row.found == "not run: pytest selects no case"
+    monkeypatch.setattr(sessions, "refused", lambda *words: None)
+    monkeypatch.setattr(sessions, "measured", lambda night, words, out: None)
+    (row,) = case_rows(make_night())
+    assert (row.status, row.found) == ("fail", "the first session wrote no results")
+
+
+def test_the_second_session_has_the_first_as_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("bench_cases").mkdir()
+    asked: list[tuple[str, ...]] = []
+
+    def measured(night: object, words: list[str], out: Path) -> SessionFile:
+        asked.append((out.name, *words))
+        outcome = "recorded" if out.name == "first" else "passed"
+        return make_session_file(result(0, outcome))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sessions, "refused", lambda *words: None)
+    monkeypatch.setattr(sessions, "measured", measured)
+    (row,) = case_rows(make_night())
+    assert (row.check, row.status) == (CASES[0].id, "pass")
+    first, second = asked
+    assert (first[0], second[0]) == ("first", "second")
+    assert first[1:] == second[1:]
+    assert "--perf-store=night/cases/store" in first
+
+
+SLEEPS = """
+import signal, sys, time
+from pathlib import Path
+try:
+    Path("begun").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    Path("interrupted").touch()
+"""
+
+
+def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m pytest` finds this module in the current directory."""
+    Path("pytest.py").write_text(SLEEPS)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    Path("out").mkdir()
+
+    def interrupt() -> None:
+        until = time.monotonic() + 30
+        while not Path("begun").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(7)
+
+    before = signal.signal(signal.SIGUSR2, end)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit):
+            measured(make_night(), [], Path("out/first"))
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR2, before)
+    assert Path("interrupted").exists()
+
+
+def test_results_are_read_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out/first").mkdir(parents=True)
+    Path("pytest.py").write_text("print('collected nothing')")
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    assert sys.executable
+    assert measured(make_night(), [], Path("out/first")) is None
+    assert Path("out/first.log").read_text() == "collected nothing\n"
+    documents.write(Path("out/first/results.json"), make_session_file())
+    assert measured(make_night(), [], Path("out/first")) == make_session_file()

@@ -1,0 +1,57 @@
+"""The table of steps, and the first two of them. What they call is stood in for."""
+
+from typing import Any
+
+import pytest
+
+from perfsuite.doctor.rows import passed
+from perfsuite.features.first_night import steps
+from perfsuite.features.first_night.steps import NAMES, STEPS, machine_rows, selftest_rows
+from tests.features.first_night.nights import by_check, make_night
+from tests.samples import make_gpu_machine
+
+BUDGET_MIN = 120  # of a first night
+
+
+def test_all_steps_are_expected_to_fit_into_two_hours() -> None:
+    assert NAMES == ("machine", "selftest", "spread", "faults", "frameworks", "container", "cores", "cases")
+    for size in ("full", "tiny", "simulated"):
+        expected = [step.minutes[size][0] for step in STEPS]
+        assert sum(expected) <= BUDGET_MIN
+        assert all(step.minutes[size][0] < step.minutes[size][1] for step in STEPS)
+    assert [step.name for step in STEPS if not step.needs_quiet] == ["machine"]
+
+
+def test_the_doctor_examines_what_nvidia_smi_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def examine(machine: Any, *, quick: bool, load_command: Any, say: Any) -> Any:
+        asked.append(quick)
+        return [passed("all_reduce_gb_s", "170 over 8 GPUs")]
+
+    monkeypatch.setattr(steps, "examine", examine)
+    monkeypatch.setenv("PATH", "/nowhere")
+    for size in ("full", "simulated"):
+        rows = by_check(machine_rows(make_night(machine=make_gpu_machine(), size=size)))
+        assert [*rows] == ["topology", "all_reduce_gb_s", "nccl-tests"]
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize(("size", "checks"), [("tiny", ["time", "count"]), ("simulated", ["time"])])
+def test_the_selftest_counts_what_trains(
+    monkeypatch: pytest.MonkeyPatch, size: str, checks: list[str]
+) -> None:
+    monkeypatch.setattr(steps, "why_not", lambda case, night: None)
+    monkeypatch.setattr(
+        steps, "inject_all", lambda case, machine: iter([passed("time", case.framework.name)])
+    )
+    monkeypatch.setattr(steps, "inject_structural", lambda machine: iter([passed("count", "")]))
+    rows = by_check(selftest_rows(make_night(size=size)))
+    assert [*rows] == checks
+    assert rows["time"].found == ("ddp" if size == "tiny" else "fake")
+
+
+def test_a_selftest_that_cannot_run_says_why() -> None:
+    (row,) = selftest_rows(make_night(machine=make_gpu_machine(), size="full"))
+    assert row.status == "unknown"
+    assert row.found.startswith("not run: torch")
