@@ -26,8 +26,8 @@ def render(record: FirstNight) -> str:
         ("Topology", _of_checks(every, LINKS), "The links were not seen."),
         ("Spread of the GPUs", _of_checks(every, RATES), "The GPUs were not compared."),
         ("Noise, and the smallest change", _of_checks(every, NOISE), "The noise was not measured."),
-        ("Problems", [row for row in every if row[1].status == "fail"], "No check failed."),
-        ("Refused or not run", [row for row in every if is_not_run(row[1])], "Everything was run."),
+        ("Problems", [row for row in every if row[1].status == "fail"], "No check has failed."),
+        ("Refused or not run", [row for row in every if is_not_run(row[1])], "Nothing was refused."),
         ("Baselines", _of_cases(record), "No case was measured twice, so no baseline is fit to accept."),
     ]
     machine = record.machine

@@ -72,7 +72,7 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
         with time_limit(limit_s):
             for row in step.run(replace(night, left_s=lambda: limit_s - (how.clock() - began))):
                 add(row)
-        is_complete = True
+        is_complete = not _broken(rows)
     except TimeUp:
         add(not_run("the rest", f"the step was stopped after its limit of {limit_s / 60:.0f} min"))
     except PerfsuiteError as error:
@@ -94,11 +94,16 @@ def _refusal(night: Night, record: FirstNight, step: Step, how: Running, limit_s
         return not_run(step.name, "the time is used up", "the same command continues with this step")
     machine = record.of("machine")
     if step.name != "machine" and machine is not None:
-        broken = [row for row in machine.rows if row.check in BLOCKING and row.status == "fail"]
+        broken = _broken(machine.rows)
         if broken:
-            advice = "repair it, then run: perfsuite first-night machine"
-            return not_run(step.name, f"{broken[0].check}: {broken[0].found}", advice)
+            advice = "repair it: the same command then continues"
+            return not_run(step.name, f"the check {broken[0]!r} of the step machine failed", advice)
     return how.problem(night, step)
+
+
+def _broken(rows: Sequence[Row]) -> list[str]:
+    """Return the failed checks of the step `machine` without which no launch can work."""
+    return [row.check for row in rows if row.check in BLOCKING and row.status == "fail"]
 
 
 def machine_problem(night: Night, step: Step) -> Row | None:

@@ -46,8 +46,7 @@ def test_every_case_is_valid_or_says_why_not(count: int) -> None:
         for case in given:
             framework_of(case).check(case)
             reason = unsupported(case, machine)
-            is_expected = "deepspeed" in str(reason) or (machine.device == "cpu" and "a GPU" in str(reason))
-            assert reason is None or is_expected
+            assert reason is None or re.search("deepspeed|needs? a GPU|at least 2", reason)
         assert len({case.id for case in given}) == len(given) >= 5, "one rank has some, too"
 
 

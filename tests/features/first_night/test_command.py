@@ -24,6 +24,7 @@ from tests.processes import read_until
 from tests.samples import make_gpu_machine, make_machine
 
 OUT = Path("first-night")
+GPUS = "0,1,2,3,4,5,6,7"
 run = partial(commands.run, "first-night")
 
 
@@ -183,7 +184,7 @@ def test_torch_for_another_driver_ends_every_later_step(tmp_path: Path) -> None:
         "        'nvmlDeviceGetComputeRunningProcesses': ([],)}\n"
         "sys.modules['pynvml'] = Nvml(*[idle] * 8)\n"
     )
-    process = started("--size", "full", "--wait-quiet", "0", PYTHONPATH=str(site))
+    process = started("--size", "full", "--wait-quiet", "0", PYTHONPATH=str(site), CUDA_VISIBLE_DEVICES=GPUS)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output
     record = documents.read(OUT / FILE, FirstNight)

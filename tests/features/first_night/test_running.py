@@ -126,10 +126,13 @@ def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
     """Such as a driver that is too old for this torch."""
     machine = make_result("machine", failed(check, "the driver is too old"))
     record = run(make_step("spread"), make_step("machine"), record=make_record(machine))
+    reason = f"the check {check!r} of the step machine failed"
     assert only_row(record, "spread") == not_run(
-        "spread", f"{check}: the driver is too old", "repair it, then run: perfsuite first-night machine"
+        "spread", reason, "repair it: the same command then continues"
     )
     assert only_row(record, "machine").status == "pass", "to repeat it shows whether it is repaired"
+    again = run(make_step("machine", failed(check, "the driver is too old")))
+    assert not again.results[0].is_complete, "the same command examines the machine again"
     others = make_record(make_result("machine", failed("GPU hardware", "a row could not be remapped")))
     assert only_row(run(make_step("spread"), record=others), "spread").status == "pass"
 
@@ -184,11 +187,15 @@ def test_busy_gpus_are_named_with_those_that_are_idle(monkeypatch: pytest.Monkey
 
 
 def test_signals_that_end_a_job_become_exceptions() -> None:
-    for number in running.ENDED_BY:
-        before = signal.getsignal(number)
-        with pytest.raises(SystemExit) as left, ends_with_results():
+    def receive(number: int) -> None:
+        with ends_with_results():
             os.kill(os.getpid(), number)
             time.sleep(5)
+
+    for number in running.ENDED_BY:
+        before = signal.getsignal(number)
+        with pytest.raises(SystemExit) as left:
+            receive(number)
         assert left.value.code == 128 + number
         assert signal.getsignal(number) == before
 

@@ -96,7 +96,7 @@ def test_gpus_without_nvml_fail(monkeypatch: pytest.MonkeyPatch, tools: Path) ->
 @pytest.mark.parametrize(
     ("ours", "status", "said"),
     [
-        ("171.2 to 175 over 8 GPUs", "pass", "all-reduce of 64M at 180.2 GB/s; perfsuite's own reaches 95% of it"),
+        ("171.2 to 175 over 8 GPUs", "pass", "of 64M at 180.2 GB/s; perfsuite's own reaches 95% of it"),
         ("90 to 175 over 8 GPUs", "unknown", "perfsuite's own reaches 50% of it"),
         (None, "unknown", "the doctor measured no all_reduce_gb_s"),
     ],
