@@ -143,7 +143,8 @@ class Sampler:
             whole = rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S
             if whole:
                 self._whole_at = now
-            gpus = self._gpus.read(whole=whole)
+            # The first and the last counted sample are taken when a step has ended. Others need no energy.
+            gpus = self._gpus.read(whole=whole, energy=rescan or step > self._step)
         cpu = read_cpu(self._proc / "stat", self._cores)
         return _Sample(at=now, step=step, gpus=gpus, cpu=cpu, job_s=self._job.cpu_s())
 

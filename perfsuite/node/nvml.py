@@ -15,6 +15,8 @@ from perfsuite.node.machine import pci_bus_id, visible_handles
 from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth
 
+UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT: the type of a field's value. Other counters have 64 bits.
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -41,6 +43,7 @@ class Gpus:
         self._strangers: set[int] = set()
         self._own_seen: set[int] = set()
         self._listed: set[int] = set()
+        self._link_errors_before: list[int | None] = []
 
     @cached_property
     def _handles(self) -> list[Any]:
@@ -100,6 +103,7 @@ class Gpus:
 
     def finish(self) -> tuple[str, ...]:
         """Shut NVML down. Returns notes on values that could not be read, and on problems of the cards."""
+        self._note_link_errors()
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
         hidden = sorted(self._listed - self._own_seen)
@@ -133,6 +137,7 @@ class Gpus:
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
         """Return the identity and settings of each card. `held` are the bytes in use before the job."""
+        self._link_errors_before = [self._link_errors(index) for index in self._indices]
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
@@ -144,9 +149,13 @@ class Gpus:
             for answer, info in zip(answers, infos, strict=True)
         ]
 
-    def read(self, *, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job. Unless `whole`, only read clocks and power: each call takes a lock."""
-        gpus = [self._read(index) for index in self._indices]
+    def read(self, *, whole: bool, energy: bool = True) -> tuple[Gpu, ...]:
+        """Read every GPU of the job. Unless `whole`, only read clocks and power: each call takes a lock.
+
+        The counter of energy is only read if `energy` is true, because the difference of two readings is
+        enough.
+        """
+        gpus = [self._read(index, energy=energy) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 
     def _card(self, index: int, held: int | None) -> DeviceHealth:
@@ -205,14 +214,37 @@ class Gpus:
                 states.append(int(nvml.nvmlDeviceGetNvLinkState(self._handles[index], link)))
         return (sum(states), len(states) - sum(states)) if any(states) else (None, None)
 
-    def _read(self, index: int) -> Gpu:
+    def _link_errors(self, index: int) -> int | None:
+        """Return the errors of all NVLinks since the driver was loaded; None if NVML does not count them."""
+        names = ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
+        fields = [getattr(self._nvml, f"NVML_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL") for name in names]
+        answers = self._ask(index, "FieldValues", fields) or ()
+        counts = [
+            int(answer.value.uiVal if answer.valueType == UNSIGNED_INT else answer.value.ullVal)
+            for answer in answers
+            if answer.nvmlReturn == 0  # NVML_SUCCESS
+        ]
+        return sum(counts) if counts else None
+
+    def _note_link_errors(self) -> None:
+        """Note the NVLink errors since `cards`. They are repaired by sending again, which takes time."""
+        for index, before in enumerate(self._link_errors_before):
+            after = None if before is None else self._link_errors(index)
+            if before is not None and after is not None and after > before:
+                self._note(
+                    index,
+                    f"{after - before} NVLink errors (CRC, replay, recovery) during this launch, which slow "
+                    "collectives down. Look at nvidia-smi nvlink -e",
+                )
+
+    def _read(self, index: int, *, energy: bool) -> Gpu:
         bits = self._ask(index, "CurrentClocksEventReasons")
         mask: int = bits or 0
         active = [1 << power for power in range(mask.bit_length()) if mask >> power & 1]
         return Gpu(
             sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),
-            energy_j=self._ask_thousandths(index, "TotalEnergyConsumption"),
+            energy_j=self._ask_thousandths(index, "TotalEnergyConsumption") if energy else None,
             reasons=None if bits is None else frozenset(self._reasons.get(bit, hex(bit)) for bit in active),
         )
 

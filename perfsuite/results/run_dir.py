@@ -167,6 +167,15 @@ class RunDir:
         """Return the existing traces and `RankProfileFile` files, in no particular order."""
         return [*self.path.glob("trace-*"), *self.path.glob("profile-*.json")]
 
+    def has_reports(self, ranks: int) -> bool:
+        """Return whether ranks 0 to `ranks` - 1 have written their `RankReport`.
+
+        Opening the directory makes an NFS client ask the server whether it has changed. Otherwise, a file
+        that was missing once can stay missing for a minute.
+        """
+        with os.scandir(self.path):
+            return all(self.rank(rank).exists() for rank in range(ranks))
+
     def all_rank_logs(self) -> list[Path]:
         """Return the existing `rank_log` files, sorted by rank."""
         return _by_number(self.path.glob("rank-*.log"))

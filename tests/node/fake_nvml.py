@@ -60,6 +60,7 @@ TRAINING: dict[str, Any] = {
     "nvmlDeviceGetRemappedRows": ((0, 0, 0, 0),),
     "nvmlDeviceGetRetiredPagesPendingStatus": (0,),
     "nvmlDeviceGetNvLinkState": (1,),
+    "nvmlDeviceGetFieldValues": NotSupported("Not Supported"),
     "nvmlDeviceGetCurrPcieLinkWidth": (16,),
     "nvmlDeviceGetMaxPcieLinkWidth": (16,),
 }

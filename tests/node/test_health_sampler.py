@@ -55,11 +55,23 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
     assert health.cores == len(os.sched_getaffinity(0))
     assert machine_problems(health, make_gpu_machine(count=1)) == []
     asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
-    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
+    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage"):
         assert asked[function] == 20
     assert asked["UtilizationRates"] == asked["Temperature"] == 5
     # The additional call is before the launch.
     assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1
+
+
+def test_reads_energy_only_at_the_ends_of_steps() -> None:
+    """Each call takes a lock of the driver, and only the difference of the first and the last one counts."""
+    nvml = Nvml({})
+    steps = [1] * 40 + [2] * 40 + [3] * 40
+    health = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
+    asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
+    assert health.steps == 2
+    assert asked["TotalEnergyConsumption"] == 3
+    assert asked["PowerUsage"] > 15
+    assert health.devices[0].energy_j == pytest.approx(2 * 172.5)
 
 
 def test_watches_the_processor_without_nvml() -> None:

@@ -1,5 +1,6 @@
 import os
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +200,35 @@ def test_a_job_sees_only_its_own_gpus(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     nvml = Nvml(*({"nvmlDeviceGetUUID": (f"GPU-{number}",)} for number in range(4)))
     assert Gpus(nvml, count, JobProcesses(os.getpid())).only_visible() == only
+
+
+def field(value: int, *, type_of_value: int = 3, status: int = 0) -> SimpleNamespace:
+    """An nvmlFieldValue_t: the value of one counter."""
+    values = SimpleNamespace(uiVal=value % 2**32, ullVal=value)
+    return SimpleNamespace(nvmlReturn=status, valueType=type_of_value, value=values)
+
+
+def test_nvlink_errors_of_a_launch_are_noted() -> None:
+    before = [field(7, type_of_value=1), field(2**33), field(1, status=3)]
+    after = [field(9, type_of_value=1), field(2**33 + 10), field(99, status=3)]
+    nvml = Nvml(
+        {"nvmlDeviceGetFieldValues": (before, after)},
+        {"nvmlDeviceGetFieldValues": (before,)},
+        {},
+        {"nvmlDeviceGetFieldValues": ([field(5, status=3)],)},
+    )
+    gpus = Gpus(nvml, 4, JobProcesses(OWN))
+    gpus.cards([0, 0, 0, 0])
+    assert gpus.finish() == (
+        "GPU 0 (00000000:1B:00.0): 12 NVLink errors (CRC, replay, recovery) during this launch, which slow "
+        "collectives down. Look at nvidia-smi nvlink -e",
+    )
+
+
+def test_unread_nvlink_errors_are_not_noted() -> None:
+    """A counter that fell was reset, and one that was never read is unknown."""
+    nvml = Nvml({"nvmlDeviceGetFieldValues": ([field(9)], [field(2)])})
+    gpus = Gpus(nvml, 1, JobProcesses(OWN))
+    gpus.cards([0])
+    assert gpus.finish() == ()
+    assert Gpus(nvml, 1, JobProcesses(OWN)).finish() == ()

@@ -1,5 +1,8 @@
+import contextlib
+import os
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +62,20 @@ def test_orders_files_of_nodes_and_ranks(tmp_path: Path) -> None:
     assert run_dir.all_agent_logs() == [run_dir.agent_log(node) for node in (0, 2, 10)]
     assert run_dir.all_rank_logs() == [run_dir.rank_log(rank) for rank in (0, 2, 10)]
     assert set(run_dir.all_ranks()) == {run_dir.rank(rank) for rank in (0, 2, 10)}
+
+
+def test_a_new_report_is_seen_on_a_slow_file_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS, a name that was missing stays missing until its directory is opened."""
+    run_dir = RunDir(tmp_path)
+    names: set[str] = set()
+
+    def scandir(path: Path) -> Any:
+        names.update(os.listdir(path))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("perfsuite.results.run_dir.os.scandir", scandir)
+    monkeypatch.setattr(Path, "exists", lambda path: path.name in names)
+    run_dir.rank(0).touch()
+    assert not run_dir.has_reports(2)
+    run_dir.rank(1).touch()
+    assert run_dir.has_reports(2)

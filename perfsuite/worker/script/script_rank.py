@@ -41,6 +41,7 @@ ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell scri
 TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
+WAIT_POLL_S = 0.1  # seconds between looks at the other ranks' reports, each of which asks a file server
 COPIES = (
     "the norm of the gradients is unknown: {} steps copies of the model's parameters, and each rank may hold "
     "other parts of them"
@@ -242,8 +243,8 @@ class ScriptRank(Rank):
     def wait_for_others(self) -> None:
         """Wait until every rank has written its report, but not longer than `WAIT_S`."""
         until = time.monotonic() + WAIT_S
-        while not all(file.exists() for file in self._reports()) and time.monotonic() < until:
-            time.sleep(0.02)
+        while not self.run_dir.has_reports(self.case.topology.world_size) and time.monotonic() < until:
+            time.sleep(WAIT_POLL_S)
 
     def are_all_measured(self) -> bool:
         """Return whether every rank was measured without a failure, so that all can join a collective."""
