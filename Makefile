@@ -89,8 +89,8 @@ dry-ci:  ## dry runs of some cases that cover every framework, judged against th
 selftest: .venv/installed  ## inject every fault into real training, and check that each is caught (a few minutes)
 	.venv/bin/perfsuite selftest
 
-gpu-day: .venv/installed  ## OUT=out: checks that need a GPU, in four parts (40 minutes; docs/develop/gpu-day.md)
-	for part in 1 2 3 4; do tests/gpu/day.sh $$part "$$OUT"; done
+gpu-day: .venv/installed  ## OUT=out: checks that need a GPU, in seven parts (45 minutes; docs/develop/gpu-day.md)
+	for part in dry 1 2 3 4 5 6 7; do tests/gpu/day.sh $$part "$$OUT"; done
 
 figures: .venv/installed  ## the costs of perfsuite itself
 	.venv/bin/python -m tests.benchmarks.collection

@@ -1,66 +1,119 @@
 #!/usr/bin/env bash
-# One part of the first day on a GPU: tests/gpu/day.sh 1|2|3|4 [DIRECTORY]. docs/develop/gpu-day.md says what to expect.
-# Each part is whole and ends within ten minutes. PYTHON names the interpreter, .venv/bin/python by default.
+# One part of the first day on a GPU: tests/gpu/day.sh dry|1|2|...|7 [DIRECTORY]. docs/develop/gpu-day.md explains them.
+# The parts are ordered so that the first ones validate most, and take 45 minutes together. Part `dry` needs no GPU and
+# runs before. PYTHON names the interpreter, .venv/bin/python by default.
 set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python} out=${2:-out}
 measure=("$python" -m pytest -q -W default -p no:cacheprovider --perf-baselines=none --perf-wait-quiet=0)
 perfsuite=("$python" -c 'from perfsuite.cli.app import app; app()')
 day=tests/gpu/test_day.py
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 
 say() { printf '\n=== %s\n' "$*"; }
+expect() { say "$2"; "$python" -m tests.gpu.held expect "$1"; }
+held() { "$python" -m tests.gpu.held "$@" | tee -a "$out/held.txt"; }
 
 case "${1:-}" in
-1)
+dry)
+    say "what part 2 should count"
+    "${measure[@]}" $day -k wide --perf-dry --perf-json "$out/dry.json"
+    ;;
+1) # 6 minutes
     say "what the machine is"
     nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,ECC | head -80
-    "${perfsuite[@]}" doctor --quick
-    say "does it run"
-    timeout 90 "${measure[@]}" $day -k smoke --perf-record-launches=1
-    say "is the clock true"
-    timeout 120 "$python" -m tests.gpu.clock ddp
-    timeout 120 "$python" -m tests.gpu.clock fsdp2
-    say "how noisy is it"
-    timeout 200 "${measure[@]}" $day -k noise --perf-record-launches=5 --perf-json "$out/noise.json"
-    timeout 60 "${measure[@]}" $day -k noise
-    timeout 100 "${measure[@]}" $day -k noise --perf-inject=slowdown=5%
+    expect rows "the doctor, to its end"
+    timeout 240 "${perfsuite[@]}" doctor --json > "$out/doctor.json"
+    held rows "$out/doctor.json"
+    expect recorded "does it run"
+    timeout 110 "${measure[@]}" $day -k smoke --perf-record-launches=1 --perf-json "$out/smoke.json"
+    held recorded "$out/smoke.json"
     ;;
-2)
-    say "every code path once"
-    timeout 580 "${measure[@]}" $day -k wide --perf-record-launches=1 \
+2) # 8 minutes
+    expect recorded "every code path once"
+    timeout 480 "${measure[@]}" $day -k wide --perf-record-launches=1 \
         --perf-json "$out/wide.json" --perf-report "$out"
+    held recorded "$out/wide.json"
+    expect as-dry "the same work as in dry runs"
+    held as-dry "$out/wide.json" "$out/dry.json"
     ;;
-3)
-    say "out of memory"
-    timeout 60 "${measure[@]}" $day -k oom --perf-record-launches=1
-    say "what SIGKILL of pytest leaves"
+3) # 9 minutes
+    expect recorded "torchtitan, float8, quantization, FlashAttention and DeepSpeed"
+    timeout 540 "${measure[@]}" $day -k libraries --perf-record-launches=1 --perf-json "$out/libraries.json"
+    held recorded "$out/libraries.json"
+    expect graphs "CUDA graphs, with and without gradient accumulation"
+    held graphs "$out/libraries.json"
+    ;;
+4) # 8 minutes
+    expect rows "the gate tests itself"
+    timeout 480 "${perfsuite[@]}" selftest --json > "$out/selftest.json"
+    held rows "$out/selftest.json"
+    ;;
+5) # 8 minutes
+    expect caches "compilation with cold and warm caches"
+    rm -rf "$out/cold" "$out/warm" "$out/caches"
+    for launch in 1 2 3; do
+        TORCHINDUCTOR_CACHE_DIR=$out/caches/$launch TRITON_CACHE_DIR=$out/caches/$launch timeout 60 \
+            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$out/cold/$launch.json" \
+            --perf-store "$out/caches/cold-$launch"
+        TORCHINDUCTOR_CACHE_DIR=$out/caches/1 TRITON_CACHE_DIR=$out/caches/1 timeout 50 \
+            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$out/warm/$launch.json" \
+            --perf-store "$out/caches/warm-$launch"
+    done
+    held caches "$out/cold" "$out/warm"
+    expect sampler "the cost of the health sampler"
+    timeout 150 "${measure[@]}" $day -k noise --perf-max-pairs=3 --perf-json "$out/sampler.json" \
+        --perf-against="PYTHONPATH=$PWD/tests/gpu/no_sampler:${PYTHONPATH:-}"
+    held sampler "$out/sampler.json"
+    ;;
+6) # 4 minutes, and a minute for locked clocks
+    expect free "what SIGKILL of pytest leaves"
     "${measure[@]}" $day -k noise &
     session=$!
     sleep 20
     kill -9 $session
-    for _ in 1 2 3 4 5 6; do
-        nvidia-smi --query-gpu=memory.used --format=csv,noheader
-        sleep 1
-    done
-    pgrep -af perfsuite
-    say "a stranger on the GPU"
-    "$python" -c "import torch, time; x = torch.ones(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(90)" &
-    timeout 95 "${measure[@]}" $day -k noise
-    wait
-    say "the doctor"
-    timeout 240 "${perfsuite[@]}" doctor
+    sleep 6
+    { nvidia-smi --query-gpu=memory.used --format=csv,noheader; pgrep -af perfsuite; } | tee "$out/killed.txt"
+    held free "$out/killed.txt"
+    expect oom "out of memory"
+    timeout 60 "${measure[@]}" $day -k oom --perf-record-launches=1 --perf-json "$out/oom.json"
+    held oom "$out/oom.json"
+    expect unhealthy "a stranger on the GPU"
+    "$python" -c "import torch, time; x = torch.ones(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(60)" &
+    stranger=$!
+    timeout 60 "${measure[@]}" $day -k noise --perf-max-launches=1 --perf-json "$out/stranger.json"
+    kill $stranger 2> /dev/null
+    wait $stranger
+    held unhealthy "$out/stranger.json"
+    if nvidia-smi --lock-gpu-clocks=900; then
+        expect unhealthy "locked clocks"
+        timeout 60 "${measure[@]}" $day -k noise --perf-max-launches=1 --perf-json "$out/locked.json"
+        nvidia-smi --reset-gpu-clocks
+        held unhealthy "$out/locked.json"
+    else
+        echo "NOT SEEN (unhealthy): the clocks cannot be locked by this user" | tee -a "$out/held.txt"
+    fi
     ;;
-4)
-    say "the gate tests itself"
-    timeout 300 "${perfsuite[@]}" selftest
+7) # what is left of the time
+    expect trends "growth, the start-up and the wait for data"
+    timeout 60 "${measure[@]}" $day -k trends --perf-record-launches=1 --perf-json "$out/trends.json"
+    held trends "$out/trends.json"
+    expect quiet "how noisy is it"
+    timeout 200 "${measure[@]}" $day -k noise --perf-record-launches=5 --perf-json "$out/noise.json"
+    held quiet "$out/noise.json"
+    expect slower "a slowdown of 5%"
+    timeout 100 "${measure[@]}" $day -k noise --perf-inject=slowdown=5% --perf-json "$out/slower.json"
+    held slower "$out/slower.json"
+    say "is the clock true"
+    timeout 120 "$python" -m tests.gpu.clock ddp
     say "the Llamas of the suite"
     timeout 290 "${measure[@]}" bench_cases/test_llama.py --perf-record-launches=1 \
         --perf-json "$out/llama.json" --perf-report "$out"
     ;;
 *)
-    echo "tests/gpu/day.sh: name a part, 1 to 4; got '${1:-}'" >&2
+    echo "tests/gpu/day.sh: name a part, dry or 1 to 7; got '${1:-}'" >&2
     exit 2
     ;;
 esac
-mkdir -p "$out"
 tar --exclude='*.pt' -czf "$out/part-$1.tgz" .perfsuite

@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, LoRA, Model, Nanotron, Script, Topology
+from perfsuite import (
+    DDP,
+    FSDP,
+    FSDP2,
+    Accelerate,
+    Case,
+    DeepSpeed,
+    Lightning,
+    LoRA,
+    Model,
+    Nanotron,
+    Script,
+    Topology,
+    TorchTitan,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -51,6 +65,42 @@ WIDE = [
     BASE.replace(lora=LoRA(rank=16, alpha=32), learning_rate=1e-3),
     BASE.replace(framework=Nanotron(), precision="bf16"),
     SCRIPT,
+]
+
+EAGER = BASE.replace(framework=TorchTitan())
+GRAPHS = BASE.replace(framework=TorchTitan(disable_cuda_graphs=False))
+EXPERTS = TINY.replace(
+    model=Model.named("deepseek"),
+    framework=TorchTitan(
+        module="deepseek_v3",
+        config="deepseek_v3_debugmodel",
+        overrides=(
+            "--training.seq_len=64",
+            "--training.local_batch_size=2",
+            "--training.steps=40",
+            "--debug.moe_force_load_balance",
+        ),
+    ),
+    precision="bf16-mixed",
+    activation_checkpointing="selective-op",
+    learning_rate=Case.model_fields["learning_rate"].default,
+)
+ADAPTED = BASE.replace(precision="bf16", lora=LoRA(rank=16, alpha=32), learning_rate=1e-3)
+OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+LIBRARIES = [
+    EAGER,
+    GRAPHS,
+    GRAPHS.replace(micro_batch=1, gradient_accumulation=2),
+    EXPERTS,
+    BASE.replace(framework=DDP(float8="tensorwise")),
+    BASE.replace(framework=FSDP2(float8="tensorwise")),
+    ADAPTED.replace(quantization="4bit"),
+    ADAPTED.replace(quantization="8bit"),
+    BASE.replace(attention="flash_attention_2"),
+    *(
+        BASE.replace(framework=DeepSpeed(config=config))
+        for config in ({"zero_optimization": {"stage": 1}}, {"zero_optimization": {"stage": 3}}, OFFLOADED)
+    ),
 ]
 
 
@@ -122,4 +172,19 @@ def test_noise(bench: Any, case: Case) -> None:
 
 @pytest.mark.parametrize("case", [BASE.replace(micro_batch=128, may_run_out_of_memory=True)])
 def test_oom(bench: Any, case: Case) -> None:
+    bench(case)
+
+
+@pytest.mark.parametrize("case", LIBRARIES)
+def test_libraries(bench: Any, case: Case) -> None:
+    bench(case)
+
+
+@pytest.mark.parametrize("case", [BASE.replace(compile=True, steps=30)])
+def test_compiled(bench: Any, case: Case) -> None:
+    bench(case)
+
+
+@pytest.mark.parametrize("case", [SCRIPT.replace(steps=200)])
+def test_trends(bench: Any, case: Case) -> None:
     bench(case)

@@ -1,13 +1,27 @@
 """Tests that the parts of the first day on a GPU name things that exist. The day itself cannot run here."""
 
+import json
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.processes import output_of
+from perfsuite import documents
+from perfsuite.results.outcome import Verdict
+from tests.gpu.held import main
+from tests.processes import executable, output_of
+from tests.samples import (
+    make_figures,
+    make_launches,
+    make_result,
+    make_run,
+    make_session_file,
+    metric_check,
+)
+from tests.twin_counts import counts, launch
 
 DAY = Path(__file__).parents[1] / "gpu" / "day.sh"
 SELECTIONS = sorted(set(re.findall(r"-k (\w+)", DAY.read_text())))
@@ -27,7 +41,175 @@ def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
     assert [option for option, name in names.items() if name not in vars(pytestconfig.option)] == []
 
 
-@pytest.mark.parametrize("part", ["", "5"])
+@pytest.mark.parametrize("part", ["", "8"])
 def test_it_says_which_parts_there_are(part: str) -> None:
     printed = output_of(f"'{DAY}' '{part}' 2>&1 >/dev/null", shell=True, status=2)
-    assert f"name a part, 1 to 4; got '{part}'" in printed
+    assert f"name a part, dry or 1 to 7; got '{part}'" in printed
+
+
+def test_its_first_parts_end_within_45_minutes() -> None:
+    """Each is as long as the limits of its commands. The loop of part 5 runs three times."""
+    text = DAY.read_text()
+    parts = re.findall(r"^(\d)\) # (\d+) minutes(.*?)^    ;;", text, re.MULTILINE | re.DOTALL)
+    assert [part for part, _, _ in parts] == ["1", "2", "3", "4", "5", "6"]
+    assert sum(int(minutes) for _, minutes, _ in parts) <= 45
+    for part, minutes, body in parts:
+        loop = re.search(r"for launch in 1 2 3.*?done", body, re.DOTALL)
+        repeated = loop[0] if loop else ""
+        limits = [int(limit) for limit in re.findall(r"(?:timeout|sleep) (\d+)", body + 2 * repeated)]
+        limits = [limit for limit in limits if limit < 600]
+        spare = 60 if part == "6" else 0  # of the clocks, which few users may lock
+        assert sum(limits) <= 60 * int(minutes) + spare, part
+
+
+STAND_IN = """
+case "$*" in
+    *tests.gpu.held*) exec {python} "$@" ;;
+    *clock*) echo clock ;;
+    *) echo "$@" ;;
+esac
+"""
+
+
+@pytest.mark.launch
+def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
+    """Nothing is measured, so every answer is that nothing was seen."""
+    python = executable(tmp_path / "python", STAND_IN.format(python=sys.executable))
+    for name in ("sleep", "pgrep"):
+        executable(tmp_path / name, "exit 0")
+    executable(tmp_path / "nvidia-smi", '[ "$1" != --lock-gpu-clocks=900 ]')
+    executable(tmp_path / "tar", "exit 0")
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": str(python),
+    }
+    for part in ("dry", *"1234567"):
+        out = tmp_path / f"out-{part}"
+        printed = output_of([str(DAY), part, str(out)], env=environment)
+        expected = re.findall(r"^EXPECTED \((.*?)\): \S", printed, re.MULTILINE)
+        answered = re.findall(r"^NOT SEEN \((.*?)\): \S", printed, re.MULTILINE)
+        clocks = ["unhealthy"] if part == "6" else []
+        assert [*expected, *clocks] == answered, printed
+        assert (part == "dry") == (not expected)
+
+
+def session(tmp_path: Path, *measured: Any, name: str = "results.json", **changes: Any) -> str:
+    """The file of a session with these results."""
+    file = tmp_path / name
+    documents.write(file, make_session_file(*measured, **changes))
+    return str(file)
+
+
+def of_runs(*runs: Any, **verdict: Any) -> Any:
+    made = Verdict(**{"outcome": "recorded", "launches": len(runs), **verdict})
+    return make_result(*runs, verdict=made)
+
+
+def check_of(change: float) -> Any:
+    check = metric_check(metric="tokens_per_s", change=change)
+    return of_runs(make_run(), outcome="passed", checks=(check,))
+
+
+SLOPE = {"name": "resident memory", "unit": "bytes", "per_step": 9.0}
+WHOLE = {"spans_s": {"start-up": 9.0}, "data_wait_s": 0.1}
+OOM = {"outcome": "failed", "failure": "out_of_memory"}
+SHARED = {"outcome": "unhealthy", "reasons": ("other processes held 2 GiB",)}
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        ("recorded", of_runs(make_run()), of_runs(make_run(), outcome="failed")),
+        ("passes", of_runs(make_run(), outcome="passed"), of_runs(make_run(), outcome="regressed")),
+        ("quiet", of_runs(*make_launches(1, 1.001, 1.002)), of_runs(*make_launches(1, 1.001, 1.01))),
+        ("slower", check_of(-0.05), check_of(-0.03)),
+        ("sampler", check_of(0.004), check_of(-0.01)),
+        ("oom", of_runs(make_run(), **OOM), of_runs(make_run(), outcome="failed", failure="crash")),
+        ("unhealthy", of_runs(make_run(), **SHARED), of_runs(make_run(), outcome="passed")),
+        (
+            "trends",
+            of_runs(make_run(figures=make_figures(**WHOLE), slopes=({**SLOPE, "interval": (-1, 9)},))),
+            of_runs(make_run(figures=make_figures(**WHOLE), slopes=({**SLOPE, "interval": (1, 9)},))),
+        ),
+    ],
+)
+def test_an_expectation_holds_or_not(tmp_path: Path, check: str, good: Any, bad: Any) -> None:
+    assert main([check, session(tmp_path, good)]).startswith(f"HELD ({check}): ")
+    assert main([check, session(tmp_path, bad)]).startswith(f"NOT HELD ({check}): ")
+    assert main([check, str(tmp_path / "missing.json")]).startswith(f"NOT SEEN ({check}): ")
+    assert main(["expect", check]).startswith(f"EXPECTED ({check}): ")
+
+
+def test_counts_are_compared_with_the_dry_run(tmp_path: Path) -> None:
+    dry = session(tmp_path, of_runs(launch(counts())), name="dry.json")
+    assert main(["as-dry", session(tmp_path, of_runs(launch(counts()))), dry]) == (
+        "HELD (as-dry): 1 cases alike"
+    )
+    other = session(tmp_path, of_runs(launch(counts(host_reads={"forward": 2}))))
+    assert main(["as-dry", other, dry]).startswith("NOT HELD (as-dry): fake-")
+    assert main(["as-dry", session(tmp_path), dry]).startswith("NOT SEEN")
+
+
+def test_graphs_must_end_cleanly(tmp_path: Path) -> None:
+    def graphs(**fields: Any) -> Any:
+        return of_runs(make_run(**fields)).replace(case_id="torchtitan-no_disable_cuda_graphs")
+
+    assert main(["graphs", session(tmp_path, graphs(hidden=("replayed",)))]).endswith("1 recorded; replayed")
+    late = graphs(notes=("rank 0 died after its report was written",))
+    assert main(["graphs", session(tmp_path, late)]).startswith("NOT HELD")
+    assert main(["graphs", session(tmp_path, of_runs(make_run()))]).startswith("NOT SEEN")
+
+
+def test_warm_caches_start_sooner(tmp_path: Path) -> None:
+    def launched(directory: str, speed: float, start_s: float) -> None:
+        figures = make_figures(tokens_per_s=speed, spans_s={"start-up": start_s})
+        (tmp_path / directory).mkdir(exist_ok=True)
+        session(tmp_path / directory, of_runs(make_run(figures=figures)), name="1.json")
+
+    words = ["caches", str(tmp_path / "cold"), str(tmp_path / "warm")]
+    launched("cold", 1000, 30)
+    assert main(words).startswith("NOT SEEN")
+    launched("warm", 1010, 10)
+    assert main(words).startswith("HELD (caches): warm +1.00%")
+    launched("warm", 1100, 10)
+    assert main(words).startswith("NOT HELD")
+    launched("warm", 1000, 40)
+    assert main(words).startswith("NOT HELD")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0 MiB\n", "HELD (free): 0 MiB; no process"),
+        ("39891 MiB\n", "NOT HELD (free): 39891 MiB"),
+        ("0 MiB\n77 python -m perfsuite.node.agent\n", "NOT HELD (free): 0 MiB; 77 python"),
+        ("", "NOT SEEN (free): nvidia-smi did not answer"),
+    ],
+)
+def test_memory_must_be_free_after_sigkill(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "killed.txt"
+    file.write_text(text)
+    assert main(["free", str(file)]).startswith(said)
+
+
+def test_a_failed_check_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "doctor.json"
+    rows = [{"check": "noise", "status": "fail", "found": "9%"}, {"check": "x", "status": "unknown"}]
+    file.write_text(json.dumps({"rows": rows}))
+    assert main(["rows", str(file)]) == "NOT HELD (rows): noise: 9%"
+    file.write_text(json.dumps({"rows": rows[1:]}))
+    assert main(["rows", str(file)]) == "HELD (rows): 1 checks"
+    file.write_text("")
+    assert main(["rows", str(file)]).startswith("NOT SEEN")
+
+
+@pytest.mark.launch
+def test_one_arm_has_no_sampler() -> None:
+    """Only in agents: ranks need not import it."""
+    code = "from perfsuite.node import health_sampler; print(health_sampler.EVERY_S)"
+    environment = {**os.environ, "PYTHONPATH": str(DAY.parent / "no_sampler")}
+    assert (
+        output_of([sys.executable, "-c", code, "perfsuite.node.agent"], env=environment) == "1000000000.0\n"
+    )
+    assert output_of([sys.executable, "-c", code], env=environment) == "0.25\n"

@@ -17,6 +17,7 @@ MIDDLE = "llama-3.2-1b"
 PARAMETERS = {LARGE: 8.0e9, MIDDLE: 1.24e9}
 BYTES_PER_PARAMETER = 16  # in fp32: parameter, gradient and the two moments of AdamW
 MAX_SHARE = 0.5  # of a GPU's memory that these may fill, which leaves the rest to activations
+LAUNCH_TIMEOUT_S = 600  # of a framework, which may compile or import for minutes
 SMALL_BATCH = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=25")
 """Arguments of torchtitan for its own small models."""
 
@@ -66,7 +67,7 @@ def framework_cases(machine: Machine, size: Size) -> list[tuple[str, Case | None
     ranks = spread.topology.world_size
     if size == "simulated":
         return [("fake", spread, ""), ("fake with another batch", spread.replace(micro_batch=2), "")]
-    short = spread.replace(max_warmup_steps=10, steps=20)
+    short = spread.replace(max_warmup_steps=10, steps=20, timeout_s=LAUNCH_TIMEOUT_S)
     replicated = _replicated(machine, short) if size == "full" else short
     cases: list[tuple[str, Case | None, str]] = []
     for name, divisor, options, fields in _rows(ranks, short):

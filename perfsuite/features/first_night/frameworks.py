@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.errors import CaseError
@@ -33,12 +34,12 @@ def framework_rows(night: Night) -> Iterator[Row]:
             except CaseError as error:
                 yield not_run(name, str(error))
                 continue
-            yield _framework_row(name, runs, verdict, time.monotonic() - began)
+            yield _framework_row(name, runs, verdict, time.monotonic() - began, directory / case.id)
 
 
-def _framework_row(name: str, runs: Sequence[Run], verdict: Verdict, seconds: float) -> Row:
+def _framework_row(name: str, runs: Sequence[Run], verdict: Verdict, seconds: float, directory: Path) -> Row:
     if verdict.outcome == "failed":
-        return failed(name, "; ".join(verdict.reasons), f"see {runs[-1].case.id} in the step's directory")
+        return failed(name, "; ".join(verdict.reasons), f"see {directory}")
     speed = amount(runs[-1].figures.tokens_per_s, "tokens/s")
     observed = f"{speed} tokens/s, {seconds:.0f} s in all"
     remarks = [*runs[-1].hidden, *(note for note in runs[-1].notes if "after its report" in note)]
