@@ -126,8 +126,8 @@ def test_compares_one_socket_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> 
 
     first = frozenset([min(usual)])
     monkeypatch.setattr(environments, "numa_nodes", lambda: [first, frozenset(usual - first)])
-    monkeypatch.setattr(environments, "spread_case", lambda machine, size: one_rank)
     one_rank = spread_case(make_machine(), "simulated").replace(topology={"processes_per_node": 1})
+    monkeypatch.setattr(environments, "spread_case", lambda machine, size: one_rank)
     night = make_night(measure=measure)
     for number in range(1, 4):
         launched = RunDir.of_launch(night.directory("spread"), number)

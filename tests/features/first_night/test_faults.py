@@ -30,9 +30,7 @@ EXPECTED = {
 def failing(**kinds: str) -> Launches:
     """Launches that fail as the fault should, or in another way."""
     chosen = {**EXPECTED, **{name.replace("_", "-"): kind for name, kind in kinds.items()}}
-    return Launches(
-        **{name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()}  # type: ignore[arg-type]
-    )
+    return Launches(**{name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()})
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[str, Any]:
