@@ -15,7 +15,7 @@ from perfsuite.features.first_night.sessions import case_rows, compared, marker_
 from perfsuite.results.outcome import Check, Verdict
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
 from tests.features.first_night.nights import by_check, make_night
-from tests.samples import make_case, make_gpu_machine, make_result, make_run, make_session_file, metric_check
+from tests.samples import make_case, make_gpu_machine, make_result, make_run, make_session_file
 
 CASES = [make_case(micro_batch=size) for size in range(1, 7)]
 
