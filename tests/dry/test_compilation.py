@@ -25,16 +25,19 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy, dropout
 from torch.nn.parallel import DistributedDataParallel
 
+WIDTH = 256
+BLOCKS = 3
+
 
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv = torch.nn.Linear(256, 768)
-        self.out = torch.nn.Linear(256, 256)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         parts = self.qkv(x).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (8, 32)).transpose(1, 2) for part in parts)
+        q, k, v = (part.unflatten(-1, (8, -1)).transpose(1, 2) for part in parts)
         scores = torch.matmul(q, k.transpose(-2, -1)).div(32**0.5).softmax(dim=-1)
         # here
         return x + self.out(torch.matmul(dropout(scores, 0.0), v).transpose(1, 2).flatten(2))
@@ -43,9 +46,9 @@ class Block(torch.nn.Module):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed = torch.nn.Embedding(64, 256)
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
-        self.head = torch.nn.Linear(256, 64)
+        self.embed = torch.nn.Embedding(64, WIDTH)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = torch.nn.Linear(WIDTH, 64)
 
     def forward(self, tokens):
         x = self.embed(tokens)
@@ -65,6 +68,7 @@ for step in range(30):
     optimizer.step()
     optimizer.zero_grad()
 """
+TINY = NET.replace("WIDTH = 256", "WIDTH = 64").replace("BLOCKS = 3", "BLOCKS = 1")
 COMPILES = "torch.compile(model)"
 BREAKS = NET.replace("# here", "print('a break')")
 # Dynamo compiles the second length with dynamic shapes, which also fit the third.
@@ -104,11 +108,12 @@ def check_twins(dry: Run, launched: Run) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        NET,
+        TINY,
+        pytest.param(NET, marks=pytest.mark.nightly),
         pytest.param(BREAKS, marks=pytest.mark.nightly),
         pytest.param(VARIES, marks=pytest.mark.nightly),
     ],
-    ids=["whole model", "break in each block", "blocks, lengths vary"],
+    ids=["tiny model", "whole model", "break in each block", "blocks, lengths vary"],
 )
 def test_compiled_script_runs_dry_as_launched(text: str, tmp_path: Path) -> None:
     case = case_of(tmp_path / "script", text)

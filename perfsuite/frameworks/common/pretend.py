@@ -5,6 +5,7 @@ left out.
 """
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -98,6 +99,14 @@ def _rebuilt(arguments: list[Any], as_rebuilt: Callable[..., Any]) -> Any:
     return attribute(dist, "Reducer")(parameters, buckets, sizes, group, sparse, *more)
 
 
+def _like_in_c(method: Callable[..., Any]) -> Any:
+    """Return a method that torch.compile handles like one in C++: it breaks the graph and is not traced."""
+    make: Any = ctypes.pythonapi.PyInstanceMethod_New
+    make.argtypes = [ctypes.py_object]
+    make.restype = ctypes.py_object
+    return make(method)
+
+
 class _NoLog:
     def __getattr__(self, name: str) -> Any:
         return nothing
@@ -124,15 +133,20 @@ class _Reducer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reducer, name)
 
+    @_like_in_c
     def _rebuild_buckets(self) -> bool:
         if self.has_reduced and self._rebuild is not None:
-            self._reducer = None  # as in torch, the old buckets are freed before the new ones are allocated
-            self._reducer = self._rebuild()
+            # In a launch this is C++. Compiled, it would add graph breaks that the training does not have.
+            torch.compiler.disable(self._replace_reducer)(self._rebuild)
             self._rebuild = None
-            replace(self._model, "reducer", self._reducer)
-            self._model.register_comm_hook(self, _all_reduce)
-            replace(self._model, "reducer", self)
         return False
+
+    def _replace_reducer(self, rebuild: Callable[[], Any]) -> None:
+        self._reducer = None  # as in torch, the old buckets are freed before the new ones are allocated
+        self._reducer = rebuild()
+        replace(self._model, "reducer", self._reducer)
+        self._model.register_comm_hook(self, _all_reduce)
+        replace(self._model, "reducer", self)
 
 
 def _all_reduce(reducer, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations

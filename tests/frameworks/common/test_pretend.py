@@ -1,19 +1,22 @@
 """Test how dry runs prepare DDP and FSDP1. dry/test_rank.py compares dry runs with real launches."""
 
+import contextlib
 import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import utils as dynamo
 from torch.distributed.fsdp import _flat_param
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common import pretend
-from tests.fake_group import fake_group
+from tests.fake_group import alone, fake_group
 
 
 def test_dropped_torch_name_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +98,47 @@ def test_old_buckets_are_freed_before_new_ones_are_made(reduced: list[int]) -> N
     del first
     train(model)
     assert gone() is None
+
+
+def no_gradients(model: Any) -> contextlib.AbstractContextManager[None]:
+    return torch.no_grad()
+
+
+def compiled_breaks(first_step: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Counter[str]:
+    """Return the graph breaks by reason, and the recompilations, of four steps of a compiled DDP model.
+
+    torch refuses to compile DDP with a bucket that is smaller than the first one, of 1 MiB.
+    """
+    torch._dynamo.reset()
+    dynamo.counters.clear()
+    dynamo.clear_compilation_metrics()
+    layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    model = DistributedDataParallel(layers, bucket_cap_mb=2)
+    compiled = torch.compile(model, backend="eager")
+    inputs = torch.ones(1, 512)
+    with first_step(model):
+        compiled(inputs)
+    for _ in range(3):
+        compiled(inputs).sum().backward()
+    recompiled = [metric for metric in dynamo.get_compilation_metrics() if metric.recompile_reason]
+    breaks = Counter(recompilations=len(recompiled))
+    for reason, count in dynamo.counters["graph_break"].items():
+        breaks[reason.splitlines()[0]] += count
+    return breaks
+
+
+@pytest.mark.parametrize(
+    "first_step",
+    [contextlib.nullcontext, no_gradients, DistributedDataParallel.no_sync],
+    ids=["training", "evaluation", "no synchronisation"],
+)
+def test_compiled_ddp_breaks_as_with_torchs_reducer(first_step: Any, request: pytest.FixtureRequest) -> None:
+    with alone():
+        expected = compiled_breaks(first_step)
+    reduced = request.getfixturevalue("reduced")
+    assert compiled_breaks(first_step) == expected
+    assert reduced[-2:] == [2 << 20, 2 << 20], "the buckets were rebuilt"
+    assert expected.total() > 0
 
 
 def test_storages_stand_in_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
