@@ -130,8 +130,8 @@ class _Runs:
     def ran(self) -> list[Ran]:
         """The way in which each case ran."""
         return [
-            Ran(case=self.last[name].case, way=way, machine=self.last[name].machine)
-            for name, way in self.way_of.items()
+            Ran(case=run.case, way=way, machine=run.machine, steps=_counted_steps(run))
+            for run, way in ((self.last[name], way) for name, way in self.way_of.items())
         ]
 
     def possible(self, cases: Sequence[Case]) -> list[Case]:
@@ -258,6 +258,11 @@ class _Runs:
         if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
             raise CaseError(f"with {arm.text}: it used {self.package} {used}, which comes first on its path")
         return run
+
+
+def _counted_steps(run: Run) -> int:
+    """Return the largest number of steps that were counted on a rank of `run`, which has counts."""
+    return max(1 + len(entry.counts.also_counted) for entry in run.counts)
 
 
 def _used(run: Run, package: str) -> str | None:

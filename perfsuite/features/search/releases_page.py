@@ -18,10 +18,11 @@ from perfsuite.verdict.loss import may_differ
 
 ARROW = " → "
 SENSE = (
-    "Each case ran once with each release, and the work of one step was counted. *Regressed* means that the "
-    "step does more work than with the previous release, *improved* that it does less. No time was measured: "
-    "a step that does more work is not necessarily slower, and the change can be a bug fix. Growth from step "
-    "to step, start-up, evaluation and checkpoints are not counted."
+    "Each case ran once with each release, and the work of some of its steps was counted. *Regressed* means "
+    "that a step does more work than with the previous release, *improved* that it does less. No time was "
+    "measured: a step that does more work is not necessarily slower, and the change can be a bug fix. "
+    "Start-up, evaluation and checkpoints are not counted. Where only one step was counted, growth from step "
+    "to step and work in every n-th step are not seen."
 )
 ON_CPUS = (
     "The counts of kernels, host reads and memory on CPUs are those of CPU code. On a GPU, a library can run "
@@ -33,11 +34,12 @@ LAUNCH = "launch"
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """How a case ran: dry or launched, and on which machine."""
+    """How a case ran: dry or launched, on which machine, and how many steps were counted."""
 
     case: Case
     way: str
     machine: Machine
+    steps: int
 
     @property
     def line(self) -> str:
@@ -45,7 +47,7 @@ class Ran:
         place = "on CPUs" if self.machine.device == "cpu" else f"as if on {self.machine.device_name}"
         if self.way != DRY:
             place = place.removeprefix("as if ")
-        return f"- {text(self.case.id)}: {self.way} {place}"
+        return f"- {text(self.case.id)}: {self.way} {place}, {plural(self.steps, 'step')} counted"
 
 
 @dataclass

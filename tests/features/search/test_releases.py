@@ -39,6 +39,7 @@ class Runs:
         self.devices: list[str | None] = []  # the devices that the dry runs pretended to have
         self.machine = make_machine()
         self.kernels: dict[str, int] = {}
+        self.also_counted: tuple[int, ...] = ()
         self.norms: dict[str, float] = {}
         self.refused: set[tuple[str, str]] = set()  # ways and releases that cannot be combined
         self.failing: set[str] = set()
@@ -55,7 +56,10 @@ class Runs:
         # The distribution gives itself this name.
         name = {"some_thing": "Some-Thing"}.get(package, package)
         run = launch(
-            counts(kernels={"forward": self.kernels.get(release, 100)}),
+            counts(
+                kernels={"forward": self.kernels.get(release, 100)},
+                also_counted=self.also_counted,
+            ),
             case=case,
             machine=self.machine,
             dry=way == "dry",
@@ -108,7 +112,7 @@ def test_page_shows_changes_by_release(runs: Runs) -> None:
     runs.kernels = {"1.2": 90, "2.0": 95}
     page = command("--from", "1.0").stdout
     assert page.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
-    assert f"\n\n- {CASE.id}: dry run on CPUs\n\n## 1.1.1 → 1.2\n" in page
+    assert f"\n\n- {CASE.id}: dry run on CPUs, 1 step counted\n\n## 1.1.1 → 1.2\n" in page
     first, second, same = page.split("\n## ")[1:]
     assert f"\n| {CASE.id} | " in first
     assert " | 100 → 90 | " in first
@@ -131,12 +135,17 @@ def test_page_shows_where_cases_ran(runs: Runs) -> None:
     assert both in command("--from", "1.2").stdout
 
 
+def test_page_shows_how_many_steps_were_counted(runs: Runs) -> None:
+    runs.also_counted = (5, 6)
+    assert f"\n- {CASE.id}: dry run on CPUs, 3 steps counted\n" in command("--from", "1.2").stdout
+
+
 def test_page_shows_the_pretended_gpu(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
     commands.hold(monkeypatch, gpu)
     runs.machine = pretended_gpu("NVIDIA H100 80GB HBM3", gpu.topology)
     page = command("--from", "1.2", ids=(gpu.id,)).stdout
-    assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3\n" in page
+    assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3, 1 step counted\n" in page
 
 
 def test_runs_each_release_once(runs: Runs) -> None:
