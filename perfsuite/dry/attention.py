@@ -8,6 +8,7 @@ The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2
   the dtype is bfloat16 on a GPU before Ampere.
 """
 
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -63,6 +64,16 @@ def pretend(machine: Machine) -> None:
         return efficient(query, key, value, mask, keeps_sums, dropout_p, is_causal, scale=scale)[0]
 
     replace(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+
+
+def keep_from_dynamo() -> None:
+    """Make torch.compile treat attention as one operator, as it treats torch's own function. Loads dynamo.
+
+    If it traced the function that `pretend` sets, the choice of the kernel would break the graph.
+    """
+    attention: Any = functional.scaled_dot_product_attention
+    if isinstance(attention, FunctionType):  # torch's own is a builtin
+        torch.compiler.allow_in_graph(attention)
 
 
 def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:

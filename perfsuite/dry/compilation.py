@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import get_testing_overrides
 
+from perfsuite.dry import attention
 from perfsuite.errors import DryRunError, PerfsuiteError
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import wrap
@@ -61,6 +62,7 @@ class Compilation:
             if not self._is_prepared:
                 self._is_prepared = True
                 wrap(*private.place("dynamo_compile"), self._without_modes)
+                attention.keep_from_dynamo()
             return torch_compile(*args, **kwargs)
 
         return compiled

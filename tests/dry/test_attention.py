@@ -6,7 +6,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfsuite.dry import attention
 from perfsuite.dry.attention import _composed, chosen
+from perfsuite.dry.machine import pretended_gpu
+from tests.samples import make_case
 
 V100 = (7, 0)
 T4 = (7, 5)
@@ -93,3 +96,29 @@ def test_composed_attention_is_torchs_own(mask: torch.Tensor | None, shares_head
         ours = _composed(query, key, key, mask, 0.1, mask is None, **options)
     assert composed.names == chosen_by_torch.names
     assert ours.shape == plain.shape
+
+
+def test_compiled_attention_stays_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own function is one as well. Looking into ours would break the graph."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", functional.scaled_dot_product_attention)
+    attention.pretend(pretended_gpu("NVIDIA H100 80GB HBM3", make_case().topology))
+    attention.keep_from_dynamo()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    query = torch.ones(2, 4, 8, 16)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    torch.compile(attend, backend=note, fullgraph=True)(query)
+    targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    assert targets == [functional.scaled_dot_product_attention]
+
+
+def test_torchs_own_attention_is_left_to_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "allow_in_graph", pytest.fail)
+    attention.keep_from_dynamo()

@@ -76,6 +76,7 @@ VARIES = NET.replace("(2, 16)", "(2, 16 + step % 3)").replace(
     f"model = {COMPILES}", "[block.compile() for block in model.module.blocks]"
 )
 BLOCKS = FSDP2()
+ON_A_GPU = COUNTED.replace(hardware="h100", precision="bf16-mixed", timeout_s=600)
 SHALLOW = llama_tiny("llama-shallow", num_hidden_layers=2)
 
 
@@ -128,6 +129,19 @@ def test_compiled_script_runs_dry_as_launched(text: str, tmp_path: Path) -> None
 def test_compiled_blocks_run_dry_as_launched(tmp_path: Path) -> None:
     case = COUNTED.replace(model=SHALLOW, framework=BLOCKS, compile=True, timeout_s=600)
     check_twins(passed(case, tmp_path / "dry"), measured(case, tmp_path / "real"))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "case", [ON_A_GPU, pytest.param(ON_A_GPU.replace(framework=BLOCKS), marks=pytest.mark.nightly)]
+)
+def test_compiled_case_does_the_work_of_its_eager_twin(case: Case, tmp_path: Path) -> None:
+    """As if on a GPU, where a stand-in chooses the kernel of attention."""
+    compiled = of_rank_0(passed(case.replace(compile=True), tmp_path / "compiled"))
+    eager = of_rank_0(passed(case, tmp_path / "eager"))
+    for name in ("collectives", "flops", "host_reads"):
+        assert getattr(compiled, name) == getattr(eager, name), name
+    assert compiled.compiled == Compiled(graphs=1, recompilations=0, kernels=None, extern_calls=None)
 
 
 def failed(directory: Path, text: str) -> Failure:
