@@ -51,6 +51,7 @@ def _script(*words: str, **changes: Any) -> Case:
 
 CASES = {
     "ddp": TINY,
+    "ddp, compiled": TINY.replace(compile=True),
     "ddp, static graph": TINY.replace(framework=DDP(static_graph=True, gradient_as_bucket_view=True)),
     "ddp, accumulation, lora": TINY.replace(lora=LoRA(rank=4, alpha=8), gradient_accumulation=2),
     "fsdp, full shard": TINY.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
