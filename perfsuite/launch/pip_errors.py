@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 NO_SPACE = "No space left on device"
 NO_PIP = "No module named pip"
+CONSTRAINED = ". The constraint is in a file that pip's settings name: pip config list"
 NEAREST_SHOWN = 3  # number of versions to show on each side of a version that does not exist
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<requirement>.+?)"
@@ -107,7 +108,8 @@ def reason(output: str) -> str | None:
     if match is None:
         return None
     reasons = [line.strip() for line in match[1].splitlines()]
-    return f"these requirements contradict each other: {'; '.join(dict.fromkeys(reasons))}"
+    where = CONSTRAINED if any("(constraint)" in line for line in reasons) else ""
+    return f"these requirements contradict each other: {'; '.join(dict.fromkeys(reasons))}{where}"
 
 
 def _is_version(text: str) -> bool:

@@ -44,3 +44,15 @@ def test_names_the_python_of_the_version_only() -> None:
 def test_other_failures_have_no_missing_version() -> None:
     assert missing("ERROR: No space left on device") is None
     assert reason("ERROR: No space left on device") is None
+
+
+def test_says_where_a_constraint_comes_from() -> None:
+    """A file that pip's settings name, not the user, limits the version."""
+    asked = "    The user requested torch==2.15.0\n"
+    other = "    library 1.0 depends on torch<2\n"
+    limit = "    The user requested (constraint) torch<=2.14.1\n"
+    limited = str(reason(f"The conflict is caused by:\n{asked}{limit}"))
+    assert limited.endswith(
+        "(constraint) torch<=2.14.1. The constraint is in a file that pip's settings name: pip config list"
+    )
+    assert str(reason(f"The conflict is caused by:\n{asked}{other}")).endswith("depends on torch<2")
