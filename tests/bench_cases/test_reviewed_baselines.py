@@ -40,6 +40,7 @@ def test_each_case_that_can_be_run_dry_has_counts(case: Case) -> None:
     missing = missing_package(*case.framework.packages) or instead
     if missing is not None:
         pytest.skip(missing)
-    # The counts of compiled cases are not reviewed yet, since dry runs cover them only since the last change.
-    if why_not_dry(case, machine) is None and not case.compile:
+    # The counts of torchtitan's compiled cases are not reviewed yet.
+    is_unreviewed = case.compile and case.framework.name == "torchtitan"
+    if why_not_dry(case, machine) is None and not is_unreviewed:
         assert COUNTS.reviewed_file(target_of(machine, dry=True), case.id).exists()
