@@ -232,7 +232,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         window=(window.start, end),
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
-        observed=_with_machine(reports[0].observed, bare),
+        observed=_with_machine(_with_all_code(reports), bare),
         autotuned=reports[0].autotuned,
         dtypes=summed_dtypes(report.dtypes for report in reports),
         device_probe=lowest_device_probe(reports),
@@ -319,6 +319,17 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
             )
         longest[name] = whole
     return longest
+
+
+def _with_all_code(reports: Sequence[RankReport]) -> Observed | None:
+    """Return what rank 0 observed, with a digest of the code of all ranks, unless that of one is unknown."""
+    observed = reports[0].observed
+    if observed is None:
+        return None
+    codes = [None if report.observed is None else report.observed.code for report in reports]
+    if None in codes:
+        return observed.replace(code=None)
+    return observed.replace(code=documents.digest([*codes]))
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:

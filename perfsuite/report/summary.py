@@ -12,7 +12,7 @@ from perfsuite.report.nodes import scalings
 from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
-from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
+from perfsuite.results.outcome import BY_THE_MACHINE, QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, CaseChange, JudgeChanges, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
@@ -69,8 +69,13 @@ def _why(result: Measurement) -> str:
             why = _cause_first(judged, "regressed", changes)
         return ": ".join(filter(None, (judged.failure.replace("_", " "), why)))
     if result.outcome == "unhealthy":
-        set_aside = f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
-        return set_aside if result.runs else "; ".join(judged.reasons)
+        if not result.runs:
+            return "; ".join(judged.reasons)
+        by_the_machine = [check for check in judged.checks if check.note == BY_THE_MACHINE]
+        if by_the_machine:
+            moved = ", ".join(f"{check.label} {percent(check.change or 0.0)}" for check in by_the_machine)
+            return f"{moved}, although nothing changed"
+        return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""
     return _cause_first(judged, judged.outcome, changes)

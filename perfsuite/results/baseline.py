@@ -138,11 +138,18 @@ def from_runs(
             for run, session in zip(runs, named, strict=True)
         ),
         flops=newest.flops,
-        observed=newest.observed,
+        observed=_observed(runs),
         dtypes=newest.dtypes,
         recorded_at=first.started_at,
         accepted=accepted,
     )
+
+
+def _observed(runs: Sequence[Run]) -> Observed | None:
+    """Return what the newest run observed. Its code is unknown unless all runs had the same."""
+    newest = runs[-1].observed
+    codes = {None if run.observed is None else run.observed.code for run in runs}
+    return newest if newest is None or len(codes) == 1 else newest.replace(code=None)
 
 
 def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:

@@ -49,6 +49,10 @@ UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded
 """Outcomes that do not show whether the code is better or worse than before."""
 
 
+BY_THE_MACHINE = "the code did not change, so the machine did"
+"""Note on a check whose metric changed in a session in which nothing else changed (`verdict.unchanged`)."""
+
+
 class Check(Data):
     """The judgement of one metric of the launches against the baseline.
 

@@ -78,7 +78,7 @@ class Observed(Data):
 
     settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` lists those to be equal
     environment: dict[str, str]  # versions and variables: verdicts list the differences
-    code: str | None = None  # digest of the Python code that ran; None: it is unknown
+    code: str | None = None  # digest of the code that ran, of all ranks in a `Run`; None: it is unknown
 
 
 class Evidence(Data):

@@ -43,7 +43,7 @@ ASKED = frozenset(
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]
 )
-OTHER_CODE = "the Python code that ran is not the same"
+OTHER_CODE = "the code that ran is not the same"
 NOT_OBSERVED = "not observed"  # prefix of the value of a setting that could not be observed
 
 
@@ -170,7 +170,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
     """Return the `library_choices` if no recorded version or variable differs: the cause is unknown."""
     then, now = _observed(run, baseline)
-    is_explained = then.environment != now.environment or then.code != now.code
+    is_explained = then.environment != now.environment or _is_other_code(then, now)
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
 
 
@@ -201,8 +201,12 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
     changed += [f"{key}: not observed -> {today.settings[key]}" for key in new]
-    is_known = then.code is not None and today.code is not None  # it is unknown in older baselines
-    return changed + ([OTHER_CODE] if is_known and then.code != today.code else [])
+    return changed + ([OTHER_CODE] if _is_other_code(then, today) else [])
+
+
+def _is_other_code(then: Observed, now: Observed) -> bool:
+    """Return whether other Python code is known to have run. Older baselines do not have its digest."""
+    return then.code is not None and now.code is not None and then.code != now.code
 
 
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import CPU_S_PER_STEP, DATA_WAIT, TOKENS_PER_S, TOKENS_PER_S_MEAN
-from perfsuite.results.outcome import Check, Outcome, Verdict
+from perfsuite.results.outcome import BY_THE_MACHINE, Check, Outcome, Verdict
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 
-TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP, DATA_WAIT)}
-"""Metrics that a machine can change. The times of spans are added."""
-BY_THE_MACHINE = "the code did not change, so the machine did"
+TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)}
+"""Metrics that a machine can change, in addition to the times of spans. The data wait is not among them: the
+configuration of a loader is not recorded."""
 NOTHING_CHANGED = (
-    "nothing changed since the baseline: the same code, versions, variables, settings and work. So the "
-    "machine is {change}, not the code. If this machine is as it should be, make this session a part of the "
-    "baseline (perfsuite baseline accept --sessions 2)"
+    "nothing that is recorded changed since the baseline: code, versions, variables, settings and work are "
+    "the same. So the machine is {change}, not the code. If this machine is as it should be, accept a "
+    "baseline of several sessions (perfsuite baseline accept --sessions 3 --reason '...')"
 )
 
 
@@ -30,7 +30,10 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
     if verdict.outcome not in ("regressed", "improved") or not verdict.is_same_work:
         return verdict
     moved = [check for check in verdict.checks if check.outcome in ("regressed", "improved")]
-    if not all(map(_is_time, moved)) or any(any(changes(run, baseline)) for run in runs):
+    data_wait = verdict.check(DATA_WAIT.name)
+    if not all(map(_is_time, moved)) or (data_wait is not None and data_wait.outcome != "passed"):
+        return verdict
+    if any(any(changes(run, baseline)) for run in runs):
         return verdict
     is_slower = verdict.outcome == "regressed"
     outcome: Outcome = "unhealthy" if is_slower else "passed"
@@ -62,7 +65,7 @@ def changes(run: Run, baseline: Baseline) -> Iterator[str]:
         yield "settings and versions were not observed on both sides"
         return
     if baseline.observed.code is None or run.observed.code is None:
-        yield "it is unknown whether the same Python code ran"
+        yield "it is unknown whether the same code ran"
     if run.case != baseline.case:
         yield "the case"
     if run.dtypes != baseline.dtypes:

@@ -28,7 +28,7 @@ from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.clock.levels import MemoryLevels
 from perfsuite.worker.clock.profiling import Profiling
 from perfsuite.worker.clock.recorder import Recorder
-from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part
+from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part, process_started_at
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.counting.python_calls import outside_of_steps
 from perfsuite.worker.extra_metrics import ExtraMetrics
@@ -260,8 +260,7 @@ class Rank:
         report = report.replace(compiled_anew=software.is_compiled_anew())
         if report.rank == 0 and graphs:
             report = report.replace(autotuned=autotuned.choices(self.run_dir.inductor_cache))
-        if report.rank == 0:
-            observed = observed.replace(code=code.digest())
+        observed = observed.replace(code=code.digest(process_started_at()))
         report = report.replace(
             observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes
         )

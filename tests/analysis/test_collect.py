@@ -355,6 +355,20 @@ def test_steps_and_probes_are_the_slowest_ranks(
     assert (run.device_probe, run.rank_probes) == ({"x": 5}, ({"x": 7}, {"x": 5}))
 
 
+@pytest.mark.parametrize(
+    ("codes", "is_known"), [(("a", "b"), True), (("a", None), False), ((None, None), False)]
+)
+def test_code_of_all_ranks_must_be_known(
+    tmp_path: Path, codes: tuple[str | None, str | None], is_known: bool
+) -> None:
+    of_ranks = [{"observed": Observed(settings={}, environment={}, code=code)} for code in codes]
+    seen = known(collected(of_two(tmp_path / "one", *of_ranks)).observed)
+    assert (seen.code is not None) == is_known
+    of_ranks[1] = {"observed": Observed(settings={}, environment={}, code="c")}
+    other = known(collected(of_two(tmp_path / "other", *of_ranks)).observed)
+    assert (other.code != seen.code) == (codes[0] is not None)
+
+
 def test_reports_why_a_launch_was_killed(tmp_path: Path) -> None:
     peer, own = (make_report(1, failure=crash(1, 1.0, said)) for said in ("Connection closed by peer", "x"))
     for reports, kind in (

@@ -3,7 +3,7 @@ import pytest
 from perfsuite.case.case import KnownIssue
 from perfsuite.case.hardware import AllocatedNode, Allocation
 from perfsuite.report import summary
-from perfsuite.results.outcome import QUIET
+from perfsuite.results.outcome import BY_THE_MACHINE, QUIET
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.results.session_file import PytestRun
@@ -32,6 +32,14 @@ KNOWN = now().replace(case=now().case.replace(known_issue=KnownIssue(url=URL, fa
 CRASH = KNOWN.replace(failure=Failure(kind="crash", message="x"))
 EXCUSED = make_result(CRASH, excused="known issue")
 EXPLAINED = make_explained(REGRESSED)
+UNCHANGED = judged(
+    REGRESSED,
+    outcome="unhealthy",
+    checks=tuple(
+        check.replace(outcome="inconclusive", note=BY_THE_MACHINE) if check.outcome == "regressed" else check
+        for check in REGRESSED.verdict.checks
+    ),
+)
 UNLIKE = judged(EXPLAINED, outcome="failed", failure="unlike", checks=())
 
 
@@ -43,6 +51,7 @@ def test_a_case_in_a_few_words() -> None:
         (make_gpu_result(4, "larger"), "regressed", "peak memory +6.0%", ""),
         (make_gpu_result(5, "improved"), "improved", "tokens/s +11.1%, tokens/s with stalls +11.0%", ""),
         (make_gpu_result(2, "throttled"), "unhealthy", "3 launches set aside", ""),
+        (UNCHANGED, "unhealthy", f"{SLOWER}, although nothing changed", ""),
         (make_gpu_result(2, "crash"), "failed", "crash", ""),
         (make_result(now(peak_memory_bytes=None)), "failed", "missing metric: peak memory", ""),
         (samples.never_run(), "failed", "no baseline", ""),

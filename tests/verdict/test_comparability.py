@@ -9,6 +9,7 @@ from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import DeviceHealth, Health, Node, Run
 from perfsuite.verdict.comparability import (
     ASKED,
+    OTHER_CODE,
     UNEXPLAINED,
     is_unlike,
     launch_problems,
@@ -16,7 +17,7 @@ from perfsuite.verdict.comparability import (
     setting_differences,
 )
 from perfsuite.verdict.judge import MAX_UNHEALTHY
-from tests.samples import DISTURBED, make_case, make_figures, make_launches, make_machine, make_run
+from tests.samples import DISTURBED, known, make_case, make_figures, make_launches, make_machine, make_run
 from tests.verdict.judging import (
     BASELINE,
     CHOSEN,
@@ -363,6 +364,22 @@ def test_unexplained_library_choice_comes_first() -> None:
     said = "attention_kernel: Flash -> math (not requested by the case)"
     assert (verdict.outcome, verdict.changed[0]) == ("passed", said)
     assert verdict.reasons == (f"{UNEXPLAINED}: {said}",)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_explained"), [("a", "a", False), (None, "a", False), ("a", "b", True)]
+)
+def test_other_code_explains_a_library_choice(then: str | None, now: str | None, is_explained: bool) -> None:
+    """The code of older baselines is unknown, which explains nothing."""
+    before, later = (seen(usual(), OLD, attention_kernel=kernel) for kernel in ("Flash", "math"))
+    before, later = ([with_code(run, code) for run in runs] for runs, code in ((before, then), (later, now)))
+    verdict = judged(later[:1], from_runs(before[:5]))
+    assert (verdict.reasons == ()) == is_explained
+    assert (OTHER_CODE in verdict.changed) == is_explained
+
+
+def with_code(run: Run, code: str | None) -> Run:
+    return run.replace(observed=known(run.observed).replace(code=code))
 
 
 @pytest.mark.parametrize("setting", sorted(ASKED))

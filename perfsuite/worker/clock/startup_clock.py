@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from time import CLOCK_BOOTTIME, clock_gettime
+from time import CLOCK_BOOTTIME, clock_gettime, time
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -279,6 +279,12 @@ def process_start() -> float | None:
         return int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def process_started_at() -> float | None:
+    """Return the start time of this process, in seconds since the epoch; None if unknown."""
+    start = process_start()
+    return None if start is None else time() - _boot_clock() + start
 
 
 def _boot_clock() -> float:

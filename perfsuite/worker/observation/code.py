@@ -1,4 +1,4 @@
-"""Identify the Python code that ran, so that a verdict can say that no code changed."""
+"""Identify the code that ran, so that a verdict can say that no code changed."""
 
 import hashlib
 import os
@@ -7,48 +7,63 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.results.run_dir import COMPILE_CACHES
+from perfsuite.results.run_dir import CACHES
 
 STANDARD_LIBRARY = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
 )
 PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+GENERATED = (
+    f"{os.sep}{CACHES}{os.sep}"  # part of the path of a file that a compiler generated in this session
+)
 
 
-def digest() -> str:
-    """Return a digest of the files of all imported modules: 12 hexadecimal digits.
+def digest(started_at: float | None) -> str | None:
+    """Return a digest of all imported modules and loaded libraries: 12 hexadecimal digits.
 
-    Of Python files it covers the content, and of compiled modules the size. It does not depend on the
-    directory of a file. The standard library is left out, because its version is recorded, and so are files
-    that compilers generated in their caches. Takes about a third of a second.
+    Of Python files it covers the content, and of compiled libraries the size and the time of their last
+    change. The directory of a file is not part of it. The standard library is left out, because its version
+    is recorded. So are files that compilers generated in the session's caches.
+
+    `started_at` is the time when the process started, in seconds since the epoch. Returns None if it is
+    unknown, if a file cannot be read, or if a Python file changed later. Takes less than a second.
     """
-    caches = tuple(os.path.realpath(os.environ[name]) for name in COMPILE_CACHES if os.environ.get(name))
+    if started_at is None:
+        return None
     total = hashlib.sha256()
-    for name, path in sorted(_files()):
-        if _is_of_standard_library(path) or path.startswith(caches):
-            continue
-        total.update(f"{name} {_content(path)}\n".encode())
+    try:
+        for name, path in sorted({*_modules(), *_libraries()}):
+            if GENERATED in path or _is_of_standard_library(path):
+                continue
+            if path.endswith(".py"):
+                if os.stat(path).st_mtime > started_at:
+                    return None
+                total.update(f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}\n".encode())
+            else:
+                status = os.stat(path)
+                total.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    except OSError:  # such as a file in an archive, or one that was deleted
+        return None
     return total.hexdigest()[:12]
 
 
-def _files() -> Iterator[tuple[str, str]]:
+def _modules() -> Iterator[tuple[str, str]]:
     """Yield the name and the resolved path of each imported module that has a file."""
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
-        if isinstance(file, str):
+        if isinstance(file, str) and os.path.isabs(file):  # `torch.ops` names a file that does not exist
             yield name, os.path.realpath(file)
+
+
+def _libraries() -> Iterator[tuple[str, str]]:
+    """Yield the name and the path of each shared library that this process has loaded."""
+    with open("/proc/self/maps") as file:
+        paths = {fields[5].strip() for line in file if len(fields := line.split(maxsplit=5)) == 6}
+    for path in paths:
+        if path.startswith(os.sep) and ".so" in os.path.basename(path):
+            yield os.path.basename(path), path
 
 
 def _is_of_standard_library(path: str) -> bool:
     """Return whether a file belongs to Python. Packages can be installed below the standard library."""
     return path.startswith(STANDARD_LIBRARY) and not any(folder in path for folder in PACKAGES)
-
-
-def _content(path: str) -> str:
-    """Return what identifies the content of a file; empty if it cannot be read any more."""
-    try:
-        if path.endswith(".py"):
-            return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        return str(os.stat(path).st_size)
-    except OSError:
-        return ""

@@ -378,3 +378,7 @@ def test_calls_are_counted_only_where_asked(asked: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(startup_clock, "_watch_imports", lambda clock: None)
     startup_clock.begin(IMPORTS, start_of=now)
     assert (known(startup_clock.end()).calls is not None) is asked
+
+
+def test_start_of_the_process_as_psutil_reads_it() -> None:
+    assert startup_clock.process_started_at() == pytest.approx(psutil.Process().create_time(), abs=5)
