@@ -29,9 +29,10 @@ class Speed(NamedTuple):
     shortest_kernel_us: float  # time of a kernel with nothing to do, until the next one begins
     collective_gb_s: float  # NCCL's bus bandwidth between the devices of one machine
     source: str
-    factor: float = 1.0
-    """Measured time of a step relative to the prediction, as the median of published steps."""
-    factor_source: str = ""
+    published: tuple[float, float] | None = None
+    """Lowest and highest share of the predicted speed that published steps reach. None: there are too few."""
+    factor: float | None = None  # median time of published steps relative to the prediction; None: too few
+    published_source: str | None = None
 
 
 class Accelerator(NamedTuple):
@@ -67,7 +68,12 @@ class Accelerator(NamedTuple):
 
 def _accelerator(fields: dict[str, Any]) -> Accelerator:
     speed = fields.pop("speed", None)
-    return Accelerator(**fields, speed=None if speed is None else Speed(**speed))
+    if speed is None:
+        return Accelerator(**fields)
+    low_high = speed.pop("published", None)
+    return Accelerator(
+        **fields, speed=Speed(**speed, published=None if low_high is None else (low_high[0], low_high[1]))
+    )
 
 
 _TABLE = Path(__file__).with_name("accelerators.json").read_text(encoding="utf-8")

@@ -29,11 +29,15 @@ class Links(NamedTuple):
     @classmethod
     def of(cls, collective_gb_s: float, interconnect: str | None, devices: int) -> Links:
         """Return the links of a machine. `interconnect` has ports and Gbit/s, such as `8xib400`."""
-        between = None
-        match = re.fullmatch(r"(?:(\d+)x)?[a-z]+(\d+)", interconnect or "")
-        if match is not None:
-            between = PORT_SHARE * int(match[1] or 1) * int(match[2]) * 1e9 / 8 / devices
+        network = None if interconnect is None else network_bytes_per_s(interconnect)
+        between = None if network is None else PORT_SHARE * network / devices
         return cls(1e9 * collective_gb_s, between, devices)
+
+
+def network_bytes_per_s(interconnect: str) -> float | None:
+    """Return the rate of all ports of a machine in one direction; None if the text does not give it."""
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?[a-z]+([1-9]\d*)", interconnect)
+    return None if match is None else int(match[1] or 1) * int(match[2]) * 1e9 / 8
 
 
 def is_inside(ranks: int, apart: int, devices: int) -> bool:
