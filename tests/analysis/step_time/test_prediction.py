@@ -60,7 +60,7 @@ def faster_network(times: float) -> Machine:
 
 
 def faster_host(times: float) -> Machine:
-    return MACHINE._replace(host=Host(forward_s=1.0, stream_wait_s=0.3, launch_s=0.1, factor=1 / times))
+    return MACHINE._replace(host=Host(forward_s=1.0, event_s=0.3, launch_s=0.1, factor=1 / times))
 
 
 @pytest.mark.parametrize("faster", [faster_device, faster_matmuls, faster_link, faster_network, faster_host])

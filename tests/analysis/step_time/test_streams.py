@@ -32,6 +32,12 @@ def test_streams_run_side_by_side() -> None:
     assert seconds([kernel(1, stream=1), kernel(3)]) == pytest.approx(3)
 
 
+def test_the_slower_of_independent_streams_sets_the_pace() -> None:
+    late: list[Entry] = [kernel(1, stream=2), RecordEvent(1, 2), StreamWait(1, 1)]
+    ahead: list[Entry] = [*late, kernel(2, stream=1), kernel(3), kernel(0.5, stream=3)]
+    assert seconds(ahead) == pytest.approx(3)
+
+
 def test_an_event_orders_streams() -> None:
     step: list[Entry] = [kernel(1, stream=1), RecordEvent(1, 1), StreamWait(0, 1), kernel(3)]
     both = [*step, RecordEvent(2, 0), StreamWait(1, 2)]
@@ -76,7 +82,7 @@ def test_a_slow_host_sets_the_pace() -> None:
 def test_every_entry_has_its_price_on_the_host() -> None:
     host = Host(
         forward_s=1, backward_s=2, optimizer_s=4, tensor_s=0, view_s=8, host_operator_s=16,
-        wrapper_s=32, collective_s=64, stream_wait_s=128, launch_s=0, read_s=0,
+        wrapper_s=32, collective_s=64, event_s=128, launch_s=0, read_s=0,
     )  # fmt: skip
     entries: list[Entry] = [
         kernel(0),
@@ -87,7 +93,7 @@ def test_every_entry_has_its_price_on_the_host() -> None:
         StreamWait(0, 1),
         *(RecordEvent(1, 0), Free(1), HostWait(None)),
     ]
-    assert [host.call_s(entry) for entry in entries] == [1, 2, 4, 8, 16, 32, 64, 128, 0, 0, 0]
+    assert [host.call_s(entry) for entry in entries] == [1, 2, 4, 8, 16, 32, 64, 128, 128, 0, 0]
     assert host._replace(factor=2.0).call_s(entries[0]) == 2
 
 
