@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perfsuite.frameworks.common.private import cdata, schema
+from perfsuite.frameworks.common.private import FakeTensor, cdata, schema
 from perfsuite.results.counts import Collective
 from perfsuite.results.device_log import CollectiveWait, Communicate, DeviceLog, HostCall, Kernel
 from perfsuite.worker.counting.counter import OperatorCall, does_work, written
@@ -61,7 +61,7 @@ class Operators:
             self._wait_for(self._results.get(cdata(storage_of(call.given[0]))))
         elif not does_work(call.function):
             self._log.add(HostCall("view"))
-        elif any(tensor.device.type == "cuda" for tensor in (*call.given, *call.made)):
+        elif any(map(_is_on_gpu, (*call.given, *call.made))):
             self._log.add(_kernel(call, self._log.stream))
         else:
             self._log.add(HostCall("host"))
@@ -133,6 +133,12 @@ def _kernel(call: OperatorCall, stream: int) -> Kernel:
         sizes=_sizes(call),
         is_strided=any(map(_is_strided, (*given, *made))),
     )
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is on the GPU. A fake tensor's `device` would call an operator."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return bool(device.type == "cuda")
 
 
 def _different(tensors: Iterable[Tensor]) -> list[Tensor]:
