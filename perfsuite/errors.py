@@ -46,6 +46,10 @@ class PackageError(PerfsuiteError):
     """An optional package is not installed. The message gives the command that installs it."""
 
 
+class PredictionError(PerfsuiteError):
+    """The time of a step cannot be predicted. The message says what is missing."""
+
+
 class PrivateNameError(PerfsuiteError):
     """A package lacks a private name that perfsuite uses.
 

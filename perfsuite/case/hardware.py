@@ -8,11 +8,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from perfsuite.documents import Data, did_you_mean
+
+
+class Speed(NamedTuple):
+    """How fast kernels and collectives of a healthy device run, from which a step's time is predicted."""
+
+    multiprocessors: int
+    memory_gb_s: float  # bandwidth of the memory according to the datasheet
+    cache_mb: float  # size of the L2 cache
+    matmul_share: float  # share of the 16-bit peak that a large matrix product reaches
+    matmul_share_fp32: float  # the same for fp32
+    attention_share: float  # share of the 16-bit peak that fused attention reaches in a long sequence
+    attention_backward_share: float
+    memory_share: float  # share of the memory's bandwidth that a large elementwise kernel reaches
+    shortest_kernel_us: float  # time of a kernel with nothing to do, until the next one begins
+    collective_gb_s: float  # NCCL's bus bandwidth between the devices of one machine
+    source: str
+    published: tuple[float, float] | None = None
+    """Lowest and highest share of the predicted speed that published steps reach. None: there are too few."""
+    factor: float | None = None  # median time of published steps relative to the prediction; None: too few
+    published_source: str | None = None
 
 
 class Accelerator(NamedTuple):
@@ -33,6 +53,7 @@ class Accelerator(NamedTuple):
     capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
     source: str  # the source of the peaks and the link; datasheets give the sum of both directions
     usable_source: str | None  # the source of `usable_gib`
+    speed: Speed | None = None  # None if no published step shows how fast the device is
 
     @property
     def memory_bytes(self) -> int:
@@ -45,9 +66,19 @@ class Accelerator(NamedTuple):
         return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
 
 
+def _accelerator(fields: dict[str, Any]) -> Accelerator:
+    speed = fields.pop("speed", None)
+    if speed is None:
+        return Accelerator(**fields)
+    low_high = speed.pop("published", None)
+    return Accelerator(
+        **fields, speed=Speed(**speed, published=None if low_high is None else (low_high[0], low_high[1]))
+    )
+
+
 _TABLE = Path(__file__).with_name("accelerators.json").read_text(encoding="utf-8")
 PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by NVML's name
-    name: Accelerator(**fields) for name, fields in json.loads(_TABLE).items()
+    name: _accelerator(fields) for name, fields in json.loads(_TABLE).items()
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))

@@ -23,6 +23,12 @@ def dry_run(
     device: Annotated[
         Device | None, typer.Option(help="Device to simulate (default: the GPU that the case is meant for).")
     ] = None,
+    interconnect: Annotated[
+        str | None,
+        typer.Option(
+            help="Network ports of a machine and their Gbit/s, such as 8xib400, to predict step times."
+        ),
+    ] = None,
     shared: Shared,
 ) -> None:
     """Show the work of a step at full size, and whether the case fits, in one process without hardware.
@@ -33,7 +39,8 @@ def dry_run(
     chosen = selected(shared.cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
     ranks = None if rank is None else (rank,)
-    session = dry_session(options(store=shared.store, baselines=shared.baselines), progress, device, ranks)
+    chosen_options = options(store=shared.store, baselines=shared.baselines)
+    session = dry_session(chosen_options, progress, device, ranks, interconnect)
     fits = chosen if k is None else fitting(session, chosen)  # a named case reports its own reason
     progress.cases = len(fits)
     if measured(session, fits, as_json=shared.as_json):

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from perfsuite.dry.device_log import (
+from perfsuite.results.device_log import (
     Allocate,
     EmptyCache,
     EndOfStep,

@@ -15,10 +15,10 @@ import torch
 
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import attention, streams
-from perfsuite.dry.device_log import DeviceLog, EmptyCache
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import nothing, replace, replace_everywhere
 from perfsuite.frameworks.common.private import FakeTensorMode
+from perfsuite.results.device_log import DeviceLog, EmptyCache
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
 """Operators in torch's `native_functions.yaml` that have one kernel for CUDA. Without this kernel, as in a

@@ -12,16 +12,19 @@ from perfsuite import documents
 from perfsuite.analysis.agreement import tokens_given
 from perfsuite.analysis.cause import with_log
 from perfsuite.analysis.figures import is_in_tf32
+from perfsuite.analysis.step_time.expected import expected
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of
 from perfsuite.dry.machine import OF_ONE_DEVICE, RANKS_MEET, Device, pretended, telling_ranks, why_not_dry
-from perfsuite.errors import CaseError, DryRunError, FileError
+from perfsuite.errors import CaseError, DryRunError, FileError, PredictionError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm, ask
 from perfsuite.node.processes import KILL_S, has_ended, wait_for, wait_until
 from perfsuite.node.ranks import rank_variables, without_rank
+from perfsuite.results import device_log_file
 from perfsuite.results.counts import merged
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport, summed_dtypes
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
@@ -43,12 +46,14 @@ def dry_run(
     arm: Arm = HERE,
     stop: Event | None = None,
     counted_steps: int = 1,
+    interconnect: str | None = None,
 ) -> Run:
     """Run the given ranks of `case` dry, one after another, each in its own process.
 
     By default, `ranks` are the first rank and, if ranks differ by design, the last (`telling_ranks`). `arm`
     is the environment of the processes. Setting `stop` kills the running process. `counted_steps` consecutive
-    steps are counted. `directory` has the same layout as for a launch. If a process fails, the failure is in
+    steps are counted. `interconnect` is the network of the machines (`Machine.interconnect`), if it is known.
+    `directory` has the same layout as for a launch. If a process fails, the failure is in
     `Run.failure`.
 
     Raises `DryRunError` if the case cannot be run dry, and `CaseError` if its framework refuses the case.
@@ -59,6 +64,7 @@ def dry_run(
             has = f"ranks 0 to {last}" if last else "only rank 0"
             raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device)
+    machine = machine.replace(interconnect=interconnect)
     reason = why_not_dry(case, machine)
     if reason is not None:
         raise DryRunError(f"{case.id}: {reason}")
@@ -80,18 +86,34 @@ def dry_run(
         dtypes=summed_dtypes(report.dtypes for report in reports),
         figures=Figures(tokens_given=tokens_given(reports, case)),
         counts=merged({report.rank: report.counts for report in reports if report.counts is not None}),
-        dry_facts=facts_of(reports, case, machine),
+        dry_facts=_with_expected(facts_of(reports, case, machine), reports, run_dir, case, machine),
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),
         failure=next((report.failure for report in reports if report.failure is not None), None),
     )
     if run.dry_facts is not None and is_in_tf32(run):
-        run = run.replace(
-            dry_facts=run.dry_facts.replace(roofline=None), notes=(*run.notes, NO_TF32_ROOFLINE)
-        )
+        unknown = run.dry_facts.replace(roofline=None, expected=None, no_expected=NO_TF32_ROOFLINE)
+        run = run.replace(dry_facts=unknown, notes=(*run.notes, NO_TF32_ROOFLINE))
     if machine.emulates(case.precision):
         run = run.replace(notes=(*run.notes, NO_BF16_ROOFLINE))
     documents.write(run_dir.run, run)
     return run
+
+
+def _with_expected(
+    facts: DryFacts, reports: Sequence[RankReport], run_dir: RunDir, case: Case, machine: Machine
+) -> DryFacts:
+    """Add the expected time of the slowest rank, or the reason why it is unknown."""
+    if machine.device == "cpu":
+        return facts
+    try:
+        of_ranks = []
+        for report in reports:
+            if report.counts is not None:
+                log = device_log_file.read(run_dir.device_log(report.rank))
+                of_ranks.append(expected(log, report.counts, case, machine, report.tokens_per_step))
+    except (PredictionError, FileError) as error:
+        return facts.replace(no_expected=str(error))
+    return facts.replace(expected=max(of_ranks, key=lambda of_rank: of_rank.step_s, default=None))
 
 
 def why_no_cuda(arm: Arm) -> str | None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.allocator import replay
-from perfsuite.dry.device_log import Entry, peak_of_live
 from perfsuite.results.counts import Counts, merged
+from perfsuite.results.device_log import Entry, peak_of_live
 from perfsuite.results.dry_facts import DryFacts, Fit, FitWord, MemoryPart, roofline
 from perfsuite.results.rank_report import RankReport
 

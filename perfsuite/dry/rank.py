@@ -12,16 +12,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import compilation, cuda, values
-from perfsuite.dry.device_log import DeviceLog, EmptyCache, EndOfStep
 from perfsuite.dry.fit import predict
+from perfsuite.dry.operators import Operators
 from perfsuite.dry.storages import recorded
-from perfsuite.errors import DryRunError, MismatchError, message_of
+from perfsuite.errors import DryRunError, MismatchError, error_text, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning, float8, own_list
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode, active_fake_mode
+from perfsuite.results import device_log_file
 from perfsuite.results.counts import COUNTED_STEP, KeptObjects, StepsToCount
+from perfsuite.results.device_log import DeviceLog, EmptyCache, EndOfStep
 from perfsuite.results.rank_report import Observed, RankReport
+from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.counting.flops import count_known
@@ -93,6 +96,7 @@ class DryRank:
         )
         self.compilation = compilation.Compilation()
         self.log = DeviceLog()  # up to the end of the reported step
+        self._operators = Operators(self.log) if self.device.type == "cuda" else None
         self.notes: list[str] = []  # facts that a reader of the counts needs to know
         self._machine = machine
         self._optimizer: Any = None
@@ -114,7 +118,7 @@ class DryRank:
         calls.watch()
         frozen.watch()
         with FakeTensorMode(allow_non_fake_inputs=True), self.answers(), self._recorded():
-            counting = self.recorder.counting = Counting(self._model, self.steps)
+            counting = self.recorder.counting = Counting(self._model, self.steps, self._operators)
             self._train()
             settings = self._settings()
             dtypes = dtypes_of(self._model(), self._optimizer) if self._optimizer is not None else {}
@@ -126,6 +130,7 @@ class DryRank:
         built = self._built_bytes
         counts = compilation.without_kernels(counting.counts, software.compiled_counts())
         counts = counts.replace(kept=self._kept or self._growth.result())
+        self._write_log()
         return self.report.replace(
             counts=counts,
             fit=predict(self.log.entries, counts, self._machine, rank, built=built),
@@ -187,6 +192,15 @@ class DryRank:
         self._optimizer = self._optimizer or optimizer
         assert self.recorder.counting is not None
         self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
+
+    def _write_log(self) -> None:
+        """Write the log, from which the time of a step can be predicted."""
+        if self._operators is None:
+            return
+        if self._operators.error is not None:
+            self.notes.append(f"the time of a step is unknown: {error_text(self._operators.error)}")
+            return
+        device_log_file.write(RunDir(self.ranks.directory).device_log(self.report.rank), self.log.entries)
 
     def _recorded(self) -> contextlib.AbstractContextManager[None]:
         return recorded(self.log) if self.device.type == "cuda" else contextlib.nullcontext()

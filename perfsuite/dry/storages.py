@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfsuite.dry.device_log import Allocate, DeviceLog, Free, UseIn, Workspace
 from perfsuite.frameworks.common.patches import replace, wrap
 from perfsuite.frameworks.common.private import (
     FakeTensor,
@@ -24,6 +23,7 @@ from perfsuite.frameworks.common.private import (
     overloadpacket,
     tree_leaves,
 )
+from perfsuite.results.device_log import Allocate, DeviceLog, Free, UseIn, Workspace
 from perfsuite.worker.counting.counter import COPIES, read_by_the_host
 from perfsuite.worker.counting.live_memory import storage_of
 

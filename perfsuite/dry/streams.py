@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perfsuite.dry.device_log import DeviceLog, HostWait, StreamWait
+from perfsuite.results.device_log import DeviceLog, HostWait, StreamWait
 
 
 class SimulatedStream:

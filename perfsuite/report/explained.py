@@ -8,12 +8,13 @@ from perfsuite.case.case import Unit
 from perfsuite.report import counts, profile, spans, summary
 from perfsuite.report.text import plural, sentence
 from perfsuite.results.amounts import amount, duration, rate
-from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
+from perfsuite.results.dry_facts import DryFacts, Expected, Fit, Roofline
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: other jobs used the machine, so only counts are judged, and figures are only shown"
+LEAST_PART = 0.002  # share of a step from which a part of its expected time is named
 MOST_TUNED = 3  # maximum number of differently tuned kernels that a sentence names
 _size = partial(amount, unit="bytes")
 
@@ -122,9 +123,13 @@ def _tracebacks(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str]]:
 
 
 def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
-    """Describe the memory use and minimum step time that a dry run predicts; `unit` is the case's unit."""
-    memory = [] if facts.fit is None else _memory(facts.fit)
-    return memory if facts.roofline is None else [*memory, *_speed(facts.roofline, unit)]
+    """Describe the memory use and the step times that a dry run predicts; `unit` is the case's unit."""
+    return [
+        *([] if facts.fit is None else _memory(facts.fit)),
+        *([] if facts.roofline is None else _speed(facts.roofline, unit)),
+        *([] if facts.expected is None else _expected(facts.expected, unit)),
+        *([] if facts.no_expected is None else [f"no expected time of a step: {facts.no_expected}"]),
+    ]
 
 
 def _memory(fit: Fit) -> list[str]:
@@ -140,6 +145,27 @@ def _memory(fit: Fit) -> list[str]:
         f"({_size(fit.reserved_expandable)} with expandable segments), "
         f"allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",
         f"outside the allocator: {', '.join(outside)}",
+    ]
+
+
+def _expected(step: Expected, unit: Unit) -> list[str]:
+    parts = {
+        "matmuls": step.matmul_s,
+        "attention": step.attention_s,
+        "other kernels": step.memory_s,
+        "slower kernels during communication": step.slowed_s,
+        "waiting for communication": step.exposed_s,
+        "waiting for the host": step.host_s,
+    }
+    noticed = [f"{name} {duration(part)}" for name, part in parts.items() if part > LEAST_PART * step.step_s]
+    published = "too few published steps show how close to this an accelerator of this kind comes"
+    if step.published is not None:
+        low, high = step.published
+        published = f"published steps on this accelerator reach {low:.0%} to {high:.0%} of this speed"
+    return [
+        f"a step is expected to take {duration(step.step_s)} ({rate(step.tokens_per_s)} {unit}/s): "
+        f"{', '.join(noticed)}",
+        published,
     ]
 
 

@@ -154,8 +154,43 @@ def _passed(collective: Collective) -> float:
     return times * (collective.ranks - 1) / collective.ranks * collective.bytes
 
 
+class Expected(Data):
+    """The predicted time of a step in which nothing is wrong, for the slowest rank.
+
+    It is not a bound: the parts add up to the time (`perfsuite.analysis.step_time`).
+    """
+
+    matmul_s: float
+    attention_s: float
+    memory_s: float  # kernels without FLOPs
+    slowed_s: float  # by which kernels are slower while collectives run
+    exposed_s: float  # communication for which the GPU waits
+    host_s: float  # for which the GPU waits for the host
+    tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
+    # Lowest and highest share of the predicted speed that published steps reach on this accelerator; None:
+    # too few are published.
+    published: tuple[float, float] | None = None
+
+    @property
+    def step_s(self) -> float:
+        """The time of a step, in seconds."""
+        kernels_s = self.matmul_s + self.attention_s + self.memory_s
+        return kernels_s + self.slowed_s + self.exposed_s + self.host_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The expected tokens/s of all ranks together."""
+        return self.tokens / self.step_s
+
+    def share(self, tokens_per_s: float) -> float:
+        """Return `tokens_per_s` (of all ranks together) as a share of what is expected."""
+        return tokens_per_s / self.tokens_per_s
+
+
 class DryFacts(Data):
     """The predictions of a dry run for a case, made from the ranks that were run."""
 
     fit: Fit | None = None  # for the rank that needs most memory; None on a CPU (no caching allocator)
     roofline: Roofline | None = None  # None as described in `roofline`
+    expected: Expected | None = None
+    no_expected: str | None = None  # why `expected` is None; None as well on a CPU

@@ -84,6 +84,17 @@ def in_span(span: str, text: str) -> str:
     return f"{span}: {text}" if span else text
 
 
+class Cost(Data):
+    """The predicted change of a step's time by one count, as a range. An improvement has negative seconds."""
+
+    least_s: float | None = None  # None: unknown
+    most_s: float | None = None
+    step_s: float | None = None  # the predicted time of the step with the larger count
+    hidden_above: float | None = None  # bytes/s of one device's link above which the bytes are hidden
+    why_naive: str | None = None
+    """Why `most_s` is the time that the bytes take if nothing hides them; None: both sides were replayed."""
+
+
 class Finding(Data):
     """One count that differs from the baseline."""
 
@@ -96,6 +107,7 @@ class Finding(Data):
     outcome: Literal["regressed", "improved", "passed"]  # `passed`: listed, but not judged
     sentence: str  # the change in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`
     span: str = ""  # span of the change, such as `save checkpoint` or `start-up`; empty: the steps
+    cost: Cost | None = None  # None: it was not estimated
     steps: str = ""  # steps with the change: `every 5th step (5, 10, 15)`; empty: all counted steps
 
     @property

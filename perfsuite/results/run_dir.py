@@ -90,6 +90,7 @@ class RunDir:
     rank_log = Numbered("rank-{}.log")  # stdout and stderr of that rank
     profile = Numbered("profile-{}.json")  # `RankProfileFile`, written by that rank of a profiled launch
     trace = Numbered("trace-{}.json.gz")  # trace of that rank from torch's profiler; opens in Perfetto
+    device_log = Numbered("device-log-{}.json.gz")  # log of that rank's simulated GPU (`device_log_file`)
     running = Numbered("running-{}")
     """The event or phase that the rank has been in for a few seconds. Written by the rank, and removed when
     it ends."""

@@ -29,6 +29,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
+from perfsuite.session.priced import priced
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Options, Setup
 from perfsuite.verdict.arms import (
@@ -204,6 +205,17 @@ class ByDryRuns(ByCounts):
 
     dry: ClassVar[bool] = True
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
+
+    def judge(self, task: Task, launches: Launches) -> Trial:
+        """Judge the counts, and predict what changed collectives cost."""
+        trial = super().judge(task, launches)
+        check = trial.verdict.counts
+        if check is None or self.known_a is not None or not check.findings:
+            return trial
+        arms = (launches.before[-1], launches.runs[-1])
+        launch = len(launches.runs)
+        directories = [RunDir(_directory(task, arm, launch)) for arm in "ab"]
+        return replace(trial, verdict=trial.verdict.replace(counts=priced(check, arms, directories)))
 
     def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
         case = task.case

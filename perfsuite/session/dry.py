@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from perfsuite.analysis.step_time.links import network_bytes_per_s
 from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
+from perfsuite.errors import CaseError
 from perfsuite.report.progress import Progress
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
@@ -28,6 +30,7 @@ class Dry(Mode):
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
     # Ranks to run. None: the ranks that represent all others. Only then is a baseline recorded.
     ranks: tuple[int, ...] | None = None
+    interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
     dry: ClassVar[bool] = True
 
     def judge(self, task: Task, launches: Launches) -> Trial:
@@ -44,6 +47,7 @@ class Dry(Mode):
             ranks=self.ranks,
             device=self.device,
             counted_steps=number,
+            interconnect=self.interconnect,
         )
         launches.runs.append(run)
         file = stored.file if stored else store.local_file(target, case.id)
@@ -71,8 +75,20 @@ class Dry(Mode):
 
 
 def dry_session(
-    options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
+    options: Options,
+    progress: Progress,
+    device: Device | None = None,
+    ranks: tuple[int, ...] | None = None,
+    interconnect: str | None = None,
 ) -> Session:
-    """Return a session that runs cases dry. It simulates the intended machines, or `device`."""
+    """Return a session that runs cases dry. It simulates the intended machines, or `device`.
+
+    Raises `CaseError` if the `interconnect` has another form than `Machine.interconnect`.
+    """
+    if interconnect is not None and network_bytes_per_s(interconnect) is None:
+        raise CaseError(
+            f"--interconnect: give the ports of a machine and their Gbit/s, such as 8xib400 or eth100, "
+            f"got {interconnect!r}"
+        )
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(Dry(setup, device=device, ranks=ranks))
+    return Session(Dry(setup, device=device, ranks=ranks, interconnect=interconnect))

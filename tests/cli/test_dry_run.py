@@ -61,6 +61,14 @@ def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     assert not Path(".perfsuite/baselines").exists()
 
 
+def test_the_network_of_the_machines_can_be_given(dry_runs: DryRuns) -> None:
+    command(CASE.id, "--interconnect", "8xib400")
+    assert dry_runs.interconnects == ["8xib400"]
+    assert "such as 8xib400 or eth100, got 'fast'" in commands.error_of(
+        "dry-run", CASE.id, "--interconnect", "fast"
+    )
+
+
 def test_failed_dry_run_ends_with_a_traceback(dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASE.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
     commands.hold(monkeypatch, case)

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from perfsuite.dry import allocator
 from perfsuite.dry.allocator import Block, CachingAllocator, EventsEnd, replay
-from perfsuite.dry.device_log import (
+from perfsuite.results.device_log import (
     Allocate,
+    CollectiveWait,
+    Communicate,
     EmptyCache,
     EndOfStep,
     Entry,
     Free,
+    HostCall,
     HostWait,
+    Kernel,
     RecordEvent,
     StreamWait,
     UseIn,
@@ -276,6 +280,18 @@ def test_lent_blocks_are_merged_only_when_done() -> None:
     whole = Allocate(9, 20 * MIB, 0)
     assert replay([*parts, *freed, whole], workspace_bytes=MIB).reserved == 40 * MIB
     assert replay([*parts, *freed, HostWait(None), whole], workspace_bytes=MIB).reserved == 20 * MIB
+
+
+def test_kernels_and_collectives_take_no_memory() -> None:
+    work: tuple[Entry, ...] = (
+        Kernel(1, "forward", "aten.add", 8, 8, 2, "float32", 0, (), is_strided=False),
+        Communicate(1, 1, "forward", "all_reduce", 8, 1, 64, is_async=True),
+        CollectiveWait(0, 1),
+        HostCall("view"),
+    )
+    memory: tuple[Entry, ...] = (Allocate(0, MIB, 0), UseIn(0, 1), Free(0), Allocate(1, MIB, 0))
+    mixed = [entry for each in memory for entry in (each, *work)]
+    assert replay(mixed, workspace_bytes=MIB).reserved == replay(memory, workspace_bytes=MIB).reserved > 0
 
 
 def test_reused_block_has_forgotten_other_streams() -> None:

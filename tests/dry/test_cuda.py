@@ -9,8 +9,8 @@ from perfsuite.case.case import Topology
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.dry import cuda
 from perfsuite.dry.cuda import ONE_KERNEL, _answers, _answers_for_accelerators
-from perfsuite.dry.device_log import DeviceLog, EmptyCache, HostWait
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
+from perfsuite.results.device_log import DeviceLog, EmptyCache, HostWait
 
 FUNCTIONS = resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml"
 

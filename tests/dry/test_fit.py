@@ -3,11 +3,11 @@ from collections.abc import Sequence
 import pytest
 
 from perfsuite.case.case import Topology
-from perfsuite.dry.device_log import Allocate, EndOfStep, Entry, Free, HostWait, UseIn, Workspace
 from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts
+from perfsuite.results.device_log import Allocate, EndOfStep, Entry, Free, HostWait, UseIn, Workspace
 from perfsuite.results.dry_facts import DryFacts, Fit
 from tests.counted import make_collective, make_compiled
 from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report

@@ -118,7 +118,7 @@ import torch
 import torch.distributed as dist
 from perfsuite.case.case import Topology
 from perfsuite.dry import cuda, values
-from perfsuite.dry.device_log import DeviceLog
+from perfsuite.results.device_log import DeviceLog
 from perfsuite.dry.machine import ANY_GPU, pretended_gpu
 from perfsuite.frameworks.common import pretend
 from perfsuite.frameworks.common.private import FakeTensorMode

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from perfsuite.dry import storages
-from perfsuite.dry.device_log import (
+from perfsuite.dry.storages import recorded
+from perfsuite.dry.streams import stand_ins
+from perfsuite.dry.values import NoValues
+from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode
+from perfsuite.results.device_log import (
     Allocate,
     DeviceLog,
     EndOfStep,
@@ -18,10 +22,6 @@ from perfsuite.dry.device_log import (
     UseIn,
     Workspace,
 )
-from perfsuite.dry.storages import recorded
-from perfsuite.dry.streams import stand_ins
-from perfsuite.dry.values import NoValues
-from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode
 
 GPU = torch.device("cuda", 0)
 Make = Callable[..., Any]

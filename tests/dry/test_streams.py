@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite.dry.device_log import DeviceLog, HostWait, RecordEvent, StreamWait
 from perfsuite.dry.streams import stand_ins
+from perfsuite.results.device_log import DeviceLog, HostWait, RecordEvent, StreamWait
 
 
 @pytest.fixture

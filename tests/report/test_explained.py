@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.report.explained import explained, prediction
 from perfsuite.report.summary import IF_MEANT
-from perfsuite.results.dry_facts import DryFacts
+from perfsuite.results.dry_facts import DryFacts, Expected
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from tests.counted import EXPLAINED, FIT, NOT_COUNTED, limit, make_counted, make_dry, make_entries
@@ -46,6 +46,23 @@ def test_the_least_time_of_a_step_in_words() -> None:
         (between, f"63.0 GiB between machines{unknown}"),
     ):
         assert prediction(DryFacts(roofline=limit(**changes)))[-1] == last
+
+
+EXPECTED = Expected(
+    matmul_s=0.5, attention_s=0.1, memory_s=0.2, slowed_s=0.0, exposed_s=0.0, host_s=0.2, tokens=1000
+)
+
+
+def test_the_expected_time_of_a_step_in_words() -> None:
+    parts = "matmuls 500.0 ms, attention 100.0 ms, other kernels 200.0 ms, waiting for the host 200.0 ms"
+    published = "published steps on this accelerator reach 87% to 93% of this speed"
+    assert prediction(DryFacts(expected=EXPECTED.replace(published=(0.87, 0.93)))) == [
+        f"a step is expected to take 1,000.0 ms (1,000 tokens/s): {parts}",
+        published,
+    ]
+    assert "too few published steps" in prediction(DryFacts(expected=EXPECTED))[1]
+    why = DryFacts(no_expected="the model is compiled")
+    assert prediction(why) == ["no expected time of a step: the model is compiled"]
 
 
 def test_a_step_of_no_work_has_no_bound_on_speed() -> None:

@@ -79,17 +79,26 @@ class DryRuns:
 
     def __init__(self) -> None:
         self.ranks: list[Sequence[int] | None] = []
+        self.interconnects: list[str | None] = []
         self.counted_steps: list[int] = []
         self.flops = 100
         self.failure: Failure | None = None
         self.refused: Case | None = None
 
     def __call__(
-        self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: Any, counted_steps: int
+        self,
+        case: Case,
+        directory: Path,
+        *,
+        ranks: Sequence[int] | None,
+        device: Any,
+        counted_steps: int,
+        interconnect: str | None,
     ) -> Run:
         if case == self.refused:
             raise DryRunError(f"{case.id}: a dry run cannot do this: offloading")
         self.ranks.append(ranks)
+        self.interconnects.append(interconnect)
         self.counted_steps.append(counted_steps)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
         ran = {"machine": pretended(case, device)[0], "counts": () if self.failure else counts}

@@ -19,7 +19,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -123,11 +123,38 @@ OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"),
 callbacks run when tensors are freed."""
 
 
+class OperatorCall(NamedTuple):
+    """A call of an operator in a counted step."""
+
+    function: Any  # with its overload
+    operator: str  # without overload, such as `aten.mm`
+    phase: Phase
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    given: list[Tensor]
+    made: list[Tensor]
+    flops: int  # 0: it has no formula
+    collective: Collective | None
+
+
+class Listener(Protocol):
+    """Follows the calls of the counted steps."""
+
+    def see_call(self, call: OperatorCall) -> None:
+        """Follow a call of an operator that ran."""
+
+    def see_wrapper(self) -> None:
+        """Follow a call on tensors that wrap other tensors, before the operator is called on those."""
+
+    def see_wait(self) -> None:
+        """Follow a call of `Work.wait`."""
+
+
 class StepCounter(TorchDispatchMode):
     """Counts the work between one `end_step` and the next, while the mode is entered.
 
     `parameters` are the parameters of the model, including frozen ones. The parameters of the `optimizers`
-    need not be among them.
+    need not be among them. `listener` is shown each call.
     """
 
     supports_higher_order_operators = True
@@ -137,8 +164,14 @@ class StepCounter(TorchDispatchMode):
         """Return True, because dynamo would otherwise run compiled code eagerly while the mode is active."""
         return True
 
-    def __init__(self, optimizers: Sequence[Any], parameters: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[Any],
+        parameters: Sequence[Tensor] = (),
+        listener: Listener | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._listener = listener
         self.memory = LiveMemory(self._phase)
         # The first error in counting, which must not reach the training.
         self.error: Exception | None = None
@@ -196,11 +229,20 @@ class StepCounter(TorchDispatchMode):
                 self._totals["host_reads"][self._phase()] += 1
             return contextlib.nullcontext()
 
+        def listen(*_: Any) -> contextlib.AbstractContextManager[None]:
+            assert self._listener is not None
+            self._guarded(self._listener.see_wait)
+            return contextlib.nullcontext()
+
         yield torch.UntypedStorage, "resize_", resize
         yield torch.Tensor, "tolist", read
         if "tolist" in vars(FakeTensor):  # in a dry run
             yield FakeTensor, "tolist", read
         yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
+        if self._listener is not None:  # in a dry run, whose works have a class of their own
+            for kind in dist.Work.__subclasses__():
+                if "wait" in vars(kind):
+                    yield kind, "wait", listen
 
     def __exit__(self, *error: Any) -> Any:
         self.python.stop()
@@ -266,6 +308,8 @@ class StepCounter(TorchDispatchMode):
         wrappers = filter(is_wrapper_subclass_type, types)
         # A DTensor calls the operator again on its shards.
         if not all(issubclass(kind, FakeTensor) for kind in wrappers):
+            if self._listener is not None:
+                self._guarded(self._listener.see_wrapper)
             return NotImplemented
         if not self._is_real():
             return None
@@ -314,9 +358,11 @@ class StepCounter(TorchDispatchMode):
         phase = self._phase()
         made = _tensors(out)
         is_work = does_work(func)
+        collective = None
         if operator in OPERATORS:
             self.collectives.add(operator)
-            self._calls.append(call_of(operator, args, kwargs, made, phase))
+            collective = call_of(operator, args, kwargs, made, phase)
+            self._calls.append(collective)
             for tensor in given:
                 self.memory.communicated(tensor)
         elif is_work:
@@ -333,17 +379,23 @@ class StepCounter(TorchDispatchMode):
                 self._totals["device_copies"][f"{source} to {target}"] += 1
                 if not kwargs.get("non_blocking", any(args[2:])):
                     self._totals["blocking_copies"][f"{source} to {target}"] += 1
+        flops = 0
         formula = FLOPS.get(packet)
         if formula is not None:
             # The formulas do not take the dtype of the result.
             operands = [each for each in args if not isinstance(each, torch.dtype)]
-            self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
+            flops = int(formula(*operands, **kwargs, out_val=out))
+            self._totals["flops"][phase] += flops
         elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
             self._totals["without_flops"][operator] += 1
         if operator.startswith(ALLOCATIONS):
             self._unfilled |= self._storages(made)
         elif phase != "optimizer" and is_work:
-            self._note_origin(made or _written(func, args), given)
+            self._note_origin(made or written(func, args), given)
+        if self._listener is not None:
+            self._listener.see_call(
+                OperatorCall(func, operator, phase, args, kwargs, given, made, flops, collective)
+            )
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Record results that were computed from other tensors.
@@ -421,7 +473,8 @@ def _keep_from_dynamo() -> None:
         skip_code(function.__code__)
 
 
-def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
+def written(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors in `args` that an operator changes in place."""
     pairs = zip(schema(func).arguments, args, strict=False)
     return _tensors(
         [value for argument, value in pairs if argument.alias_info and argument.alias_info.is_write]

@@ -27,7 +27,7 @@ from perfsuite.results.counts import (
 )
 from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
 from perfsuite.results.quantities import python_unless_alike
-from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.counter import Listener, StepCounter
 from perfsuite.worker.counting.gradients import NormBeforeClipping
 from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.live_memory import Batches
@@ -58,13 +58,15 @@ class Counting:
 
     The rank calls `before_optimizer_step` before each optimizer step, `end_step` as the first thing when a
     step has ended, and `begin_step` as the last thing before the next step begins. `model` returns the
-    trained model, and is called between steps.
+    trained model, and is called between steps. `listener` is shown the calls of the counted steps.
 
     Errors never reach the training: they become notes. Only the constructor raises `PrivateNameError`, if
     torch does not distinguish forward from backward.
     """
 
-    def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
+    def __init__(
+        self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP, listener: Listener | None = None
+    ) -> None:
         if not knows_backward():
             raise private.NAMES["current_graph_task"].missing()
         # The counts of step `COUNTED_STEP`, with later steps; None if step `COUNTED_STEP` was not counted.
@@ -79,6 +81,7 @@ class Counting:
         self.other_threads = 0
         self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
         self._model = model
+        self._listener = listener
         self._watch: Watch | None = None
         # The optimizers that have stepped. The first one is the clock, and can itself step other optimizers.
         self._optimizers: list[Any] = []
@@ -186,7 +189,7 @@ class Counting:
             self._batches = Batches()
         is_late = self._ended + 1 == self.steps.late and self.counts is not None
         if is_late or self._ended == FIRST_COUNTED - 1:
-            self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
+            self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()), self._listener)
             self.has_counted_late = is_late
             for storage in self._end_batches():
                 self._counter.memory.received(storage)

@@ -1,13 +1,16 @@
 """Record what the host asks of one simulated GPU, in the order in which it asks. Pure.
 
-A dry run records this log from the start of the training process to the end of the counted steps, and replays
-it in a model of the allocator. Storages, streams and events are numbers. Stream 0 is the default stream.
+A dry run records this log from the start of the training process to the end of the reported step. The model
+of the allocator replays all of it. The model of time replays the reported step, which alone has kernels and
+collectives. Storages, streams, events and collectives are numbers. Stream 0 is the default stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from perfsuite.results.counts import Phase
 
 
 class Allocate(NamedTuple):
@@ -67,7 +70,73 @@ class EndOfStep(NamedTuple):
     step: int
 
 
-Entry = Allocate | Free | UseIn | Workspace | RecordEvent | StreamWait | HostWait | EmptyCache | EndOfStep
+class Kernel(NamedTuple):
+    """A stream is given the work of an operator, which may take several kernels."""
+
+    stream: int
+    phase: Phase
+    operator: str  # without overload, such as `aten.mm`
+    read_bytes: int  # bytes of the different tensors that it takes
+    written_bytes: int
+    tensors: int  # number of tensors that it takes: operators on lists launch a kernel for many of them
+    dtype: str  # of the first tensor that it takes
+    flops: int  # by the formula of the counts, without masks; 0: it has no formula
+    sizes: tuple[int, ...]
+    """The sizes on which its speed depends. A matrix product has the number of products, rows, columns and
+    the length of the sum, and 1 if its first operand is transposed. Attention has the number of queries and
+    of keys in a sequence, the size of a head, and 1 if it is causal. Other operators have none."""
+    is_strided: bool  # whether a large tensor is not contiguous
+
+
+class Communicate(NamedTuple):
+    """A stream is given a collective."""
+
+    number: int  # counted from 1
+    stream: int
+    phase: Phase
+    kind: str  # as in `Collective`
+    ranks: int
+    apart: int
+    bytes: int  # of the whole message
+    is_async: bool  # whether the stream continues, and waits for the result later
+
+
+class CollectiveWait(NamedTuple):
+    """A stream waits for the result of a collective."""
+
+    stream: int
+    number: int
+
+
+HostWork = Literal["view", "host", "wrapper"]
+
+
+class HostCall(NamedTuple):
+    """The host calls an operator that gives the GPU nothing to do.
+
+    The operator returns a view or an empty tensor, works on the host's tensors, or takes tensors that wrap
+    others, such as DTensors, and calls another operator.
+    """
+
+    kind: HostWork
+
+
+Entry = (
+    Allocate
+    | Free
+    | UseIn
+    | Workspace
+    | RecordEvent
+    | StreamWait
+    | HostWait
+    | EmptyCache
+    | EndOfStep
+    | Kernel
+    | Communicate
+    | CollectiveWait
+    | HostCall
+)
+KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in get_args(Entry)}
 
 
 class DeviceLog:
@@ -79,6 +148,7 @@ class DeviceLog:
         self.is_open = True
         self._streams = 0  # number of streams besides the default stream
         self._events = 0
+        self._collectives = 0
 
     def add(self, entry: Entry) -> None:
         """Append an entry, unless the log is closed."""
@@ -95,6 +165,11 @@ class DeviceLog:
         self._events += 1
         self.add(RecordEvent(self._events, stream))
         return self._events
+
+    def new_collective(self) -> int:
+        """Return the number of a new collective."""
+        self._collectives += 1
+        return self._collectives
 
     def read_on_host(self) -> None:
         """Record that the host waits for the current stream, to read the result of its work."""

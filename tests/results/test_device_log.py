@@ -1,4 +1,4 @@
-from perfsuite.dry.device_log import (
+from perfsuite.results.device_log import (
     Allocate,
     DeviceLog,
     EndOfStep,

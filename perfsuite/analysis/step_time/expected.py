@@ -1,0 +1,57 @@
+"""Predict the time of a case's step from a dry run, or say why that is impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfsuite.analysis.step_time.kernels import Device
+from perfsuite.analysis.step_time.links import Links
+from perfsuite.analysis.step_time.prediction import step_time
+from perfsuite.analysis.step_time.streams import Host, Machine, reported_step
+from perfsuite.case import hardware
+from perfsuite.case.case import Case
+from perfsuite.errors import PredictionError
+from perfsuite.results.counts import Counts
+from perfsuite.results.device_log import Entry
+from perfsuite.results.dry_facts import Expected
+
+OF_EXPERTS = ("aten._grouped_mm", "aten._scaled_grouped_mm")  # prefixes of operators
+
+
+def speeds(machine: hardware.Machine, case: Case, host: Host | None = None) -> Machine:
+    """Return the speeds of a machine for a case. Raises `PredictionError` if its GPU is not known."""
+    device = Device.of(machine.device_name, machine.product)
+    links = Links.of(
+        device.speed.collective_gb_s, machine.interconnect, devices=case.topology.processes_per_node
+    )
+    return Machine(device, links, host or Host())
+
+
+def expected(
+    log: Sequence[Entry], counts: Counts, case: Case, machine: hardware.Machine, tokens: int
+) -> Expected:
+    """Return the expected time of a step. `tokens` are those of all ranks in one step.
+
+    Raises `PredictionError`, which says what is missing.
+    """
+    reason = why_unknown(counts, case, machine)
+    if reason is not None:
+        raise PredictionError(reason)
+    its = speeds(machine, case)
+    parts = step_time(reported_step(log), its)
+    return Expected(tokens=tokens, published=its.device.speed.published, **parts._asdict())
+
+
+def why_unknown(counts: Counts, case: Case, machine: hardware.Machine) -> str | None:
+    """Return why the time of a step cannot be predicted from its log; None if it can."""
+    if counts.compiled is not None:
+        return "the model is compiled, and a dry run does not know how its kernels are fused"
+    if any(collective.kind in ("send", "recv") for collective in counts.collectives):
+        return "the ranks of a pipeline wait for each other, which the log of one rank does not show"
+    if any(operator.startswith(OF_EXPERTS) for operator in counts.ops):
+        return "a dry run assumes that the experts get equally many tokens"
+    if counts.without_flops:
+        return f"no formula gives the FLOPs of {', '.join(sorted(counts.without_flops))}"
+    if machine.emulates(case.precision):
+        return "the GPU emulates bf16, and no datasheet gives its speed"
+    return None

@@ -1,0 +1,95 @@
+"""Predict how long a collective takes, from the latency of its hops and the bandwidth of its link. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from perfsuite.errors import PredictionError
+from perfsuite.results.device_log import Communicate
+
+# Latencies are estimates of NCCL's, fixed before any published step was predicted.
+BEGIN_INSIDE_S = 18e-6  # of a collective within one machine
+HOP_INSIDE_S = 1.5e-6
+BEGIN_BETWEEN_S = 25e-6  # of a collective between machines
+HOP_BETWEEN_S = 4e-6
+MOST_HOPS = 64  # NCCL replaces rings of more ranks by trees
+PORT_SHARE = 0.8  # share of a network port's rate that NCCL reaches
+PEER_SHARE = 0.5  # share of the bus bandwidth between two devices of one machine
+
+
+class Links(NamedTuple):
+    """The links of one device. Bandwidths are for one direction, in bytes/s."""
+
+    inside: float  # NCCL's bus bandwidth within one machine
+    between: float | None  # NCCL's share of one device of the network between machines; None: unknown
+    devices: int  # of one machine
+
+    @classmethod
+    def of(cls, collective_gb_s: float, interconnect: str | None, devices: int) -> Links:
+        """Return the links of a machine. `interconnect` has ports and Gbit/s, such as `8xib400`."""
+        network = None if interconnect is None else network_bytes_per_s(interconnect)
+        between = None if network is None else PORT_SHARE * network / devices
+        return cls(1e9 * collective_gb_s, between, devices)
+
+
+def network_bytes_per_s(interconnect: str) -> float | None:
+    """Return the rate of all ports of a machine in one direction; None if the text does not give it."""
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?[a-z]+([1-9]\d*)", interconnect)
+    return None if match is None else int(match[1] or 1) * int(match[2]) * 1e9 / 8
+
+
+def is_inside(ranks: int, apart: int, devices: int) -> bool:
+    """Return whether a group stays within one machine: its width divides the machine's devices."""
+    return ranks == 1 or devices % (ranks * apart) == 0
+
+
+def collective_s(call: Communicate, links: Links) -> float:
+    """Return the seconds of a collective. Raises `PredictionError` if it needs a link that is unknown.
+
+    A collective takes as long as the bytes that each rank must send and receive (doc/PERFORMANCE.md of
+    nccl-tests) at the bus bandwidth. Between machines, the devices of a machine that take part share its
+    network, and their rings enter and leave it once.
+    """
+    ranks = call.ranks
+    if ranks <= 1:
+        return 0.0
+    inside = is_inside(ranks, call.apart, links.devices)
+    hops = _hops(call)
+    if inside:
+        return BEGIN_INSIDE_S + HOP_INSIDE_S * hops + _sent(call) / _rate_inside(call, links)
+    if links.between is None:
+        raise PredictionError(
+            f"{call.kind} among {ranks} ranks uses the network between machines, whose speed is unknown"
+        )
+    here = max(1, links.devices // max(1, call.apart))  # ranks of the group on one machine
+    sent = _sent(call)
+    rate = min(links.inside, links.between * here)
+    if call.kind == "all_to_all":  # nothing is passed on within a machine
+        sent = call.bytes * (ranks - here) / ranks
+        rate = links.between
+    elif call.kind in ("send", "recv"):
+        rate = links.between
+    return BEGIN_BETWEEN_S + HOP_BETWEEN_S * hops + sent / rate
+
+
+def _rate_inside(call: Communicate, links: Links) -> float:
+    return links.inside * (PEER_SHARE if call.kind in ("send", "recv") else 1)
+
+
+def _sent(call: Communicate) -> float:
+    """Return the bytes that one rank sends in a ring."""
+    if call.kind in ("send", "recv", "broadcast"):
+        return call.bytes
+    if call.kind == "barrier":
+        return 0
+    return (2 if call.kind == "all_reduce" else 1) * call.bytes * (call.ranks - 1) / call.ranks
+
+
+def _hops(call: Communicate) -> int:
+    if call.kind in ("send", "recv"):
+        return 0
+    if call.kind == "all_reduce":
+        return min(MOST_HOPS, 2 * min(call.ranks - 1, 2 * math.ceil(math.log2(call.ranks)) + 8))
+    return min(MOST_HOPS, call.ranks - 1)

@@ -1,0 +1,136 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.case.case import Topology
+from perfsuite.results import device_log_file
+from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts
+from perfsuite.results.device_log import Communicate, EndOfStep, Entry, Kernel
+from perfsuite.results.outcome import Cost, CountCheck, Finding
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.session.priced import in_words, priced
+from tests.samples import make_case, make_gpu_machine, make_run
+
+A100 = "NVIDIA A100-SXM4-80GB"
+SIZES = (1, 8192, 8192, 8192, 0)
+PRODUCT = Kernel(0, "forward", "aten.mm", 0, 0, 2, "bfloat16", 2 * 8192**3, SIZES, is_strided=False)
+GIB = 2**30
+
+
+def run_of(size: int, **changes: Any) -> Run:
+    """Return a dry run whose step gathers `size` bytes in one call."""
+    gather = Collective(
+        kind="all_gather", ranks=8, apart=1, dtype="bfloat16", phase="forward", count=1, bytes=size
+    )
+    counts = Counts(collectives=(gather,), flops={"forward": 1}).replace(**changes)
+    case = make_case(topology=Topology(processes_per_node=8))
+    entry = RankCounts(ranks=(0,), counts=counts)
+    return make_run(case=case, machine=make_gpu_machine(A100), counts=(entry,), dry=True)
+
+
+def directory_of(path: Path, size: int, *, stream: int = 0) -> RunDir:
+    """Write the log of such a step. On stream 1, the kernels hide the call."""
+    path.mkdir()
+    call = Communicate(1, stream, "forward", "all_gather", 8, 1, size, is_async=False)
+    log: list[Entry] = [EndOfStep(3), call, *[PRODUCT] * 50, EndOfStep(4)]
+    device_log_file.write(RunDir(path).device_log(0), log)
+    return RunDir(path)
+
+
+def finding(before: int, now: int, quantity: str = "all_gather of 8 ranks") -> Finding:
+    return Finding(
+        field=f"{quantity}: bytes",
+        quantity=quantity,
+        unit="bytes",
+        before=before,
+        now=now,
+        ranks="0",
+        outcome="regressed" if now > before else "improved",
+        sentence="more bytes",
+    )
+
+
+def check(*findings: Finding) -> CountCheck:
+    return CountCheck(outcome="regressed", findings=findings)
+
+
+def cost_of(tmp_path: Path, before: int, now: int, *, stream: int = 0) -> tuple[Cost, str]:
+    arms = (run_of(before), run_of(now))
+    directories = [
+        directory_of(tmp_path / name, size, stream=stream) for name, size in (("a", before), ("b", now))
+    ]
+    (result,) = priced(check(finding(before, now)), arms, directories).findings
+    assert result.cost is not None
+    return result.cost, result.sentence
+
+
+def test_exposed_bytes_cost_their_time(tmp_path: Path) -> None:
+    cost, sentence = cost_of(tmp_path, GIB, 3 * GIB)
+    assert cost.most_s == pytest.approx(2 * 7 / 8 * 2 * GIB / 225e9, rel=0.01), "at half of the link's rate"
+    assert cost.least_s == pytest.approx(7 / 8 * 2 * GIB / 225e9 / 1.25, rel=0.01)
+    assert sentence.startswith("more bytes; predicted ")
+
+
+def test_hidden_bytes_cost_little_above_a_rate(tmp_path: Path) -> None:
+    cost, sentence = cost_of(tmp_path, GIB, 3 * GIB, stream=1)
+    assert cost.most_s is not None
+    assert cost.step_s is not None
+    assert cost.most_s < 0.02 * cost.step_s
+    assert "hidden while each GPU gets more than" in sentence
+
+
+def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
+    cost, sentence = cost_of(tmp_path, 3 * GIB, GIB)
+    assert cost.least_s is not None
+    assert cost.most_s is not None
+    assert cost.least_s < cost.most_s < 0
+    assert " less of " in sentence
+
+
+def test_the_most_expensive_finding_comes_first(tmp_path: Path) -> None:
+    arms = (run_of(GIB), run_of(2 * GIB))
+    directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 2 * GIB))]
+    memory = finding(1, 2, "peak of live tensors")
+    found = priced(check(memory, finding(GIB, 2 * GIB)), arms, directories).findings
+    assert [each.quantity for each in found] == ["all_gather of 8 ranks", "peak of live tensors"]
+    assert found[1].cost is None
+
+
+def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
+    arms = (run_of(GIB), run_of(3 * GIB))
+    directories = [RunDir(tmp_path / "a"), RunDir(tmp_path / "b")]
+    (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
+    assert found.cost is not None
+    assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
+    assert "about 7.2 ms if nothing hides it" in found.sentence
+    assert "does not exist. Run the case dry again" in found.sentence
+
+
+def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
+    compiled = Compiled(graphs=1, recompilations=0, kernels=None, extern_calls=None)
+    arms = (run_of(GIB), run_of(3 * GIB, compiled=compiled))
+    directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 3 * GIB))]
+    (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
+    assert "if nothing hides it: the model is compiled" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        (
+            Cost(least_s=0.0, most_s=0.006, step_s=0.43, hidden_above=31e9),
+            "; predicted 0.0 ms to 6.0 ms of 430.0 ms (at most 1.4%), "
+            "hidden while each GPU gets more than 31 GB/s",
+        ),
+        (
+            Cost(hidden_above=31e9),
+            "; its time in a step is unknown, as the network is, "
+            "hidden while each GPU gets more than 31 GB/s",
+        ),
+        (Cost(why_naive="why"), "; its time in a step is unknown, why"),
+    ],
+)
+def test_a_price_in_words(cost: Cost, words: str) -> None:
+    assert in_words(cost) == words
