@@ -15,7 +15,7 @@ from perfsuite.doctor.rows import EXIT, Row, worst
 from perfsuite.errors import CaseError
 from perfsuite.features.first_night import page
 from perfsuite.features.first_night.cases import Size, usual_size
-from perfsuite.features.first_night.night import Night
+from perfsuite.features.first_night.night import FOLDER, Night
 from perfsuite.features.first_night.record import FILE, FirstNight, resumed
 from perfsuite.features.first_night.running import Running, ends_with_results, run_steps
 from perfsuite.features.first_night.steps import NAMES, STEPS, Step
@@ -71,6 +71,7 @@ def first_night(
         raise CaseError(f"there is no step {unknown_names[0]!r}.{hint} The steps are {', '.join(NAMES)}")
     seconds = read("budget", budget)
     wait_quiet_s = read("wait-quiet", wait_quiet)
+    _refuse_own_cases(shared.cases, out)
     machine = detect()
     new = FirstNight(
         perfsuite=__version__,
@@ -100,6 +101,16 @@ def first_night(
         console().print(page.answer(record))
     say(f"page: {out / page.FILE}")
     raise typer.Exit(EXIT[worst(row for _, row in rows)])
+
+
+def _refuse_own_cases(cases: Path, out: Path) -> None:
+    """Raise `CaseError` if the cases are below the folder whose files are removed when a step is repeated."""
+    folder = out / FOLDER
+    if cases.resolve().is_relative_to(folder.resolve()):
+        raise CaseError(
+            f"--cases {cases} is in {folder}, whose files first-night removes. Move your cases, or give "
+            "another --out"
+        )
 
 
 def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:

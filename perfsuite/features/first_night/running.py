@@ -12,7 +12,7 @@ from types import FrameType
 from perfsuite import documents
 from perfsuite.doctor.rows import Row, failed
 from perfsuite.errors import MachineError, PerfsuiteError, error_text
-from perfsuite.features.first_night.night import Night, not_run
+from perfsuite.features.first_night.night import FOLDER, Night, not_run
 from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
 from perfsuite.launch.quiet import Neighbours
@@ -78,7 +78,7 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
     except PerfsuiteError as error:
         add(failed(step.name, str(error)))
     except Exception as error:
-        file = night.directory(step.name) / "traceback.txt"
+        file = night.out / FOLDER / f"{step.name}-traceback.txt"
         documents.write_text(file, traceback.format_exc())
         add(failed(step.name, error_text(error), f"its traceback is in {file}"))
     except BaseException:  # Ctrl-C, or the end of the job

@@ -126,6 +126,16 @@ def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, words: s
     assert begun == []
 
 
+def test_cases_between_its_own_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = stand_in(monkeypatch)
+    mine = Path("steps/cases/test_mine.py")
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    said = error_of("first-night", "--out", ".", "--cases", "steps/cases")
+    assert "--cases steps/cases is in steps, whose files first-night removes. Move your cases" in said
+    assert (begun, mine.exists()) == ([], True)
+
+
 def started(*words: str, **variables: str) -> subprocess.Popen[str]:
     command_words = [sys.executable, "-m", "perfsuite.cli", "first-night", *words]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -48,7 +48,7 @@ def test_a_small_shm_works_or_is_named(message: str | None, status: str, said: s
     assert row.status == status
     assert said in row.found
     (_, _, directory, how) = launches.asked[0]
-    assert directory == Path("night/container/small-shm")
+    assert directory == Path("night/steps/container/small-shm")
     script = Path(how.arm.python)
     assert script.is_absolute()
     assert "size=64m" in script.read_text()

@@ -81,7 +81,7 @@ def test_a_step_that_fails_does_not_stop_the_next(error: Exception, said: str) -
     assert [row.status for row in first.rows] == ["pass", "fail"]
     assert first.rows[1].found == said
     assert second.is_complete
-    assert Path("night/a/traceback.txt").exists() == isinstance(error, KeyError)
+    assert Path("night/steps/a-traceback.txt").exists() == isinstance(error, KeyError)
 
 
 def test_a_step_ends_at_its_limit() -> None:

@@ -96,7 +96,7 @@ def test_the_second_session_has_the_first_as_its_baseline(monkeypatch: pytest.Mo
     first, second = asked
     assert (first[0], second[0]) == ("first", "second")
     assert first[1:] == second[1:]
-    assert "--perf-store=night/cases/store" in first
+    assert "--perf-store=night/steps/cases/store" in first
 
 
 SLEEPS = """
