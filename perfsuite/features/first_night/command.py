@@ -93,8 +93,11 @@ def first_night(
         wait_quiet_s=wait_quiet_s,
         say=lambda text: say(f"perfsuite first-night: {text}"),
     )
-    record = _run(night, record, steps, seconds, as_json=shared.as_json)
+    shown: list[tuple[str, Row]] = []
+    record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
     rows = page.all_rows(record)
+    # A repeated step that did not run keeps its earlier result, so its reason is not in the record.
+    rows += [row for row in shown if row not in rows]
     if shared.as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])
     else:
@@ -122,8 +125,15 @@ def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:
 
 
 def _run(
-    night: Night, record: FirstNight, steps: Sequence[Step], seconds: float, *, as_json: bool
+    night: Night,
+    record: FirstNight,
+    steps: Sequence[Step],
+    seconds: float,
+    shown: list[tuple[str, Row]],
+    *,
+    as_json: bool,
 ) -> FirstNight:
+    """Run steps, and add each of their rows to `shown`."""
     begun = set[str]()
 
     def save(current: FirstNight) -> None:
@@ -131,6 +141,7 @@ def _run(
         documents.write_text(night.out / page.FILE, page.render(current))
 
     def show_row(step: Step, row: Row) -> None:
+        shown.append((step.name, row))
         if as_json:
             return
         if step.name not in begun:

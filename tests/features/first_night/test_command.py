@@ -86,6 +86,17 @@ def test_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> No
     assert begun == ["machine", "spread"], "named steps are repeated, in their order"
 
 
+def test_a_refused_repetition_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    run()
+    refused = run("spread", "--budget", "1s", status=3)
+    assert "the time is used up" in refused.stdout
+    assert "the time is used up" in run("spread", "--budget", "1s", "--json", status=3).stdout
+    result = documents.read(OUT / FILE, FirstNight).of("spread")
+    assert result is not None
+    assert result.is_complete
+
+
 def test_a_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said = run("--plan").stdout
     assert "about 42 min" in said
