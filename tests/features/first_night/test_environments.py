@@ -55,6 +55,18 @@ def test_a_small_shm_works_or_is_named(message: str | None, status: str, said: s
     assert os.access(script, os.X_OK)
 
 
+def test_a_python_in_a_folder_with_spaces_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in for `unshare` runs the shell's command, but mounts nothing."""
+    executable(tmp_path / "unshare", 'shift 2; exec "$@"')
+    executable(tmp_path / "mount", "exit 0")
+    python = executable(tmp_path / "my $HOME python", 'touch "$0 ran"')
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("sys.executable", str(python))
+    rows = by_check(container_rows(make_night(launch=Launches())))
+    assert rows[SHM].status == "pass"
+    assert (tmp_path / "my $HOME python ran").exists()
+
+
 def test_who_may_not_mount_learns_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "unshare", "echo unshare: Operation not permitted >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

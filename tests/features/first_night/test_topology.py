@@ -115,3 +115,12 @@ def test_no_comparison_without_nccl_tests(tools: Path) -> None:
     assert reduced().found == "not run: all_reduce_perf failed: see night/steps/machine/nccl-tests.txt"
     assert reduced(machine=make_gpu_machine(count=1)).found == "not run: there are no two GPUs"
     assert reduced_gb_s("# no table") is None
+
+
+def test_finds_the_rate_by_its_header() -> None:
+    """An older nccl-tests has no column `root`. Without a header, a number could be anything."""
+    older = REDUCED.replace("  root", "").replace("      -1", "")
+    assert "-1" not in older
+    assert reduced_gb_s(older) == reduced_gb_s(REDUCED) == 180.21
+    assert reduced_gb_s(REDUCED.replace("180.21", "N/A")) is None
+    assert reduced_gb_s(REDUCED.splitlines()[-1]) is None
