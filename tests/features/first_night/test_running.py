@@ -198,7 +198,9 @@ def test_nvml_that_falls_silent_while_waiting_is_no_success(monkeypatch: pytest.
     def silent(devices: int) -> list[str]:
         raise MachineError("NVML did not answer within 30 s")
 
-    monkeypatch.setattr(running.Neighbours, "look", lambda self, machine, devices: silent(devices))
+    monkeypatch.setattr(
+        "perfsuite.launch.quiet.Neighbours.look", lambda self, machine, devices: silent(devices)
+    )
     row = on_machine(monkeypatch, Nvml(IDLE, IDLE))
     assert row == not_run("spread", "NVML did not answer within 30 s")
 
