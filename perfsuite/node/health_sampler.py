@@ -90,6 +90,7 @@ class Sampler:
             self._sleep(FREE_POLL_S)
             held = self._gpus.used_bytes()
         self._cards = self._gpus.cards(held)
+        self._gpus.count_link_errors()
         self.near_cores = self._gpus.near_cores()
         self.only_visible = self._gpus.only_visible()
 
@@ -118,6 +119,11 @@ class Sampler:
             self._step = step
             self._counted += self._pending
             self._pending.clear()
+
+    def end(self) -> None:
+        """Note what happened to the links of the GPUs during the launch. Like `sample`, it calls NVML."""
+        if self._gpus is not None:
+            self._gpus.note_link_errors()
 
     def finish(self) -> Health | None:
         """Shut NVML down, and return the health that was sampled; None if there is nothing to report."""
@@ -186,6 +192,7 @@ class HealthWatch:
             while not self._is_over.wait(LOOK_S):
                 self.sampler.sample(self._steps())
             self.sampler.sample(self._steps(), is_last=True)
+            self.sampler.end()
         except Exception as error:  # a launch must not fail because of its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()

@@ -15,6 +15,8 @@ from perfsuite.node.machine import pci_bus_id, visible_handles
 from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth
 
+LINK_ERRORS = ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
+"""Counters of NVLink errors: NVML_FI_DEV_NVLINK_..._ERROR_COUNT_TOTAL."""
 UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT: the type of a field's value. Other counters have 64 bits.
 
 
@@ -43,7 +45,7 @@ class Gpus:
         self._strangers: set[int] = set()
         self._own_seen: set[int] = set()
         self._listed: set[int] = set()
-        self._link_errors_before: list[int | None] = []
+        self._link_errors_before: list[dict[str, int]] = []
 
     @cached_property
     def _handles(self) -> list[Any]:
@@ -103,7 +105,6 @@ class Gpus:
 
     def finish(self) -> tuple[str, ...]:
         """Shut NVML down. Returns notes on values that could not be read, and on problems of the cards."""
-        self._note_link_errors()
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
         hidden = sorted(self._listed - self._own_seen)
@@ -137,7 +138,6 @@ class Gpus:
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
         """Return the identity and settings of each card. `held` are the bytes in use before the job."""
-        self._link_errors_before = [self._link_errors(index) for index in self._indices]
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
@@ -214,26 +214,32 @@ class Gpus:
                 states.append(int(nvml.nvmlDeviceGetNvLinkState(self._handles[index], link)))
         return (sum(states), len(states) - sum(states)) if any(states) else (None, None)
 
-    def _link_errors(self, index: int) -> int | None:
-        """Return the errors of all NVLinks since the driver was loaded; None if NVML does not count them."""
-        names = ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
-        fields = [getattr(self._nvml, f"NVML_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL") for name in names]
+    def _link_errors(self, index: int) -> dict[str, int]:
+        """Return the errors of all NVLinks since the driver was loaded, without counters that NVML lacks."""
+        fields = [getattr(self._nvml, f"NVML_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL") for name in LINK_ERRORS]
         answers = self._ask(index, "FieldValues", fields) or ()
-        counts = [
-            int(answer.value.uiVal if answer.valueType == UNSIGNED_INT else answer.value.ullVal)
-            for answer in answers
+        return {
+            name: int(answer.value.uiVal if answer.valueType == UNSIGNED_INT else answer.value.ullVal)
+            for name, answer in zip(LINK_ERRORS, answers, strict=False)
             if answer.nvmlReturn == 0  # NVML_SUCCESS
-        ]
-        return sum(counts) if counts else None
+        }
 
-    def _note_link_errors(self) -> None:
-        """Note the NVLink errors since `cards`. They are repaired by sending again, which takes time."""
+    def count_link_errors(self) -> None:
+        """Read the counters of NVLink errors, for `note_link_errors`."""
+        self._link_errors_before = [self._link_errors(index) for index in self._indices]
+
+    def note_link_errors(self) -> None:
+        """Note the NVLink errors since `count_link_errors`, of the counters that answered both times.
+
+        Such errors are repaired by sending again, which takes time.
+        """
         for index, before in enumerate(self._link_errors_before):
-            after = None if before is None else self._link_errors(index)
-            if before is not None and after is not None and after > before:
+            after = self._link_errors(index) if before else {}
+            errors = sum(max(after[name] - before[name], 0) for name in before.keys() & after.keys())
+            if errors:
                 self._note(
                     index,
-                    f"{after - before} NVLink errors (CRC, replay, recovery) during this launch, which slow "
+                    f"{errors} NVLink errors (CRC, replay, recovery) during this launch, which slow "
                     "collectives down. Look at nvidia-smi nvlink -e",
                 )
 

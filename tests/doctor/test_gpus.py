@@ -4,7 +4,7 @@ from perfsuite.doctor import gpus
 from perfsuite.doctor.gpus import device_rows, gpu_rows, gpu_rows_here
 from perfsuite.doctor.rows import Row
 from perfsuite.errors import MachineError
-from tests.node.fake_nvml import Nvml
+from tests.node.fake_nvml import Nvml, NVMLError
 from tests.samples import make_gpu_machine, make_machine, make_report
 
 H100 = make_gpu_machine()
@@ -78,6 +78,11 @@ def test_unreported_nvml_values_are_unknown() -> None:
     [row] = gpu_rows_here(make_gpu_machine(count=1), Nvml({}, init=Nvml.NVMLError("Driver Not Loaded")))
     assert (row.check, row.status) == ("NVML", "unknown")
     assert "Driver Not Loaded" in row.found
+
+
+def test_unread_nvlink_errors_are_no_fault() -> None:
+    rows = on_two_gpus(nvmlDeviceGetFieldValues=NVMLError("Unknown Error"))
+    assert (rows["GPU hardware"].status, rows["NVLink"].status) == ("pass", "pass")
 
 
 def test_persistence_mode_that_is_off_is_advised() -> None:

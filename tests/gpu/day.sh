@@ -5,6 +5,8 @@
 set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python} out=${2:-out}
+gpu=${CUDA_VISIBLE_DEVICES:-0}
+gpu=${gpu%%,*} # the first GPU, on which the cases run
 measure=("$python" -m pytest -q -W default -p no:cacheprovider --perf-baselines=none --perf-wait-quiet=0)
 perfsuite=("$python" -c 'from perfsuite.cli.app import app; app()')
 day=tests/gpu/test_day.py
@@ -14,6 +16,9 @@ out=$(cd "$out" && pwd)
 say() { printf '\n=== %s\n' "$*"; }
 expect() { say "$2"; "$python" -m tests.gpu.held expect "$1"; }
 held() { "$python" -m tests.gpu.held "$@" | tee -a "$out/held.txt"; }
+
+# Agents, and the servers from which they fork ranks. Other programs can have "perfsuite" in their command line.
+agents() { pgrep -u "$(id -u)" -af -- "(-m |\[')perfsuite\.(node|worker)"; }
 
 case "${1:-}" in
 dry)
@@ -68,13 +73,21 @@ dry)
     held sampler "$out/sampler.json"
     ;;
 6) # 4 minutes, and a minute for locked clocks
+    say "a baseline: changed clocks are only listed against one"
+    timeout 60 "${measure[@]}" $day -k noise --perf-record-launches=1 --perf-max-launches=1 \
+        --perf-json "$out/before.json"
     expect free "what SIGKILL of pytest leaves"
+    agents > "$out/others.txt"
     "${measure[@]}" $day -k noise &
     session=$!
     sleep 20
     kill -9 $session
     sleep 6
-    { nvidia-smi --query-gpu=memory.used --format=csv,noheader; pgrep -af perfsuite; } | tee "$out/killed.txt"
+    {
+        nvidia-smi -i "$gpu" --query-gpu=memory.used --format=csv,noheader
+        agents | grep -vxFf "$out/others.txt"
+    } > "$out/killed.txt"
+    cat "$out/killed.txt"
     held free "$out/killed.txt"
     expect oom "out of memory"
     timeout 60 "${measure[@]}" $day -k oom --perf-record-launches=1 --perf-json "$out/oom.json"
@@ -86,13 +99,15 @@ dry)
     kill $stranger 2> /dev/null
     wait $stranger
     held unhealthy "$out/stranger.json"
-    if nvidia-smi --lock-gpu-clocks=900; then
-        expect unhealthy "locked clocks"
+    trap 'nvidia-smi -i "$gpu" --reset-gpu-clocks' EXIT
+    trap 'exit 130' INT TERM # which runs the trap of EXIT
+    if nvidia-smi -i "$gpu" --lock-gpu-clocks=900; then
+        expect locked "locked clocks"
         timeout 60 "${measure[@]}" $day -k noise --perf-max-launches=1 --perf-json "$out/locked.json"
-        nvidia-smi --reset-gpu-clocks
-        held unhealthy "$out/locked.json"
+        held locked "$out/locked.json"
     else
-        echo "NOT SEEN (unhealthy): the clocks cannot be locked by this user" | tee -a "$out/held.txt"
+        trap - EXIT
+        echo "NOT SEEN (locked): the clocks cannot be locked by this user" | tee -a "$out/held.txt"
     fi
     ;;
 7) # what is left of the time

@@ -24,6 +24,7 @@ NOISE = 0.005  # largest spread of the launches of one case
 SAMPLER = 0.005  # largest cost of the health sampler
 CACHES = 0.03  # largest difference between cold and warm compilation
 SLOWDOWN = (0.04, 0.06)  # an injected slowdown of 5%
+AGENT = r"(-m |\[')perfsuite\.(node|worker)"  # in the command line of an agent, or of what forks its ranks
 FREE_MIB = 1024  # memory that may be in use after all processes were killed
 
 
@@ -55,12 +56,6 @@ def is_recorded(file: Path) -> Answer:
     observed = "; ".join(others) or f"{len(measured)} recorded"
     skipped = "".join(f"; skipped: {skip.case_id}: {skip.reason}" for skip in session.skipped)
     return Answer(not others, observed + skipped)
-
-
-def passes(file: Path) -> Answer:
-    """The case passes against its own baseline."""
-    outcomes = [result.outcome for result in results(file)]
-    return Answer(set(outcomes) == {"passed"} if outcomes else None, ", ".join(outcomes))
 
 
 def is_quiet(file: Path) -> Answer:
@@ -118,7 +113,7 @@ def are_caches_alike(cold: Path, warm: Path) -> Answer:
     starts = []
     for directory in (cold, warm):
         launches = [run for file in sorted(directory.glob("*.json")) for run in runs(file)]
-        speeds.append([run.figures.tokens_per_s or 0.0 for run in launches])
+        speeds.append([run.figures.tokens_per_s for run in launches if run.figures.tokens_per_s])
         starts.append([seconds for run in launches for seconds in _start_up_s(run)])
     if not all((*speeds, *starts)):
         return Answer(None, "launches or their start-up are missing")
@@ -153,10 +148,19 @@ def is_out_of_memory(file: Path) -> Answer:
 
 
 def is_unhealthy(file: Path) -> Answer:
-    """The launch is unhealthy, and the reason names what the other process or the clock does."""
+    """The launch is unhealthy, and the reason names the memory of other processes."""
+    return _names(file, "other processes")
+
+
+def is_locked(file: Path) -> Answer:
+    """The clocks are listed as changed since the baseline, or are a reason to discard the launch."""
+    return _names(file, "clock")
+
+
+def _names(file: Path, word: str) -> Answer:
     measured = results(file)
     reasons = [reason for result in measured for reason in (*result.verdict.reasons, *result.verdict.changed)]
-    is_named = any(re.search("other processes|clock", reason) for reason in reasons)
+    is_named = any(word in reason for reason in reasons)
     return Answer(is_named if measured else None, "; ".join(reasons) or ("no reason" if measured else ""))
 
 
@@ -186,7 +190,7 @@ def is_free(file: Path) -> Answer:
     """Six seconds after SIGKILL, less than 1 GiB is in use, and no process of perfsuite is left."""
     lines = file.read_text().splitlines() if file.exists() else []
     used = [int(line.split()[0]) for line in lines if re.fullmatch(r"\d+ MiB", line.strip())]
-    left = [line for line in lines if "perfsuite" in line]
+    left = [line for line in lines if re.search(AGENT, line)]
     if not used:
         return Answer(None, "nvidia-smi did not answer")
     return Answer(used[-1] < FREE_MIB and not left, f"{used[-1]} MiB; {'; '.join(left) or 'no process'}")
@@ -197,13 +201,13 @@ CHECKS: dict[str, Callable[..., Answer]] = {
     "recorded": is_recorded,
     "as-dry": is_as_dry,
     "quiet": is_quiet,
-    "passes": passes,
     "slower": is_slower,
     "graphs": ends_cleanly,
     "caches": are_caches_alike,
     "sampler": is_sampler_cheap,
     "oom": is_out_of_memory,
     "unhealthy": is_unhealthy,
+    "locked": is_locked,
     "trends": has_trends,
     "free": is_free,
 }

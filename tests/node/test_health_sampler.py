@@ -186,6 +186,24 @@ def test_never_waits_for_an_unresponsive_nvml(
     assert health.notes == ("NVML does not answer (is a GPU lost?). Look at `nvidia-smi` and dmesg",)
 
 
+def test_reads_nvlink_errors_in_its_thread() -> None:
+    """NVML might not answer, so the agent itself must not call it."""
+    threads: list[str] = []
+    errors = iter([7, 12])
+
+    class Linked(Nvml):
+        def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[Any]:
+            threads.append(threading.current_thread().name)
+            value = SimpleNamespace(ullVal=next(errors))
+            return [SimpleNamespace(nvmlReturn=0, valueType=3, value=value)]
+
+    watch = HealthWatch(Sampler(devices=1, nvml=Linked({})), lambda: 1)
+    watch.begin()
+    health = seen(watch.finish())
+    assert threads == ["perfsuite-health"] * 2
+    assert any(": 5 NVLink errors" in note for note in health.notes)
+
+
 def test_takes_no_end_sample_without_a_step() -> None:
     assert HealthWatch(Sampler(), lambda: None).finish() is None
     nvml = Nvml({})

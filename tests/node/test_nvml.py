@@ -218,17 +218,32 @@ def test_nvlink_errors_of_a_launch_are_noted() -> None:
         {"nvmlDeviceGetFieldValues": ([field(5, status=3)],)},
     )
     gpus = Gpus(nvml, 4, JobProcesses(OWN))
-    gpus.cards([0, 0, 0, 0])
+    gpus.count_link_errors()
+    gpus.note_link_errors()
     assert gpus.finish() == (
         "GPU 0 (00000000:1B:00.0): 12 NVLink errors (CRC, replay, recovery) during this launch, which slow "
         "collectives down. Look at nvidia-smi nvlink -e",
     )
 
 
-def test_unread_nvlink_errors_are_not_noted() -> None:
-    """A counter that fell was reset, and one that was never read is unknown."""
-    nvml = Nvml({"nvmlDeviceGetFieldValues": ([field(9)], [field(2)])})
+def test_a_counter_that_was_reset_hides_no_other() -> None:
+    nvml = Nvml({"nvmlDeviceGetFieldValues": ([field(900), field(1)], [field(0), field(4)])})
     gpus = Gpus(nvml, 1, JobProcesses(OWN))
-    gpus.cards([0])
+    gpus.count_link_errors()
+    gpus.note_link_errors()
+    (note,) = gpus.finish()
+    assert ": 3 NVLink errors" in note
+
+
+def test_unread_nvlink_errors_are_not_noted() -> None:
+    """A counter that fell was reset, and one that was not read both times is unknown."""
+    nvml = Nvml(
+        {"nvmlDeviceGetFieldValues": ([field(9)], [field(2)])},
+        {"nvmlDeviceGetFieldValues": ([field(9, status=3), field(1)], [field(9), field(1)])},
+        {"nvmlDeviceGetFieldValues": ([field(9), field(1)], [field(9, status=3), field(1)])},
+    )
+    gpus = Gpus(nvml, 3, JobProcesses(OWN))
+    gpus.count_link_errors()
+    gpus.note_link_errors()
     assert gpus.finish() == ()
     assert Gpus(nvml, 1, JobProcesses(OWN)).finish() == ()

@@ -11,7 +11,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.results.outcome import Verdict
-from tests.gpu.held import main
+from tests.gpu.held import AGENT, main
 from tests.processes import executable, output_of
 from tests.samples import (
     make_figures,
@@ -77,7 +77,7 @@ def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
     python = executable(tmp_path / "python", STAND_IN.format(python=sys.executable))
     for name in ("sleep", "pgrep"):
         executable(tmp_path / name, "exit 0")
-    executable(tmp_path / "nvidia-smi", '[ "$1" != --lock-gpu-clocks=900 ]')
+    executable(tmp_path / "nvidia-smi", "case $* in *--lock-gpu-clocks*) exit 1 ;; esac")
     executable(tmp_path / "tar", "exit 0")
     environment = {
         **os.environ,
@@ -89,9 +89,34 @@ def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
         printed = output_of([str(DAY), part, str(out)], env=environment)
         expected = re.findall(r"^EXPECTED \((.*?)\): \S", printed, re.MULTILINE)
         answered = re.findall(r"^NOT SEEN \((.*?)\): \S", printed, re.MULTILINE)
-        clocks = ["unhealthy"] if part == "6" else []
+        clocks = ["locked"] if part == "6" else []
         assert [*expected, *clocks] == answered, printed
         assert (part == "dry") == (not expected)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("ending", ["true", "kill -TERM $PPID", "kill -INT $PPID"])
+def test_locked_clocks_never_stay_locked(tmp_path: Path, ending: str) -> None:
+    """Not even if the script is ended. Only the first of the visible GPUs is touched."""
+    log = tmp_path / "log"
+    python = executable(
+        tmp_path / "python", f'echo "python $*" >> {log}', 'case "$*" in *clock*) echo x ;; esac'
+    )
+    executable(tmp_path / "nvidia-smi", f'echo "$*" >> {log}', f"case $* in *--lock-gpu*) {ending} ;; esac")
+    for name in ("sleep", "pgrep", "tar"):
+        executable(tmp_path / name, "exit 0")
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": str(python),
+        "CUDA_VISIBLE_DEVICES": "3,4",
+    }
+    output_of([str(DAY), "6", str(tmp_path / "out")], env=environment, status=0 if ending == "true" else 130)
+    lines = log.read_text().splitlines()
+    locked = lines.index("-i 3 --lock-gpu-clocks=900")
+    assert "-i 3 --reset-gpu-clocks" in lines[locked:]
+    assert "-k noise --perf-record-launches=1" in lines[0], "changed clocks are listed against a baseline"
+    assert any("locked.json" in line for line in lines[locked:]) == (ending == "true")
 
 
 def session(tmp_path: Path, *measured: Any, name: str = "results.json", **changes: Any) -> str:
@@ -114,6 +139,7 @@ def check_of(change: float) -> Any:
 SLOPE = {"name": "resident memory", "unit": "bytes", "per_step": 9.0}
 WHOLE = {"spans_s": {"start-up": 9.0}, "data_wait_s": 0.1}
 OOM = {"outcome": "failed", "failure": "out_of_memory"}
+CLOCK = "SM clock in the measured window: 1980 -> 900 MHz (-55%)"
 SHARED = {"outcome": "unhealthy", "reasons": ("other processes held 2 GiB",)}
 
 
@@ -121,12 +147,12 @@ SHARED = {"outcome": "unhealthy", "reasons": ("other processes held 2 GiB",)}
     ("check", "good", "bad"),
     [
         ("recorded", of_runs(make_run()), of_runs(make_run(), outcome="failed")),
-        ("passes", of_runs(make_run(), outcome="passed"), of_runs(make_run(), outcome="regressed")),
         ("quiet", of_runs(*make_launches(1, 1.001, 1.002)), of_runs(*make_launches(1, 1.001, 1.01))),
         ("slower", check_of(-0.05), check_of(-0.03)),
         ("sampler", check_of(0.004), check_of(-0.01)),
         ("oom", of_runs(make_run(), **OOM), of_runs(make_run(), outcome="failed", failure="crash")),
         ("unhealthy", of_runs(make_run(), **SHARED), of_runs(make_run(), outcome="passed")),
+        ("locked", of_runs(make_run(), changed=(CLOCK,)), of_runs(make_run(), **SHARED)),
         (
             "trends",
             of_runs(make_run(figures=make_figures(**WHOLE), slopes=({**SLOPE, "interval": (-1, 9)},))),
@@ -168,6 +194,10 @@ def test_warm_caches_start_sooner(tmp_path: Path) -> None:
         session(tmp_path / directory, of_runs(make_run(figures=figures)), name="1.json")
 
     words = ["caches", str(tmp_path / "cold"), str(tmp_path / "warm")]
+    launched("cold", 0, 30)
+    launched("warm", 0, 10)
+    assert main(words).startswith("NOT SEEN"), "no speed was measured"
+    (tmp_path / "warm/1.json").unlink()
     launched("cold", 1000, 30)
     assert main(words).startswith("NOT SEEN")
     launched("warm", 1010, 10)
@@ -178,12 +208,32 @@ def test_warm_caches_start_sooner(tmp_path: Path) -> None:
     assert main(words).startswith("NOT HELD")
 
 
+AGENTS = (
+    "python -m perfsuite.node.agent /home/x/.perfsuite/launch-1",
+    "python -c from multiprocessing.forkserver import main; main(5, 6, ['perfsuite.node.preload'], **{})",
+)
+STRANGERS = (
+    "tee /home/x/perfsuite/out/killed.txt",
+    "/x/perfsuite/.venv/bin/python -m pytest",
+    "vim -m perfsuite",
+)
+
+
+def test_it_looks_for_agents_only() -> None:
+    (pattern,) = re.findall(r'pgrep .*-- "(.*)"', DAY.read_text())
+    assert pattern == AGENT
+    assert all(re.search(pattern, line) for line in AGENTS)
+    assert not any(re.search(pattern, line) for line in STRANGERS)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("0 MiB\n", "HELD (free): 0 MiB; no process"),
         ("39891 MiB\n", "NOT HELD (free): 39891 MiB"),
-        ("0 MiB\n77 python -m perfsuite.node.agent\n", "NOT HELD (free): 0 MiB; 77 python"),
+        (f"0 MiB\n77 {AGENTS[0]}\n", "NOT HELD (free): 0 MiB; 77 python"),
+        (f"0 MiB\n78 {AGENTS[1]}\n", "NOT HELD (free): 0 MiB; 78 python"),
+        ("0 MiB\n9 tee /home/x/perfsuite/out/killed.txt\n", "HELD (free): 0 MiB; no process"),
         ("", "NOT SEEN (free): nvidia-smi did not answer"),
     ],
 )

@@ -15,7 +15,7 @@ from perfsuite.doctor.rows import EXIT, Row, worst
 from perfsuite.errors import CaseError
 from perfsuite.features.first_night import page
 from perfsuite.features.first_night.cases import Size, usual_size
-from perfsuite.features.first_night.night import Night
+from perfsuite.features.first_night.night import FOLDER, Night
 from perfsuite.features.first_night.record import FILE, FirstNight, resumed
 from perfsuite.features.first_night.running import Running, ends_with_results, run_steps
 from perfsuite.features.first_night.steps import NAMES, STEPS, Step
@@ -71,6 +71,7 @@ def first_night(
         raise CaseError(f"there is no step {unknown_names[0]!r}.{hint} The steps are {', '.join(NAMES)}")
     seconds = read("budget", budget)
     wait_quiet_s = read("wait-quiet", wait_quiet)
+    _refuse_own_cases(shared.cases, out)
     machine = detect()
     new = FirstNight(
         perfsuite=__version__,
@@ -92,14 +93,27 @@ def first_night(
         wait_quiet_s=wait_quiet_s,
         say=lambda text: say(f"perfsuite first-night: {text}"),
     )
-    record = _run(night, record, steps, seconds, as_json=shared.as_json)
+    shown: list[tuple[str, Row]] = []
+    record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
     rows = page.all_rows(record)
+    # A repeated step that did not run keeps its earlier result, so its reason is not in the record.
+    rows += [row for row in shown if row not in rows]
     if shared.as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])
     else:
         console().print(page.answer(record))
     say(f"page: {out / page.FILE}")
     raise typer.Exit(EXIT[worst(row for _, row in rows)])
+
+
+def _refuse_own_cases(cases: Path, out: Path) -> None:
+    """Raise `CaseError` if the cases are below the folder whose files are removed when a step is repeated."""
+    folder = out / FOLDER
+    if cases.resolve().is_relative_to(folder.resolve()):
+        raise CaseError(
+            f"--cases {cases} is in {folder}, whose files first-night removes. Move your cases, or give "
+            "another --out"
+        )
 
 
 def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:
@@ -111,8 +125,15 @@ def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:
 
 
 def _run(
-    night: Night, record: FirstNight, steps: Sequence[Step], seconds: float, *, as_json: bool
+    night: Night,
+    record: FirstNight,
+    steps: Sequence[Step],
+    seconds: float,
+    shown: list[tuple[str, Row]],
+    *,
+    as_json: bool,
 ) -> FirstNight:
+    """Run steps, and add each of their rows to `shown`."""
     begun = set[str]()
 
     def save(current: FirstNight) -> None:
@@ -120,6 +141,7 @@ def _run(
         documents.write_text(night.out / page.FILE, page.render(current))
 
     def show_row(step: Step, row: Row) -> None:
+        shown.append((step.name, row))
         if as_json:
             return
         if step.name not in begun:

@@ -1,6 +1,7 @@
 """Launch in other environments: a container, one socket, one thread for each rank."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,8 @@ def _quick_case(night: Night) -> Case:
 def _small_shm_rows(case: Case, night: Night, directory: Path) -> Iterator[Row]:
     check = f"{SMALL_SHM_MIB} MiB of /dev/shm"
     script = directory / "python-small-shm"
-    documents.write_text(script, SMALL_SHM.format(mib=SMALL_SHM_MIB, python=sys.executable))
+    python = shlex.quote(sys.executable)
+    documents.write_text(script, SMALL_SHM.format(mib=SMALL_SHM_MIB, python=python))
     script.chmod(0o755)
     try:
         tried = captured([str(script), "-c", ""])

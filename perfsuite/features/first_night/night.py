@@ -1,7 +1,7 @@
 """The surroundings of a step: the machine, its directory, and its launches."""
 
+import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +22,10 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir, launches_in
 
+FOLDER = "steps"  # folder of the files of all steps, in the directory of a first night
+MARKER = ".perfsuite-step"
+"""Empty file in the folder of a step. A folder without it belongs to the user, and is never emptied."""
+NAMED = 3  # files that could not be removed and are named
 ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
 
 
@@ -42,13 +46,21 @@ class Night:
 
     def directory(self, step: str) -> Path:
         """Return the directory with the files of a step."""
-        return self.out / step
+        return self.out / FOLDER / step
 
     def new_directory(self, step: str) -> Path:
-        """Return the directory of a step, without the files of an earlier attempt."""
+        """Return the directory of a step, without the files of an earlier attempt.
+
+        Raises `FileError` if the directory cannot be created, or exists and is not a directory of a step.
+        """
         directory = self.directory(step)
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        if directory.exists() or directory.is_symlink():
+            empty_step(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / MARKER).touch()
+        except OSError as error:
+            raise FileError(f"{directory} cannot be created: {error.strerror}") from error
         return directory
 
     def launching(self) -> Launching:
@@ -59,6 +71,42 @@ class Night:
             when_shared="wait" if waits else "again",
             on_launch=lambda case, number: self.say(f"launch {number} of {case.id}"),
         )
+
+
+def empty_step(directory: Path) -> None:
+    """Remove everything in the directory of an earlier attempt of a step, except its marker.
+
+    Raises `FileError` if it is not such a directory, or if something in it cannot be removed.
+    """
+    marker = directory / MARKER
+    if directory.is_symlink() or not marker.is_file():
+        raise FileError(
+            f"{directory} was not created by first-night, so its files are kept. Move it away, or give "
+            "another --out"
+        )
+    kept = []
+    for folder, folders, files in os.walk(directory, topdown=False):
+        for path in (Path(folder, name) for name in (*files, *folders)):
+            if path != marker and not _is_removed(path):
+                kept.append(str(path))
+    if kept:
+        more = f" and {len(kept) - NAMED} more" if len(kept) > NAMED else ""
+        raise FileError(
+            f"the files of an earlier attempt cannot be removed: {', '.join(kept[:NAMED])}{more}. Who owns "
+            "them? Remove them, or give another --out"
+        )
+
+
+def _is_removed(path: Path) -> bool:
+    """Try to remove a file, a link or an empty folder."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def not_run(check: str, reason: str, advice: str | None = None) -> Row:

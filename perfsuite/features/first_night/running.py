@@ -1,5 +1,6 @@
 """Run steps one after another. A step never stops the next one, unless that one would be meaningless."""
 
+import os
 import re
 import signal
 import time
@@ -12,7 +13,8 @@ from types import FrameType
 from perfsuite import documents
 from perfsuite.doctor.rows import Row, failed
 from perfsuite.errors import MachineError, PerfsuiteError, error_text
-from perfsuite.features.first_night.night import Night, not_run
+from perfsuite.features.first_night.night import FOLDER, Night, not_run
+from perfsuite.features.first_night.page import is_not_run
 from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
 from perfsuite.launch.quiet import Neighbours
@@ -63,14 +65,15 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
         how.save(with_this)
         return with_this
 
-    limit_s = min(60 * step.minutes[night.size][1], how.until - began)
-    refusal = _refusal(night, record, step, how, limit_s)
+    refusal = _refusal(night, record, step, how)
     if refusal is not None:
         add(refusal)
-        return saved()
+        return record if _has_result(record, step) else saved()
+    limit_s = min(60 * step.minutes[night.size][1], how.until - how.clock())
+    end = how.clock() + limit_s
     try:
         with time_limit(limit_s):
-            for row in step.run(replace(night, left_s=lambda: limit_s - (how.clock() - began))):
+            for row in step.run(replace(night, left_s=lambda: end - how.clock())):
                 add(row)
         is_complete = not _broken(rows)
     except TimeUp:
@@ -78,7 +81,7 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
     except PerfsuiteError as error:
         add(failed(step.name, str(error)))
     except Exception as error:
-        file = night.directory(step.name) / "traceback.txt"
+        file = night.out / FOLDER / f"{step.name}-traceback.txt"
         documents.write_text(file, traceback.format_exc())
         add(failed(step.name, error_text(error), f"its traceback is in {file}"))
     except BaseException:  # Ctrl-C, or the end of the job
@@ -88,17 +91,28 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
     return saved()
 
 
-def _refusal(night: Night, record: FirstNight, step: Step, how: Running, limit_s: float) -> Row | None:
-    """Return the row of a step that would be meaningless now, or None."""
-    if limit_s < LEAST_S:
-        return not_run(step.name, "the time is used up", "the same command continues with this step")
+def _has_result(record: FirstNight, step: Step) -> bool:
+    """Return whether a check of a step did run earlier."""
+    earlier = record.of(step.name)
+    return earlier is not None and not all(map(is_not_run, earlier.rows))
+
+
+def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row | None:
+    """Return the row of a step that would be meaningless now, or None. May wait for other users."""
+    used_up = not_run(step.name, "the time is used up", "the same command continues with this step")
+    left_s = how.until - how.clock()
+    if left_s < LEAST_S:
+        return used_up
     machine = record.of("machine")
     if step.name != "machine" and machine is not None:
         broken = _broken(machine.rows)
         if broken:
             advice = "repair it: the same command then continues"
             return not_run(step.name, f"the check {broken[0]!r} of the step machine failed", advice)
-    return how.problem(night, step)
+    problem = how.problem(replace(night, wait_quiet_s=min(night.wait_quiet_s, left_s)), step)
+    if problem is not None:
+        return problem
+    return used_up if how.until - how.clock() < LEAST_S else None
 
 
 def _broken(rows: Sequence[Row]) -> list[str]:
@@ -108,13 +122,17 @@ def _broken(rows: Sequence[Row]) -> list[str]:
 
 def machine_problem(night: Night, step: Step) -> Row | None:
     """Return the row of a step that needs GPUs which are lost or in use, or None. Waits for other users."""
-    machine = night.machine
-    if machine.device == "cpu":
+    if night.machine.device == "cpu":
         return None
     try:
-        now = detect()
+        return _gpu_problem(night, step)
     except MachineError as error:
         return not_run(step.name, str(error))
+
+
+def _gpu_problem(night: Night, step: Step) -> Row | None:
+    machine = night.machine
+    now = detect()
     before = f"{machine.devices} x {machine.hardware_class}"
     if (now.devices, now.hardware_class) != (machine.devices, machine.hardware_class):
         seen = f"{now.devices} x {now.hardware_class}" if now.device == "cuda" else "no GPU"
@@ -133,11 +151,16 @@ def machine_problem(night: Night, step: Step) -> Row | None:
 def _instead(users: Sequence[str], devices: int) -> str:
     """Advise to end the processes of others, or to name the GPUs that nobody uses."""
     busy = {int(number) for number in re.findall(r"of GPU (\d+) ", " ".join(users))}
-    idle = [str(number) for number in range(devices) if number not in busy]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [*map(str, range(devices))] if visible is None else [name.strip() for name in visible.split(",")]
+    idle = [name for number, name in enumerate(names[:devices]) if number not in busy]
     advice = "end these processes, or wait: the same command continues with this step"
     if not idle:
         return advice
-    return f"{advice}. To use only the idle GPUs ({', '.join(idle)}), name them in CUDA_VISIBLE_DEVICES"
+    return (
+        f"{advice}. To use only the idle GPUs, set CUDA_VISIBLE_DEVICES={','.join(idle)} and give "
+        "another --out, because these results are of another number of GPUs"
+    )
 
 
 @contextmanager
@@ -158,12 +181,16 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def ends_with_results() -> Iterator[None]:
-    """Turn the signals that end a job into exceptions in the block, so that the results are written."""
+    """Turn the signals that end a job into exceptions in the block, so that the results are written.
+
+    A signal that is ignored stays ignored: `nohup` ignores SIGHUP, so that a job survives its connection.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in ENDED_BY}
+    heeded = [number for number in ENDED_BY if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heeded}
     try:
         yield
     finally:

@@ -13,9 +13,12 @@ from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.errors import FileError
 from perfsuite.features.first_night.night import Night, not_run
 from perfsuite.report.summary import reason
+from perfsuite.report.text import percent
 from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session.jobs import refused
+from perfsuite.verdict.unchanged import BY_THE_MACHINE
 
 RECORDED_LAUNCHES = 3
 END_S = 20.0  # seconds in which an interrupted pytest must write its results
@@ -40,6 +43,9 @@ def case_rows(night: Night) -> Iterator[Row]:
         yield failed(check, "the first session wrote no results", f"see {directory / 'first.log'}")
         return
     second = measured(night, words, directory / "second")
+    if not (first.results or first.skipped):
+        yield unknown(check, "the first session measured no case", f"see {directory / 'first.log'}")
+        return
     yield from compared(first, second)
 
 
@@ -105,12 +111,19 @@ def compared(first: SessionFile, second: SessionFile | None) -> Iterator[Row]:
 
 def _case_row(first: Measurement, second: Measurement | None) -> Row:
     check = first.case_id
+    if first.excused is not None:
+        return unknown(check, f"no baseline: {first.excused}: {reason(first)}".rstrip(": "))
     if first.outcome == "failed":
         return failed(check, reason(first) or "failed", "fix it, or expect it with known_issue")
     if not first.verdict.is_recorded:
         return unknown(check, f"no baseline: {first.outcome}: {reason(first) or ''}".rstrip(": "))
     if second is None:
         return unknown(check, "recorded, but not measured again")
+    if second.excused is not None:
+        return unknown(check, f"recorded, then {second.excused}: {reason(second)}".rstrip(": "))
+    moved = [metric for metric in second.verdict.checks if metric.note == BY_THE_MACHINE]
+    if moved:
+        return _moved_row(check, moved)
     if second.outcome == "passed":
         found = second.verdict.check(TOKENS_PER_S.name)
         least = None if found is None else found.minimum_detectable
@@ -123,3 +136,18 @@ def _case_row(first: Measurement, second: Measurement | None) -> Row:
     if second.outcome in ("regressed", "failed"):
         return failed(check, outcome, "find out why before accepting a baseline")
     return unknown(check, outcome)
+
+
+def _moved_row(check: str, moved: Sequence[Check]) -> Row:
+    """Return the row of a case whose speed moved although nothing changed. Slower is worse than faster.
+
+    Such a change is due to the machine. It would also hide a change of the code.
+    """
+    changes = ", ".join(
+        f"{metric.label} {'not known' if metric.change is None else percent(metric.change)}"
+        for metric in moved
+    )
+    observed = f"two sessions of the same code differ: {changes}"
+    advice = "find out why before accepting a baseline: the machine was not as steady as one session shows"
+    is_slower = any(metric.outcome == "inconclusive" for metric in moved)
+    return failed(check, observed, advice) if is_slower else unknown(check, observed, advice)

@@ -17,6 +17,7 @@ TOPOLOGY = "topology"  # name of the row with the links
 NCCL_TESTS = "nccl-tests"
 REDUCE = "all_reduce_perf"  # a program of nccl-tests
 REDUCED = "64M"  # bytes of an all-reduce: as in perfsuite's own probe
+BANDWIDTH = "algbw"  # header of the column with the rate
 MIN_SHARE = 0.8  # of the rate of nccl-tests that perfsuite's probe must reach
 
 
@@ -93,8 +94,18 @@ def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
 
 def reduced_gb_s(text: str) -> float | None:
     """Return the out-of-place algorithm bandwidth in the output of `all_reduce_perf`; None without one."""
+    column: int | None = None
     for line in text.splitlines():
         words = line.split()
-        if len(words) > 6 and words[0].isdigit():
-            return float(words[6])
+        if words[:2] == ["#", "size"] and BANDWIDTH in words:
+            column = words.index(BANDWIDTH) - 1  # rows have no #; the first such column is out-of-place
+        elif column is not None and len(words) > column and words[0].isdigit():
+            return _number(words[column])
     return None
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:  # such as N/A
+        return None

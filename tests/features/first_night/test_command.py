@@ -86,6 +86,17 @@ def test_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> No
     assert begun == ["machine", "spread"], "named steps are repeated, in their order"
 
 
+def test_a_refused_repetition_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    run()
+    refused = run("spread", "--budget", "1s", status=3)
+    assert "the time is used up" in refused.stdout
+    assert "the time is used up" in run("spread", "--budget", "1s", "--json", status=3).stdout
+    result = documents.read(OUT / FILE, FirstNight).of("spread")
+    assert result is not None
+    assert result.is_complete
+
+
 def test_a_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said = run("--plan").stdout
     assert "about 42 min" in said
@@ -124,6 +135,16 @@ def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, words: s
     Path("notes.txt").touch()
     assert said in error_of("first-night", *words.split())
     assert begun == []
+
+
+def test_cases_between_its_own_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = stand_in(monkeypatch)
+    mine = Path("steps/cases/test_mine.py")
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    said = error_of("first-night", "--out", ".", "--cases", "steps/cases")
+    assert "--cases steps/cases is in steps, whose files first-night removes. Move your cases" in said
+    assert (begun, mine.exists()) == ([], True)
 
 
 def started(*words: str, **variables: str) -> subprocess.Popen[str]:

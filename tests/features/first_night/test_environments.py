@@ -48,11 +48,23 @@ def test_a_small_shm_works_or_is_named(message: str | None, status: str, said: s
     assert row.status == status
     assert said in row.found
     (_, _, directory, how) = launches.asked[0]
-    assert directory == Path("night/container/small-shm")
+    assert directory == Path("night/steps/container/small-shm")
     script = Path(how.arm.python)
     assert script.is_absolute()
     assert "size=64m" in script.read_text()
     assert os.access(script, os.X_OK)
+
+
+def test_a_python_in_a_folder_with_spaces_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in for `unshare` runs the shell's command, but mounts nothing."""
+    executable(tmp_path / "unshare", 'shift 2; exec "$@"')
+    executable(tmp_path / "mount", "exit 0")
+    python = executable(tmp_path / "my $HOME python", 'touch "$0 ran"')
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("sys.executable", str(python))
+    rows = by_check(container_rows(make_night(launch=Launches())))
+    assert rows[SHM].status == "pass"
+    assert (tmp_path / "my $HOME python ran").exists()
 
 
 def test_who_may_not_mount_learns_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

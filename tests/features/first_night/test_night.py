@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.doctor.rows import unknown
+from perfsuite.errors import FileError
 from perfsuite.features.first_night import night as module
 from perfsuite.features.first_night.night import answer_of, healthy_launches, not_run, numa_nodes, why_not
 from perfsuite.results.rank_report import Failure
@@ -17,8 +18,63 @@ from tests.samples import make_case, make_gpu_machine, make_run
 def test_a_step_begins_with_an_empty_directory() -> None:
     night = make_night()
     (night.new_directory("spread") / "old").touch()
-    assert [*night.new_directory("spread").iterdir()] == []
-    assert night.directory("spread") == Path("night/spread")
+    (night.directory("spread") / "launch-1" / "logs").mkdir(parents=True)
+    (night.directory("spread") / "newest").symlink_to("launch-1")
+    assert night.directory("spread") == Path("night/steps/spread")
+    assert [entry.name for entry in night.new_directory("spread").iterdir()] == [module.MARKER]
+
+
+def test_never_removes_files_of_the_user() -> None:
+    night = make_night(out=Path())
+    thesis = night.directory("cases") / "test_mine.py"
+    thesis.parent.mkdir(parents=True)
+    thesis.touch()
+    with pytest.raises(
+        FileError, match=r"^steps/cases was not created by first-night, so its files are kept"
+    ):
+        night.new_directory("cases")
+    Path("mine").mkdir()
+    Path("mine", module.MARKER).touch()
+    night.directory("spread").symlink_to(Path("mine").resolve())
+    with pytest.raises(FileError, match=r"^steps/spread was not created by first-night"):
+        night.new_directory("spread")
+    assert thesis.exists()
+    assert Path("mine", module.MARKER).exists()
+
+
+def test_follows_no_link_when_it_removes_files() -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").touch()
+    night = make_night()
+    (night.new_directory("spread") / "link").symlink_to(Path("mine").resolve())
+    night.new_directory("spread")
+    assert Path("mine/thesis.tex").exists()
+
+
+def test_names_what_it_cannot_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As files that a container wrote as root. The marker stays, so that the next attempt tries again."""
+    night = make_night()
+    kept = night.new_directory("container") / "launch-1"
+    kept.mkdir()
+    for number in range(4):
+        (kept / str(number)).touch()
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(
+            FileError, match=r"cannot be removed: night/steps/container/launch-1/.* and 2 more\."
+        ):
+            night.new_directory("container")
+    assert [entry.name for entry in night.new_directory("container").iterdir()] == [module.MARKER]
+
+
+def test_a_directory_that_cannot_be_created_is_named() -> None:
+    Path("night").touch()
+    with pytest.raises(FileError, match=r"^night/steps/spread cannot be created: Not a directory"):
+        make_night().new_directory("spread")
 
 
 def test_what_did_not_run_is_no_success() -> None:

@@ -81,7 +81,7 @@ def test_a_step_that_fails_does_not_stop_the_next(error: Exception, said: str) -
     assert [row.status for row in first.rows] == ["pass", "fail"]
     assert first.rows[1].found == said
     assert second.is_complete
-    assert Path("night/a/traceback.txt").exists() == isinstance(error, KeyError)
+    assert Path("night/steps/a-traceback.txt").exists() == isinstance(error, KeyError)
 
 
 def test_a_step_ends_at_its_limit() -> None:
@@ -178,12 +178,75 @@ def test_busy_gpus_are_named_with_those_that_are_idle(monkeypatch: pytest.Monkey
     row = on_machine(monkeypatch, Nvml(busy, IDLE))
     assert row is not None
     assert row.found.startswith("not run: 40.0 GiB of GPU 0 held by ")
-    assert str(row.advice).endswith("To use only the idle GPUs (1), name them in CUDA_VISIBLE_DEVICES")
+    advice = "To use only the idle GPUs, set CUDA_VISIBLE_DEVICES=1 and give another --out"
+    assert advice in str(row.advice)
     both = on_machine(monkeypatch, Nvml(busy, busy))
     assert both is not None
     assert "idle" not in str(both.advice)
     night = make_night(machine=make_gpu_machine(count=2))
     assert machine_problem(night, make_step("machine", needs_quiet=False)) is None
+
+
+def test_idle_gpus_have_the_names_that_the_user_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-8932f937,7")
+    advice = running._instead(["2 GiB of GPU 0 held by x", "1 GiB of GPU 2 held by y"], 3)
+    assert "CUDA_VISIBLE_DEVICES=GPU-8932f937 and" in advice
+    assert "idle" not in running._instead(["2 GiB of GPU 0 held by x"], 1)
+
+
+def test_nvml_that_falls_silent_while_waiting_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(devices: int) -> list[str]:
+        raise MachineError("NVML did not answer within 30 s")
+
+    monkeypatch.setattr(
+        "perfsuite.launch.quiet.Neighbours.look", lambda self, machine, devices: silent(devices)
+    )
+    row = on_machine(monkeypatch, Nvml(IDLE, IDLE))
+    assert row == not_run("spread", "NVML did not answer within 30 s")
+
+
+def test_a_repeated_step_that_is_refused_keeps_its_result() -> None:
+    busy = not_run("spread", "40.0 GiB of GPU 0 held by python (pid 7)")
+    earlier = make_result("spread", passed("noise", "1%"))
+    saved = Saved()
+    how = saved.how(problem=lambda *_: busy)
+    record = run_steps(make_night(), make_record(earlier), [make_step("spread")], how)
+    assert record.results == (earlier,)
+    assert saved.shown == [("spread", busy)]
+    late = make_result("spread", not_run("spread", "the time is used up"), is_complete=False)
+    for before in (make_record(), make_record(late)):
+        again = run(make_step("spread"), record=before, problem=lambda *_: busy)
+        assert only_row(again, "spread") == busy, "a refusal is no result to keep"
+
+
+def test_the_wait_for_others_is_a_part_of_the_budget() -> None:
+    now = [0.0]
+    limits: list[float] = []
+
+    def wait(night: Night, step: Step) -> None:
+        limits.append(night.wait_quiet_s)
+        now[0] += 50
+
+    def measured(night: Night) -> Iterator[Row]:
+        yield passed("left", f"{night.left_s():.0f}")
+
+    steps = [make_step("a", run=measured), make_step("b")]
+    how = Saved().how(until=110.0, clock=lambda: now[0], problem=wait)
+    record = run_steps(make_night(wait_quiet_s=100), make_record(), steps, how)
+    assert only_row(record, "a").found == "60"
+    assert only_row(record, "b").found == "not run: the time is used up"
+    assert limits == [100, 60]
+
+
+def test_nohup_still_ignores_a_lost_connection() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ends_with_results():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_signals_that_end_a_job_become_exceptions() -> None:

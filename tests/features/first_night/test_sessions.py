@@ -12,10 +12,14 @@ import pytest
 from perfsuite import documents
 from perfsuite.features.first_night import sessions
 from perfsuite.features.first_night.sessions import case_rows, compared, marker_of, measured, session_words
-from perfsuite.results.outcome import Check, Verdict
+from perfsuite.results.baseline import from_runs
+from perfsuite.results.outcome import Check, CountCheck, Verdict
+from perfsuite.results.rank_report import Observed
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.verdict.unchanged import unless_unchanged
 from tests.features.first_night.nights import by_check, make_night
-from tests.samples import make_case, make_gpu_machine, make_result, make_run, make_session_file
+from tests.samples import make_case, make_gpu_machine, make_result, make_run, make_session_file, metric_check
+from tests.twin_counts import launch
 
 CASES = [make_case(micro_batch=size) for size in range(1, 7)]
 
@@ -52,6 +56,49 @@ def test_only_steady_cases_are_fit() -> None:
     assert rows[CASES[3].id].found == "recorded, but not measured again"
     assert rows["big"].found == "not run: it needs 8 GPUs"
     assert {row.status for row in compared(first, None)} == {"unknown", "fail"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "change", "status", "shown"),
+    [("regressed", -0.12, "fail", "-12.0%"), ("improved", 0.07, "unknown", "+7.0%")],
+)
+def test_sessions_that_differ_are_not_fit(outcome: Any, change: float, status: str, shown: str) -> None:
+    """Nothing changed between the sessions, so the real rule blames the machine for the second verdict."""
+    seen = Observed(settings={}, environment={"torch": "2.13.0"}, code="0123456789ab")
+    run = launch(observed=seen)
+    judged = Verdict(
+        outcome=outcome,
+        launches=3,
+        checks=(metric_check(outcome=outcome, metric="tokens_per_s", change=change),),
+        counts=CountCheck(outcome="passed"),
+    )
+    verdict = unless_unchanged(judged, [run] * 3, from_runs([run] * 3))
+    assert verdict.outcome != outcome, "the rule applies"
+    first = make_session_file(make_result(run, verdict=Verdict(outcome="recorded", launches=3)))
+    (row,) = compared(first, make_session_file(make_result(run, verdict=verdict)))
+    assert row.status == status
+    assert row.found == f"two sessions of the same code differ: tokens/s {shown}"
+
+
+@pytest.mark.parametrize("excuse", ["known issue", "out of memory"])
+def test_excused_cases_are_not_failed(excuse: Any) -> None:
+    bad = result(0, "failed", failure="crash").replace(excused=excuse)
+    (row,) = compared(make_session_file(bad), None)
+    assert (row.status, row.found) == ("unknown", f"no baseline: {excuse}: crash")
+    good = make_session_file(result(0, "recorded"))
+    (row,) = compared(good, make_session_file(bad))
+    assert (row.status, row.found) == ("unknown", f"recorded, then {excuse}: crash")
+    waived = result(0, "regressed").replace(excused="waived")
+    (row,) = compared(good, make_session_file(waived))
+    assert row.status == "unknown"
+
+
+def test_a_session_without_a_case_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("bench_cases").mkdir()
+    monkeypatch.setattr(sessions, "refused", lambda *words: None)
+    monkeypatch.setattr(sessions, "measured", lambda night, words, out: make_session_file())
+    (row,) = case_rows(make_night())
+    assert (row.status, row.found) == ("unknown", "the first session measured no case")
 
 
 def test_without_cases_it_says_how_to_write_them() -> None:
@@ -96,7 +143,7 @@ def test_the_second_session_has_the_first_as_its_baseline(monkeypatch: pytest.Mo
     first, second = asked
     assert (first[0], second[0]) == ("first", "second")
     assert first[1:] == second[1:]
-    assert "--perf-store=night/cases/store" in first
+    assert "--perf-store=night/steps/cases/store" in first
 
 
 SLEEPS = """

@@ -54,7 +54,7 @@ def test_summarizes_the_links_and_keeps_the_report(tools: Path) -> None:
     executable(tools / "nvidia-smi", f'[ "$1" = topo ] && exec cat {tools}/topo', "echo everything")
     seen = rows()
     assert seen["topology"] == passed("topology", "NV18 between all 3 pairs of GPUs")
-    assert Path("night/machine/nvidia-smi.txt").read_text() == "everything\n"
+    assert Path("night/steps/machine/nvidia-smi.txt").read_text() == "everything\n"
     assert links(ALL_ALIKE.replace("GPU2\tNV18\tNV18", "GPU2\tNV18\tSYS")) == (
         "NV18 between 2 of 3 pairs, SYS between 1 of 3 pairs"
     )
@@ -112,6 +112,15 @@ def test_compares_the_all_reduce(tools: Path, ours: str | None, status: str, sai
 def test_no_comparison_without_nccl_tests(tools: Path) -> None:
     assert reduced().found == "not run: all_reduce_perf is not in PATH"
     executable(tools / "all_reduce_perf", "echo NCCL failure; exit 3")
-    assert reduced().found == "not run: all_reduce_perf failed: see night/machine/nccl-tests.txt"
+    assert reduced().found == "not run: all_reduce_perf failed: see night/steps/machine/nccl-tests.txt"
     assert reduced(machine=make_gpu_machine(count=1)).found == "not run: there are no two GPUs"
     assert reduced_gb_s("# no table") is None
+
+
+def test_finds_the_rate_by_its_header() -> None:
+    """An older nccl-tests has no column `root`. Without a header, a number could be anything."""
+    older = REDUCED.replace("  root", "").replace("      -1", "")
+    assert "-1" not in older
+    assert reduced_gb_s(older) == reduced_gb_s(REDUCED) == 180.21
+    assert reduced_gb_s(REDUCED.replace("180.21", "N/A")) is None
+    assert reduced_gb_s(REDUCED.splitlines()[-1]) is None
