@@ -57,16 +57,16 @@ dry)
     ;;
 5) # 8 minutes
     expect caches "compilation with cold and warm caches"
-    rm -rf "$out/cold" "$out/warm" "$out/caches"
+    part=$(mktemp -d "$out/caches.XXXXXX") # a new directory: cold caches are empty
     for launch in 1 2 3; do
-        TORCHINDUCTOR_CACHE_DIR=$out/caches/$launch TRITON_CACHE_DIR=$out/caches/$launch timeout 60 \
-            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$out/cold/$launch.json" \
-            --perf-store "$out/caches/cold-$launch"
-        TORCHINDUCTOR_CACHE_DIR=$out/caches/1 TRITON_CACHE_DIR=$out/caches/1 timeout 50 \
-            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$out/warm/$launch.json" \
-            --perf-store "$out/caches/warm-$launch"
+        TORCHINDUCTOR_CACHE_DIR=$part/caches/$launch TRITON_CACHE_DIR=$part/caches/$launch timeout 60 \
+            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$part/cold/$launch.json" \
+            --perf-store "$part/caches/cold-$launch"
+        TORCHINDUCTOR_CACHE_DIR=$part/caches/1 TRITON_CACHE_DIR=$part/caches/1 timeout 50 \
+            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$part/warm/$launch.json" \
+            --perf-store "$part/caches/warm-$launch"
     done
-    held caches "$out/cold" "$out/warm"
+    held caches "$part/cold" "$part/warm"
     expect sampler "the cost of the health sampler"
     timeout 150 "${measure[@]}" $day -k noise --perf-max-pairs=3 --perf-json "$out/sampler.json" \
         --perf-against="PYTHONPATH=$PWD/tests/gpu/no_sampler:${PYTHONPATH:-}"
