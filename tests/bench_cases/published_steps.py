@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import pytest
+
 from bench_cases.predicted import published_tokens_per_s
 from bench_cases.published import Row
-from perfsuite import Case, Topology, TorchTitan
+from perfsuite import Case, Topology
 from perfsuite.analysis.step_time.expected import speeds
 from perfsuite.analysis.step_time.prediction import StepTime, of_layers, step_time
 from perfsuite.analysis.step_time.streams import reported_step
@@ -17,6 +19,7 @@ from perfsuite.dry.machine import pretended_gpu
 from perfsuite.results import device_log_file
 from tests.bench_cases.test_published import CASES, PUBLISHED
 
+library = pytest.importorskip("perfsuite.frameworks.torchtitan")
 LOGS = Path(__file__).with_name("step_logs")
 FEW = 2  # layers of the two logs from which a step is extrapolated
 MORE = 4
@@ -90,7 +93,7 @@ def _rows(comparison: str, prefix: str) -> list[Row]:
 # torchtitan's own configurations have no `layers`, so that these cases have the same sizes as options.
 _TITAN_8B = Case(
     model="llama-3.1-8b",
-    framework=TorchTitan(),
+    framework=library.TorchTitan(),
     sequence_length=8192,
     micro_batch=2,
     precision="bf16-mixed",
@@ -104,7 +107,7 @@ _405B = llama(
 )  # fmt: skip
 _TITAN_405B = _TITAN_8B.replace(
     model=_405B,
-    framework=TorchTitan(tensor_parallel=8),
+    framework=library.TorchTitan(tensor_parallel=8),
     activation_checkpointing="full",
     topology=Topology(nodes=16, processes_per_node=8),
 )
