@@ -15,10 +15,9 @@ from perfsuite.features.first_night.night import Night, not_run
 from perfsuite.report.summary import reason
 from perfsuite.report.text import percent
 from perfsuite.results.metric import TOKENS_PER_S
-from perfsuite.results.outcome import Check
+from perfsuite.results.outcome import BY_THE_MACHINE, Check
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session.jobs import refused
-from perfsuite.verdict.unchanged import BY_THE_MACHINE
 
 RECORDED_LAUNCHES = 3
 END_S = 20.0  # seconds in which an interrupted pytest must write its results
