@@ -131,7 +131,7 @@ def test_compiled_blocks_run_dry_as_launched(tmp_path: Path) -> None:
     check_twins(passed(case, tmp_path / "dry"), measured(case, tmp_path / "real"))
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "case", [ON_A_GPU, pytest.param(ON_A_GPU.replace(framework=BLOCKS), marks=pytest.mark.nightly)]
 )

@@ -87,7 +87,7 @@ OTHERWISE = ACCUMULATED.replace(framework=BY_FSDP2, activation_checkpointing="ev
 @pytest.mark.parametrize(
     ("case", "rel", "strategy"),
     [
-        (ACCUMULATED.replace(framework=BY_DDP), 1e-4, "DDPStrategy"),
+        pytest.param(ACCUMULATED.replace(framework=BY_DDP), 1e-4, "DDPStrategy", marks=pytest.mark.nightly),
         (OTHERWISE, 1e-3, "ModelParallelStrategy"),
     ],
     ids=["ddp", "fsdp2"],

@@ -41,6 +41,7 @@ def by_accelerate(**env: str) -> Case:
     return case_of(Script(command=command, env=env), sequence_length=32)
 
 
+@pytest.mark.nightly
 def test_accelerate_launch(tmp_path: Path) -> None:
     run = measured(by_accelerate(ACCELERATE_USE_CPU="true"), tmp_path)
     assert run.case.id.startswith("script-train_accelerate-")

@@ -422,7 +422,7 @@ def test_the_start_up_of_a_script_has_all_parts(by_path: Run) -> None:
     assert sorted(by_path.spans) == ["start-up", *(f"start-up: {part}" for part in parts)]
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_trains_the_same_under_its_own_launcher(by_path: Run, tmp_path: Path) -> None:
     # Many libraries look for torch first.
     asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"
@@ -442,7 +442,7 @@ start()
 """
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_counts_what_a_script_builds(tmp_path: Path) -> None:
     train = script(tmp_path, WALKS + ALONE)
     named = Script(path=train, phases={"start": "train:start"})
@@ -469,7 +469,7 @@ with open(os.environ["OUT"] + "/checkpoint", "w") as file:
 """
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["module", "command"])
 def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> None:
     """perfsuite has not imported torch when the script's first line runs.
@@ -572,10 +572,11 @@ SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scal
     ("text", "said"),
     [
         (ALONE, "world_size: the case asks for '2', but '1, no process group' ran"),
-        (
+        pytest.param(
             SCALED.replace(WRAPPED, "model = Net(); model.layer = DistributedDataParallel(model.layer)"),
             "the 2 ranks trained apart: 1 of 3 parameters, such as scale, are not the same on all ranks "
             "after the last step. ",
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["two copies", "wrapped in part"],
@@ -586,7 +587,7 @@ def test_refuses_a_job_unlike_its_case(tmp_path: Path, text: str, said: str) -> 
     assert message.startswith(said)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
     by_hand = "for p in model.parameters(): dist.all_reduce(p.grad, op=dist.ReduceOp.SUM); p.grad /= 2"
     text = TRAIN.replace(WRAPPED, "model = Net()").replace(
@@ -598,7 +599,7 @@ def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
     assert run.flops is None
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_script_and_framework_training_agree(tmp_path: Path) -> None:
     """The script has the same loop as the framework ddp."""
     lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
@@ -628,7 +629,7 @@ while True:
     assert observed(as_script).settings == settings
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
     """A rank that dies while its process group is open reports why. Otherwise torchrun could end it first."""
     text = TRAIN.replace("dist.destroy_process_group()", "pass")

@@ -99,8 +99,9 @@ LAUNCHERS = {
     "multi": (MULTI, MULTI, 2),
 }
 """How the user starts the script, how the case starts it, and the number of ranks."""
-NOT_SET_BY_US = {"python", "module", "accelerate", "accelerate of two", "multi"}
-"""Launches that only remove variables, like a launch with `torchrun`."""
+HOW = [
+    how if how in ("path", "torchrun") else pytest.param(how, marks=pytest.mark.nightly) for how in LAUNCHERS
+]
 
 
 def as_its_user_sees(directory: Path, launcher: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +122,7 @@ def check(directory: Path, by: str, ranks: Sequence[str]) -> None:
     assert not list(directory.glob("*-7.json"))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, marks=pytest.mark.nightly if how in NOT_SET_BY_US else ()) for how in LAUNCHERS],
-)
+@pytest.mark.parametrize("how", HOW)
 def test_a_launch_sees_what_its_own_launcher_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -134,7 +132,7 @@ def test_a_launch_sees_what_its_own_launcher_sets(
     check(tmp_path, "launch", ["0", "1"] if ranks > 1 else ["none"])
 
 
-@pytest.mark.parametrize("how", LAUNCHERS)
+@pytest.mark.parametrize("how", HOW)
 def test_dry_run_sees_its_launchers_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -18,7 +18,7 @@ def test_what_must_be_observed() -> None:
     assert Trainer(fsdp="hybrid_shard_zero2", fsdp_version=1).expected(case) == hybrid
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_uses_its_own_checkpointing_and_log(tmp_path: Path) -> None:
     by_fsdp1 = MIXED.replace(framework=Trainer(fsdp="full_shard auto_wrap", fsdp_version=1))
     case = by_fsdp1.replace(activation_checkpointing="every-2", gradient_accumulation=2)

@@ -116,6 +116,7 @@ def test_the_deadline_kills_a_hang(tmp_path: Path) -> None:
     assert "of 25 steps" in failure.message
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("hang in a collective")
 def test_hang_is_seen_by_missing_steps(tmp_path: Path) -> None:
     failure = failed(DDP_TINY, tmp_path, "hang", hang_s=5)

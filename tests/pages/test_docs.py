@@ -164,15 +164,17 @@ def run(command: str, root: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+FIRST_READ = {"README.md", "docs/tutorial.md"}
+"""Pages whose commands `make test` runs. Those of the other pages run every night."""
 WITH_COMMANDS = [
-    page
+    pytest.param(page, marks=() if page.name in FIRST_READ else pytest.mark.nightly, id=page.name)
     for page in PAGES
     if any(block.language == "shell" and "needs" not in block.marks for block in page.blocks)
 ]
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_on_pages_run(page: Page, template: Path, tmp_path: Path) -> None:
     root = tmp_path / "clone"
     shutil.copytree(template, root, symlinks=True)

@@ -223,7 +223,7 @@ def dry_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     return suite
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> None:
     dry_suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()").replace("bench(case)", TRIED))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-missing-baseline=fail")

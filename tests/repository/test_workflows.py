@@ -261,6 +261,7 @@ def installed() -> list[tuple[str, str]]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", SHAPES)
 def test_night_in_an_image_installs_nothing(
     repository: Path, tmp_path: Path, trusted: str, shape: str
@@ -340,6 +341,7 @@ def test_init_workflow_installs_and_measures(
     result_of_night(mine)
 
 
+@pytest.mark.nightly
 def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> None:
     make(repository, "site")
     site = repository / "build" / "site"
@@ -475,6 +477,7 @@ def test_compares_a_pull_request_without_hardware(repository: Path) -> None:
     make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")
 
 
+@pytest.mark.nightly
 def test_measured_baselines_become_a_pull_request(repository: Path, tmp_path: Path, trusted: str) -> None:
     values = {"inputs.hardware": "cpu", "inputs.cases": "fake and not other", "inputs.reason": "a new torch"}
     run_steps(repository, "new-baselines", "measure", {**values, "inputs.python": sys.executable})

@@ -153,6 +153,7 @@ def started(*words: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command_words, env={**os.environ, **variables}, **pipes)
 
 
+@pytest.mark.nightly
 @pytest.mark.launch
 @pytest.mark.smoke("fake")
 def test_simulated_training_takes_every_step() -> None:

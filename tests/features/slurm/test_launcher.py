@@ -175,6 +175,7 @@ def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: 
     assert wire.models_per_step() == pytest.approx(1.5, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_fsdp_sends_over_the_network_as_in_theory(allocation: Allocation, tmp_path: Path) -> None:
     """Parameters are gathered twice, and half of them are sent each time. Gradients are reduced once, which
     costs as much as an all-reduce, because gloo's reduce-scatter is an all-reduce."""
@@ -244,6 +245,7 @@ def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
     assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "the node is repaired"
 
 
+@pytest.mark.nightly
 @pytest.mark.fault("hang on several nodes")
 def test_ends_a_hang_with_every_nodes_stacks(allocation: Allocation, tmp_path: Path) -> None:
     impatient = SlurmLauncher(new_detector=partial(HangDetector, hang_s=3))

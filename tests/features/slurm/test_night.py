@@ -17,7 +17,7 @@ from tests.synthetic import commit, git
 INIT = ("perfsuite", "init", "--script", "train.py", "--slurm", "--hardware", "cpu")
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_project_follows_what_init_prints(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

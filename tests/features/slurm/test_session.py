@@ -46,7 +46,7 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True, env=kept)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_next_allocation_measures_what_is_left(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

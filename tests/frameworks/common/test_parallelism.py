@@ -184,7 +184,7 @@ def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "make", [accelerate, pytest.param(trainer, marks=pytest.mark.nightly)], ids=["accelerate", "trainer"]
 )

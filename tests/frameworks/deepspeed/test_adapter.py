@@ -258,13 +258,18 @@ def test_no_dry_run_knows_whether_it_steps() -> None:
 @pytest.mark.parametrize(
     ("config", "sent"),
     [
-        (zero(1, use_multi_rank_bucket_allreduce=False), {"reduce": 1, "all_gather": 1}),
+        pytest.param(
+            zero(1, use_multi_rank_bucket_allreduce=False),
+            {"reduce": 1, "all_gather": 1},
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(zero(2), {"all_reduce": 1, "all_gather": 1}, marks=pytest.mark.smoke("deepspeed")),
         (zero(3, **KEEPING_NOTHING), {"all_gather": 2, "reduce_scatter": 1}),
-        (
+        pytest.param(
             # torch's optimizer needs no compiler.
             {**zero(3, **OFFLOADED), "zero_force_ds_cpu_optimizer": False},
             {"all_gather": 1, "reduce_scatter": 1},
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["1", "2", "3", "3 offloaded"],
@@ -296,7 +301,7 @@ def test_zero_trains_as_ddp_and_sends_as_claimed(
     assert run.counts[0].counts.flops == {"forward": third, "backward": 2 * third + scores}
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.usefixtures("deepspeed")
 @pytest.mark.parametrize(
     ("precision", "stage", "parameter_dtype"), [("bf16", 2, "bfloat16"), ("bf16-mixed", 3, "float32")]
@@ -313,7 +318,7 @@ def test_file_for_transformers_runs_as_asked(
     assert settings["gradient_clipping"] == "1.0"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.usefixtures("deepspeed")
 def test_reports_deepspeeds_refusal_in_its_words(tmp_path: Path) -> None:
     alone = case_of(zero(5, overlap_com=True), topology=Topology(processes_per_node=1))

@@ -80,7 +80,12 @@ Trainer(model=model, args=arguments, train_dataset=data).train()  # it makes two
 @pytest.mark.usefixtures("deepspeed")
 @pytest.mark.parametrize(
     ("text", "stage"),
-    [(BY_HAND, 0), (BY_ACCELERATE, 1), (BY_HAND, 2), (BY_THE_TRAINER, 3)],
+    [
+        pytest.param(BY_HAND, 0, marks=pytest.mark.nightly),
+        pytest.param(BY_ACCELERATE, 1, marks=pytest.mark.nightly),
+        (BY_HAND, 2),
+        pytest.param(BY_THE_TRAINER, 3, marks=pytest.mark.nightly),
+    ],
     ids=["by hand, 0", "by accelerate, 1", "by hand, 2", "by the Trainer, 3"],
 )
 def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: int) -> None:

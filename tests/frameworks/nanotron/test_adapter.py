@@ -40,7 +40,7 @@ def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
     assert float(run.figures.loss_last or 9) < float(run.figures.loss_first or 0) - 1
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_path: Path) -> None:
     """The file also shards the optimizer. The training is the same."""
     run, written = by_options

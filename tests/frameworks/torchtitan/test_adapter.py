@@ -25,7 +25,12 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
     ("case", "mesh", "recomputing"),
     [
         pytest.param(REPLICATED, "dp_replicate 2 x fsdp 1", "4 of 4", marks=pytest.mark.smoke("torchtitan")),
-        (SPLIT.replace(activation_checkpointing="every-2"), "fsdp 1 x tp 2", "2 of 4"),
+        pytest.param(
+            SPLIT.replace(activation_checkpointing="every-2"),
+            "fsdp 1 x tp 2",
+            "2 of 4",
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["replicated", "split"],
 )

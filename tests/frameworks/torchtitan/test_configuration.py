@@ -101,8 +101,8 @@ def deepseek_flops() -> Flops:
 @pytest.mark.parametrize(
     ("case", "mesh", "experts", "notes"),
     [
-        (EMULATED, "fsdp 2", "none", (DISABLED,)),
-        (PIPED, "fsdp 1", "none", (DISABLED,)),
+        pytest.param(EMULATED, "fsdp 2", "none", (DISABLED,), marks=pytest.mark.nightly),
+        pytest.param(PIPED, "fsdp 1", "none", (DISABLED,), marks=pytest.mark.nightly),
         (DEEPSEEK, "efsdp 1 x ep 2 and fsdp 2", "4", (BALANCED, DISABLED)),
         pytest.param(KIMI, "efsdp 1 x ep 2 and fsdp 2", "4", None, marks=pytest.mark.nightly),
         pytest.param(QWEN, "efsdp 1 x ep 2 and fsdp 2", "32", None, marks=pytest.mark.nightly),

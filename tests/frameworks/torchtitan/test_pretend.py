@@ -43,6 +43,7 @@ def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
     }
 
 
+@pytest.mark.nightly
 def test_llama_in_float8(tmp_path: Path) -> None:
     """Each product is made three times. Attention is not converted.
 
@@ -86,6 +87,7 @@ def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_pipeline_end_stages_match_theory(tmp_path: Path) -> None:
     """Each of the two stages has three of six layers of width 256. The first stage also has the embedding.
 

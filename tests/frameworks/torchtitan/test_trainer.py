@@ -58,7 +58,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
+@pytest.mark.parametrize("tensor_parallel", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_learns_as_a_plain_loop_does(losses: Losses, tensor_parallel: int) -> None:
     case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
     plain = learnt(case, data_ranks=2 // tensor_parallel).loss
@@ -74,7 +74,7 @@ def whole(losses: Losses) -> list[float]:
     return losses(IN_FP32.replace(topology=Topology(processes_per_node=1)))
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.nightly)])
 def test_a_pipeline_learns_what_one_rank_learns(losses: Losses, whole: list[float], schedule: str) -> None:
     """The training is in fp32, with the same weights."""
