@@ -85,6 +85,11 @@ def group_name(ranks: int, apart: int) -> str:
     return f"{ranks} rank{'s' if ranks > 1 else ''}" + (f", {apart} apart" if apart > 1 else "")
 
 
+def collective_name(kind: str, ranks: int, apart: int) -> str:
+    """Describe the collectives of a kind in groups of one shape, such as `all_gather of 8 ranks`."""
+    return f"{kind} of {group_name(ranks, apart)}"
+
+
 class StepMemory(Data):
     """Live tensors of one rank in the step, in bytes. Each storage counts once, without rounding."""
 

@@ -17,7 +17,7 @@ from perfsuite.results.counts import (
     Phase,
     PythonCalls,
     StepMemory,
-    group_name,
+    collective_name,
     step_name,
 )
 
@@ -127,7 +127,7 @@ def _of_group(counts: Counts, *shape: Any) -> list[Collective]:
 
 def _empty(kind: str, ranks: int, apart: int) -> Quantity:
     """Return the `Quantity` of collectives on empty tensors. Each of these still sends a message."""
-    name = f"empty {kind} of {group_name(ranks, apart)}"
+    name = f"empty {collective_name(kind, ranks, apart)}"
 
     def read(counts: Counts) -> Mapping[str, int]:
         return {name: sum(row.count for row in _of_group(counts, kind, ranks, apart) if not row.bytes)}
@@ -195,7 +195,7 @@ def _of_python(
 
 
 def _group(kind: str, ranks: int, apart: int) -> Group:
-    name = f"{kind} of {group_name(ranks, apart)}"
+    name = collective_name(kind, ranks, apart)
     unit: Unit = "calls" if kind == "barrier" else "bytes"
 
     def rows(counts: Counts) -> list[Collective]:

@@ -11,7 +11,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, PredictionError
 from perfsuite.results import device_log_file
 from perfsuite.results.amounts import duration
-from perfsuite.results.counts import Collective, Counts, group_name, numbers, of_rank
+from perfsuite.results.counts import Collective, Counts, collective_name, numbers, of_rank
 from perfsuite.results.device_log import Entry
 from perfsuite.results.outcome import Cost, CountCheck, Finding
 from perfsuite.results.run import Run
@@ -25,7 +25,11 @@ def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]
 
     `arms` are the dry runs of arm A and arm B, and `directories` have their logs.
     """
-    groups = {_name(collective): collective for run in arms for collective in _collectives(run)}
+    groups = {
+        collective_name(collective.kind, collective.ranks, collective.apart): collective
+        for run in arms
+        for collective in _collectives(run)
+    }
     findings = []
     number = 0
     for finding in check.findings:
@@ -36,7 +40,7 @@ def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]
             cost = _cost(finding, collective, arms, directories)
             finding = finding.replace(cost=cost, sentence=finding.sentence + in_words(cost))
         findings.append(finding)
-    findings.sort(key=lambda each: -_upper_end(each))  # stable: without a price, the order stays
+    findings.sort(key=_upper_end, reverse=True)  # stable: without a price, the order stays
     return check.replace(findings=tuple(findings))
 
 
@@ -52,10 +56,6 @@ def _collectives(run: Run) -> Iterator[Collective]:
         yield from entry.counts.collectives
 
 
-def _name(collective: Collective) -> str:
-    return f"{collective.kind} of {group_name(collective.ranks, collective.apart)}"
-
-
 def _cost(
     finding: Finding, collective: Collective, arms: Sequence[Run], directories: Sequence[RunDir]
 ) -> Cost:
@@ -67,13 +67,13 @@ def _cost(
     group = Group(collective.kind, collective.ranks, collective.apart)
     try:
         step = _step(run, rank, directories[larger])
-        found = price(step, group, share, speeds(run.machine, run.case))
+        estimate = price(step, group, share, speeds(run.machine, run.case))
     except (PredictionError, FileError) as error:
         return _naive(finding, collective, run.machine, str(error))
-    if found.least_s is None or found.most_s is None:
-        return Cost(hidden_above=found.hidden_above)
-    ends = (found.least_s, found.most_s) if is_more else (-found.most_s, -found.least_s)
-    return Cost(least_s=ends[0], most_s=ends[1], step_s=found.step_s, hidden_above=found.hidden_above)
+    if estimate.least_s is None or estimate.most_s is None:
+        return Cost(hidden_above=estimate.hidden_above)
+    ends = (estimate.least_s, estimate.most_s) if is_more else (-estimate.most_s, -estimate.least_s)
+    return Cost(least_s=ends[0], most_s=ends[1], step_s=estimate.step_s, hidden_above=estimate.hidden_above)
 
 
 def _step(run: Run, rank: int, directory: RunDir) -> Sequence[Entry]:

@@ -132,8 +132,8 @@ def _matmul_s(kernel: Kernel, device: Device) -> float:
 def product_speed(batch: int, rows: int, columns: int, depth: int, multiprocessors: int) -> float:
     """Return the speed of a matrix product relative to a large one, with the best tiles.
 
-    The tiles are computed in waves of one tile per multiprocessor. The last wave may leave some idle, and
-    tiles may reach over the edge of the product.
+    The tiles are computed in waves of one tile per multiprocessor. The last wave can leave some idle, and
+    tiles can reach over the edge of the product.
     """
     best = 0.0
     for tile_rows, tile_columns, tile_speed in TILES:

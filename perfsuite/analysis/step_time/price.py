@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfsuite.analysis.step_time.links import Links, is_inside
+from perfsuite.analysis.step_time.links import is_inside
 from perfsuite.analysis.step_time.prediction import step_time
 from perfsuite.analysis.step_time.streams import Durations, Machine, period_s
 from perfsuite.results.device_log import Communicate, Entry
@@ -95,5 +95,5 @@ def _is_hidden(step: Sequence[Entry], other: Sequence[Entry], machine: Machine) 
 
 def _with_rate(machine: Machine, inside: bool, rate: float) -> Machine:
     links = machine.links
-    changed = Links(rate, links.between, links.devices) if inside else links._replace(between=rate)
+    changed = links._replace(inside=rate) if inside else links._replace(between=rate)
     return machine._replace(links=changed)
