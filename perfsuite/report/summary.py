@@ -59,10 +59,7 @@ def since(verdict: Verdict) -> str:
 
 def _why(result: Measurement) -> str:
     judged = result.verdict
-    changes = [
-        f"{check.label} {'not known' if check.change is None else percent(check.change)}"
-        for check in decisive(judged)
-    ]
+    changes = [change(check) for check in decisive(judged)]
     if judged.failure is not None:
         why = ", ".join(check.label for check in decisive(judged))
         if judged.failure in JUDGED_ALL_THE_SAME:
@@ -73,12 +70,16 @@ def _why(result: Measurement) -> str:
             return "; ".join(judged.reasons)
         by_the_machine = [check for check in judged.checks if check.note == BY_THE_MACHINE]
         if by_the_machine:
-            moved = ", ".join(f"{check.label} {percent(check.change or 0.0)}" for check in by_the_machine)
-            return f"{moved}, although nothing changed"
+            return f"{', '.join(map(change, by_the_machine))}, although nothing changed"
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""
     return _cause_first(judged, judged.outcome, changes)
+
+
+def change(check: Check) -> str:
+    """Return the metric of a check and its change, such as `tokens/s -7.3%`."""
+    return f"{check.label} {'not known' if check.change is None else percent(check.change)}"
 
 
 def _cause_first(judged: Verdict, outcome: Outcome, changes: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
 """The surroundings of a step: the machine, its directory, and its launches."""
 
 import os
-import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, launch_once, measure
 from perfsuite.node.processes import captured
 from perfsuite.report.progress import silent
+from perfsuite.results.counts import numbers
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir, launches_in
@@ -26,6 +26,7 @@ FOLDER = "steps"  # folder of the files of all steps, in the directory of a firs
 MARKER = ".perfsuite-step"
 """Empty file in the folder of a step. A folder without it belongs to the user, and is never emptied."""
 NAMED = 3  # files that could not be removed and are named
+NOT_RUN = "not run: "  # how the rows of checks that did not run begin
 ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
 
 
@@ -111,7 +112,7 @@ def _is_removed(path: Path) -> bool:
 
 def not_run(check: str, reason: str, advice: str | None = None) -> Row:
     """Return the row of a check that did not run, which is never a success."""
-    return unknown(check, f"not run: {reason}", advice)
+    return unknown(check, f"{NOT_RUN}{reason}", advice)
 
 
 def answer_of(command: Sequence[str], file: Path) -> str | None:
@@ -152,11 +153,6 @@ def why_not(case: Case, night: Night) -> str | None:
 
 def numa_nodes(root: Path = Path("/")) -> list[frozenset[int]]:
     """Return the cores of each NUMA node that has any."""
-    nodes = []
-    for file in sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist")):
-        cores: set[int] = set()
-        for low, high in re.findall(r"(\d+)(?:-(\d+))?", file.read_text()):
-            cores |= {*range(int(low), int(high or low) + 1)}
-        if cores:
-            nodes.append(frozenset(cores))
-    return nodes
+    files = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
+    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, as `spans` formats numbers
+    return [frozenset(numbers(text)) for text in texts if text]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfsuite.doctor.rows import Row
+from perfsuite.features.first_night.night import NOT_RUN
 from perfsuite.features.first_night.record import FirstNight
 from perfsuite.features.first_night.sessions import marker_of
 from perfsuite.features.first_night.steps import STEPS
@@ -12,7 +13,6 @@ from perfsuite.report import markdown
 from perfsuite.report.text import NONE, Table, plural
 
 FILE = "first-night.md"
-NOT_RUN = "not run: "  # how the rows of `night.not_run` begin
 LINKS = (TOPOLOGY, "NVLink", "NVLink fabric", "PCIe")
 RATES = ("matmul_tflops", "copy_gb_s", "all_reduce_gb_s", NCCL_TESTS)
 NOISE = ("noise", "counts", "cores of the ranks", "one socket", "one thread")
@@ -21,13 +21,13 @@ SIMULATED = "Training was only simulated: nothing on this page says anything abo
 
 def render(record: FirstNight) -> str:
     """Return the page: the answer, its reasons, and every row of every step."""
-    every = all_rows(record)
+    rows = all_rows(record)
     sections = [
-        ("Topology", _of_checks(every, LINKS), "The links were not seen."),
-        ("Spread of the GPUs", _of_checks(every, RATES), "The GPUs were not compared."),
-        ("Noise, and the smallest change", _of_checks(every, NOISE), "The noise was not measured."),
-        ("Problems", [row for row in every if row[1].status == "fail"], "No check has failed."),
-        ("Refused or not run", [row for row in every if is_not_run(row[1])], "Nothing was refused."),
+        ("Topology", _of_checks(rows, LINKS), "The links were not seen."),
+        ("Spread of the GPUs", _of_checks(rows, RATES), "The GPUs were not compared."),
+        ("Noise, and the smallest change", _of_checks(rows, NOISE), "The noise was not measured."),
+        ("Problems", [row for row in rows if row[1].status == "fail"], "No check has failed."),
+        ("Refused or not run", [row for row in rows if is_not_run(row[1])], "Nothing was refused."),
         ("Baselines", _of_cases(record), "No case was measured twice, so no baseline is fit to accept."),
     ]
     machine = record.machine
@@ -39,7 +39,7 @@ def render(record: FirstNight) -> str:
         "",
         f"**{answer(record)}**",
         "",
-        *(line for title, rows, nothing in sections for line in _section(title, rows, nothing)),
+        *(line for title, listed, nothing in sections for line in _section(title, listed, nothing)),
         "## All checks",
         "",
         *(line for step in STEPS for line in _step(record, step.name, step.question)),

@@ -12,8 +12,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.errors import FileError
 from perfsuite.features.first_night.night import Night, not_run
-from perfsuite.report.summary import reason
-from perfsuite.report.text import percent
+from perfsuite.report.summary import change, reason
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import BY_THE_MACHINE, Check
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -124,12 +123,12 @@ def _case_row(first: Measurement, second: Measurement | None) -> Row:
     if moved:
         return _moved_row(check, moved)
     if second.outcome == "passed":
-        found = second.verdict.check(TOKENS_PER_S.name)
-        least = None if found is None else found.minimum_detectable
+        speed = second.verdict.check(TOKENS_PER_S.name)
+        least = None if speed is None else speed.minimum_detectable
         smallest = "" if least is None else f", finds a change of {least:.1%} in tokens/s"
-        if found is not None and found.blind:
+        if speed is not None and speed.blind:
             advice = "use longer steps or lock the clocks: changes of the allowed size would be missed"
-            return unknown(check, f"passed{smallest}, more than the allowed {found.allowed:.1%}", advice)
+            return unknown(check, f"passed{smallest}, more than the allowed {speed.allowed:.1%}", advice)
         return passed(check, f"fit for a baseline: recorded, and passed the second time{smallest}")
     outcome = f"{second.outcome} without a change: {reason(second) or ''}".rstrip(": ")
     if second.outcome in ("regressed", "failed"):
@@ -142,10 +141,7 @@ def _moved_row(check: str, moved: Sequence[Check]) -> Row:
 
     Such a change is due to the machine. It would also hide a change of the code.
     """
-    changes = ", ".join(
-        f"{metric.label} {'not known' if metric.change is None else percent(metric.change)}"
-        for metric in moved
-    )
+    changes = ", ".join(map(change, moved))
     observed = f"two sessions of the same code differ: {changes}"
     advice = "find out why before accepting a baseline: the machine was not as steady as one session shows"
     is_slower = any(metric.outcome == "inconclusive" for metric in moved)

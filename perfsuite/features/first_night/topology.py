@@ -41,7 +41,7 @@ def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
 
 
 def _without_gpu(why: str | None, there: int) -> Row:
-    """Return the row of a machine on which no GPU was found, although some may be there."""
+    """Return the row of a machine on which no GPU was found, although some might be there."""
     if not there or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return not_run(TOPOLOGY, "there is no GPU" if not there else "CUDA_VISIBLE_DEVICES hides every GPU")
     advice = "in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility; otherwise look at nvidia-smi"
