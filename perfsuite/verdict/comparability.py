@@ -205,7 +205,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _is_other_code(then: Observed, now: Observed) -> bool:
-    """Return whether other Python code is known to have run. Older baselines do not have its digest."""
+    """Return whether other code is known to have run. Older baselines do not have its digest."""
     return then.code is not None and now.code is not None and then.code != now.code
 
 

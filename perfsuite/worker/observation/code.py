@@ -13,9 +13,8 @@ STANDARD_LIBRARY = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
 )
 PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-GENERATED = (
-    f"{os.sep}{CACHES}{os.sep}"  # part of the path of a file that a compiler generated in this session
-)
+GENERATED = f"{os.sep}{CACHES}{os.sep}"
+"""Part of the path of each file that a compiler generated in this session."""
 
 
 def digest(started_at: float | None) -> str | None:
