@@ -1,8 +1,9 @@
 """Measures the noise from Python's garbage collector, which perfsuite leaves as the training has it.
 
-A script that keeps its data as many Python objects is launched alternately with Python's default collector
-and with `gc.disable()`. Each row has the median step, the mean step as in `tokens/s with stalls`, the scatter
-of steps in a launch, and the scatter of both figures between launches (standard deviations of the logarithm).
+A script whose shuffle buffer holds 20,000 records as Python objects, of which each step replaces 1,000, is
+launched alternately with Python's default collector and with `gc.disable()`. Each row has the scatter of the
+steps in a launch, and the scatter between launches of the median step and of the mean step, as in `tokens/s
+with stalls` (standard deviations of the logarithm).
 
     python -m tests.benchmarks.collector_noise [--launches 12]   # docs/evidence/costs.md
 """
@@ -22,19 +23,21 @@ from tests.benchmarks.launch_noise import WINDOW, scatter_of
 from tests.samples import make_case
 
 TRAIN = """
+import collections
 import gc
 import os
 import torch
 
 if os.environ["COLLECTOR"] == "off":
     gc.disable()
-rows = [{"tokens": [row, row + 1], "length": [2]} for row in range(200_000)]
+buffer = collections.deque(({"tokens": [row]} for row in range(20_000)), maxlen=20_000)
 torch.manual_seed(0)
 layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, foreach=False)
 for step in range(1000):
-    batch = torch.full((16, 8, 64), rows[step]["tokens"][0] / 1000)
+    buffer.extend([{"tokens": [step + row]} for row in range(1_000)])
+    batch = torch.full((16, 8, 64), buffer[0]["tokens"][0] / 20_000)
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
@@ -82,7 +85,7 @@ def row(label: str, runs: Sequence[Run]) -> list[str]:
     collecting = median(
         (run.figures.gc_s_per_step or 0.0) / (run.figures.step_s_mean or math.nan) for run in runs
     )
-    of_steps = median(scatter_of(run.step_s) for run in runs)
+    of_steps = median(scatter_of(run.measured_steps) for run in runs)
     between = [scatter_of(figures_of(runs, figure)) for figure in ("step_s_p50", "step_s_mean")]
     return [label, f"{collecting:.1%} of a step", *(f"{scatter:.1%}" for scatter in (of_steps, *between))]
 
