@@ -12,7 +12,7 @@ from perfsuite.report.nodes import scalings
 from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
-from perfsuite.results.outcome import BY_THE_MACHINE, QUIET, WORST_FIRST, Check, Outcome, Verdict
+from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.session_file import ArmFacts, CaseChange, JudgeChanges, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
@@ -68,9 +68,8 @@ def _why(result: Measurement) -> str:
     if result.outcome == "unhealthy":
         if not result.runs:
             return "; ".join(judged.reasons)
-        by_the_machine = [check for check in judged.checks if check.note == BY_THE_MACHINE]
-        if by_the_machine:
-            return f"{', '.join(map(change, by_the_machine))}, although nothing changed"
+        if judged.moved_by_machine:
+            return f"{', '.join(map(change, judged.moved_by_machine))}, although nothing changed"
         return f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
     if result.outcome in QUIET:
         return ""

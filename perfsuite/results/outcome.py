@@ -164,6 +164,11 @@ class Verdict(Data):
         counts = self.counts
         return counts is not None and counts.compared and counts.outcome == "passed" and not counts.findings
 
+    @property
+    def moved_by_machine(self) -> list[Check]:
+        """The checks of times that changed although nothing else did (`verdict.unchanged`)."""
+        return [check for check in self.checks if check.note == BY_THE_MACHINE]
+
     def check(self, metric: str) -> Check | None:
         """Return the check of the metric with that name; None if it was not judged."""
         return next((check for check in self.checks if check.metric == metric), None)

@@ -51,7 +51,7 @@ class Measurement(Data):
             return "a fault was injected"
         if self.runs and not self.verdict.healthy(self.runs):
             return "no launch on a healthy machine"
-        if self.outcome in UNMEASURED:
+        if self.outcome in UNMEASURED and not self.verdict.moved_by_machine:
             return f"{self.outcome}, which measures nothing"
         return None
 

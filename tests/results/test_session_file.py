@@ -9,7 +9,7 @@ from perfsuite import documents
 from perfsuite.documents import plain
 from perfsuite.errors import FileError
 from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import CountCheck, Outcome, Verdict
+from perfsuite.results.outcome import BY_THE_MACHINE, CountCheck, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
@@ -17,7 +17,7 @@ from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.sequential import Noise
 from tests import samples
-from tests.samples import BEFORE, NOISE, make_result, make_run, never_run, now
+from tests.samples import BEFORE, NOISE, make_result, make_run, metric_check, never_run, now
 
 
 def test_figures_are_medians_over_launches() -> None:
@@ -55,6 +55,15 @@ def test_figures_are_evidence_without_a_reason() -> None:
     assert why_none(1, 2) == "no launch on a healthy machine"
     assert why_none(outcome="failed") == "failed, which measures nothing"
     assert make_result(now(), now().replace(inject="stall=10")).no_evidence == "a fault was injected"
+
+
+def test_a_slower_unchanged_session_is_evidence() -> None:
+    slower = metric_check(outcome="inconclusive", note=BY_THE_MACHINE)
+    verdict = Verdict(outcome="unhealthy", launches=2, checks=(slower,))
+    assert make_result(now(), now()).replace(verdict=verdict).no_evidence is None
+    no_launch_is_healthy = verdict.replace(unhealthy_launches=(1, 2))
+    result = make_result(now(), now()).replace(verdict=no_launch_is_healthy)
+    assert result.no_evidence == "no launch on a healthy machine"
 
 
 def test_figures_are_shared_if_all_launches_are() -> None:

@@ -14,7 +14,7 @@ from perfsuite.errors import FileError
 from perfsuite.features.first_night.night import Night, not_run
 from perfsuite.report.summary import change, reason
 from perfsuite.results.metric import TOKENS_PER_S
-from perfsuite.results.outcome import BY_THE_MACHINE, Check
+from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session.jobs import refused
 
@@ -119,9 +119,8 @@ def _case_row(first: Measurement, second: Measurement | None) -> Row:
         return unknown(check, "recorded, but not measured again")
     if second.excused is not None:
         return unknown(check, f"recorded, then {second.excused}: {reason(second)}".rstrip(": "))
-    moved = [metric for metric in second.verdict.checks if metric.note == BY_THE_MACHINE]
-    if moved:
-        return _moved_row(check, moved)
+    if second.verdict.moved_by_machine:
+        return _moved_row(check, second.verdict.moved_by_machine)
     if second.outcome == "passed":
         speed = second.verdict.check(TOKENS_PER_S.name)
         least = None if speed is None else speed.minimum_detectable
