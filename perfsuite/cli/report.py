@@ -9,10 +9,10 @@ import typer
 from perfsuite import documents
 from perfsuite.cli.shared import Shared, report_directory, shares
 from perfsuite.errors import CaseError
-from perfsuite.report import summary
+from perfsuite.report import common_change, summary
 from perfsuite.report.console import console
 from perfsuite.report.terminal import explanation, preflight_text, table
-from perfsuite.report.text import relative
+from perfsuite.report.text import relative, wrapped
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import stored_results
 from perfsuite.session.outputs import write_report
@@ -75,6 +75,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             width = max(out.width, 80) if out.is_terminal else None
             typer.echo(table(session.results, color=out.is_terminal, width=width))
             out.print()
+        for sentence in common_change.sentences(session.results):
+            out.print("\n".join([*wrapped(sentence, indent=""), ""]))
         for result in session.results:
             if verbose or summary.needs_words(result):
                 out.print(f"{relative(explanation(result, whole=verbose), Path.cwd())}\n")

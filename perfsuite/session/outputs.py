@@ -5,9 +5,10 @@ from pathlib import Path
 
 from perfsuite import documents, errors
 from perfsuite.errors import FileError
-from perfsuite.report import summary
+from perfsuite.report import common_change, summary
 from perfsuite.report.safe_text import printable
 from perfsuite.report.terminal import explanation, table
+from perfsuite.report.text import wrapped
 from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.session.record import Record
 
@@ -26,6 +27,8 @@ def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> lis
     printed = [printable(line) for line in printed]
     if measurements:
         printed.append(table(measurements, color=color, width=width))
+    for sentence in common_change.sentences(measurements):
+        printed += ["", *wrapped(printable(sentence), indent="")]
     for result in measurements:
         reported_by_its_test = result.outcome == "failed" and result.excused is None and not result.shadow
         if whole or (summary.needs_words(result) and not reported_by_its_test):

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from perfsuite import extensions
 from perfsuite.extensions import COMMANDS
-from perfsuite.report import counts, nodes, summary
+from perfsuite.report import common_change, counts, nodes, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import case_view, overview
@@ -81,6 +81,7 @@ def rendered(
                     summary.provenance(session),
                     [
                         *filter(None, [summary.interruption(session)]),
+                        *common_change.sentences(session.results),
                         *map(str.strip, summary.case_changes(session)),
                         *summary.unclaimed_lines(session.unclaimed),
                         *session.waivers,

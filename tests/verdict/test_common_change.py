@@ -1,0 +1,85 @@
+"""Test the change that cases of a session have in common."""
+
+import math
+import random
+
+import pytest
+
+from perfsuite.verdict.common_change import Change, CommonChange, common_change
+
+BORENSTEIN = {
+    name: Change(effect, math.sqrt(variance))
+    for name, effect, variance in (
+        ("Carroll", 0.10, 0.03),
+        ("Grant", 0.30, 0.03),
+        ("Peck", 0.35, 0.05),
+        ("Donat", 0.65, 0.01),
+        ("Stewart", 0.45, 0.05),
+        ("Young", 0.15, 0.02),
+    )
+}
+"""Effects and variances from Borenstein and others, Introduction to Meta-Analysis (2009)."""
+
+
+def night(
+    common: float, *, scatter: float = 0.0, cases: int = 20, error: float = 0.004, seed: int = 0
+) -> dict[str, Change]:
+    """Return simulated changes of cases."""
+    draw = random.Random(seed)
+    spread = math.hypot(scatter, error)
+    return {f"case{number}": Change(draw.gauss(common, spread), error) for number in range(cases)}
+
+
+def estimated(changes: dict[str, Change]) -> CommonChange:
+    """Return the common change, which must exist."""
+    common = common_change(changes)
+    assert common is not None
+    return common
+
+
+def test_estimates_are_those_of_a_textbook() -> None:
+    common = estimated(BORENSTEIN)  # statsmodels 0.14's `combine_effects` gives the same figures
+    assert common.estimate == pytest.approx(0.34425, abs=1e-5)
+    assert common.error == pytest.approx(0.08953, abs=1e-5)
+    assert common.scatter**2 == pytest.approx(0.03979, abs=1e-5)
+
+
+def test_the_interval_covers_the_common_change() -> None:
+    nights = [estimated(night(0.03, scatter=0.005, seed=seed)) for seed in range(500)]
+    covered = sum(low <= 0.03 <= high for low, high in (common.interval for common in nights))
+    assert covered >= 480  # 95%: less than 99%, because cases can be left out
+
+
+def test_one_direction_is_shared() -> None:
+    shared = [estimated(night(0.011, scatter=0.002, seed=seed)).is_shared for seed in range(100)]
+    assert sum(shared) >= 95
+
+
+def test_changes_around_zero_are_not_shared() -> None:
+    shared = [estimated(night(0.0, scatter=0.02, seed=seed)).is_shared for seed in range(100)]
+    assert sum(shared) <= 5
+
+
+def test_a_case_that_changed_more_is_apart() -> None:
+    changes = night(0.011, scatter=0.002)
+    common = estimated({**changes, "worse": Change(0.08, 0.004)})
+    assert common.apart == ("worse",)
+    assert "worse" not in common.cases
+    assert common.estimate == pytest.approx(0.011, abs=0.002)
+
+
+def test_equal_changes_are_shared() -> None:
+    common = estimated({str(number): Change(0.02, 0.01) for number in range(4)})
+    assert common.estimate == pytest.approx(0.02)
+    assert common.scatter == 0
+    assert common.apart == ()
+    assert common.is_shared
+
+
+def test_too_few_cases_have_no_common_change() -> None:
+    changes = night(0.03, cases=3)
+    assert common_change(changes) is None
+    assert common_change({}) is None
+    # Without the case that differs, too few remain.
+    near = {str(number): Change(0.03 + number / 10_000, 0.001) for number in range(3)}
+    assert common_change({**near, "far": Change(9.0, 0.001)}) is None
