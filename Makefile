@@ -20,8 +20,8 @@ export BASE HARDWARE OUT TAG
 .PHONY: bench damaged dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
 	format figures hindsight releases history-figures samples pictures browser slurm podman clean night site compare compare-dry
 
-# Two launches cannot show a slowdown, so only counts can fail it: on a laptop, times are too noisy.
-# If others use the machine, each case is launched once and its counts are judged.
+# On a laptop, times are too noisy to judge, so each case is launched at most twice. Two launches cannot show a slowdown,
+# so only counts can fail a case. If others use the machine, each case is launched once and only its counts are judged.
 bench: .venv/installed  ## measure a tiny model with every framework, compare with the last run (five minutes)
 	.venv/bin/pytest bench_cases/test_cpu.py --perf-record-launches=2 --perf-max-launches=2 --perf-allow-shared \
 		--perf-budget=5min $(ARGS)
@@ -62,7 +62,7 @@ check: .venv/installed
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv/bin/zizmor --offline --persona pedantic .github
 
-docs: .venv/installed  ## the documentation in build/docs, with an example report and history by the current code; warnings are errors
+docs: .venv/installed  ## the documentation in build/docs, with an example report and history made by the current code; warnings are errors
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 	[ ! -e tests/sample_reports.py ] || .venv/bin/python -m tests.sample_reports build/docs
 	[ ! -e tests/features/history/live.py ] || .venv/bin/python -m tests.features.history.live build/docs
@@ -110,10 +110,10 @@ release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lor
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
-# The releases of torch run on CPUs, where accelerate does not use FSDP, so leave out the script that needs FSDP.
+# torch's releases run on CPUs. There, accelerate does not use FSDP, so the script that needs FSDP is left out.
 release-torch: WHAT = --from 2.11.0 --minors -k "(accelerate or fabric or llama_train or trainer) and not accumulate"
 release-trl: WHAT = --from 1.4.0 --minors -k trl
-release-%: .venv/installed  # it has its own lock, because the machine need not be quiet
+release-%: .venv/installed  # has a separate lock, because the machine need not be quiet
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
 		--cases tests/benchmarks/hindsight/cases.py > docs/releases/$*.new || [ $$? -eq 3 ]
 	.venv/bin/python -m tests.benchmarks.hindsight.release_page $* < docs/releases/$*.new > docs/releases/$*.md
@@ -130,12 +130,12 @@ browser:  ## install Chromium and the scripts of asv's pages, for the tests and 
 	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
 	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/features/history/asv
 
-slurm:  ## install Slurm for the tests that need it (they run as root), unless that needs a password
+slurm:  ## install Slurm for the tests that need it (as root)
 	command -v slurmctld && command -v slurmd && command -v srun && command -v munged && command -v ip || { \
 	  apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge iproute2; }
 
-podman:  ## install podman for the test of an image as an arm, unless that needs a password
+podman:  ## install podman for the test of an image as an arm (as root)
 	command -v podman || { apt-get update -qq && apt-get install -qq -y --no-install-recommends podman runc; }
 
 history-figures: .venv/installed  ## the costs of a long history, and how soon a drift is found (half an hour)
@@ -146,7 +146,7 @@ format: .venv/installed
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case for that hardware, report
+night: .venv/installed  ## HARDWARE=h100 OUT=out: run the doctor, the self-test and every case for that hardware, and write a report
 	.venv/bin/perfsuite night --hardware "$$HARDWARE" --out "$$OUT" -- $(ARGS)
 
 site: docs  ## the documentation in build/site, and asv's pages of the branch perfsuite-history in build/site/history
@@ -158,7 +158,7 @@ site: docs  ## the documentation in build/site, and asv's pages of the branch pe
 		cp -r build/pages/html build/site/history; \
 	fi
 
-compare: .venv/installed  ## BASE=main HARDWARE=h100: launch BASE and the current commit in turn, and compare them
+compare: .venv/installed  ## BASE=main HARDWARE=h100: launch BASE and the current commit alternately, and compare them
 	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
 	rm -rf .perfsuite/base
 	git worktree prune
