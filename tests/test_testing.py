@@ -18,7 +18,7 @@ from tests.samples import make_case, make_run
 
 @pytest.fixture
 def mine(packages: Packages) -> Any:
-    """Return a function that installs a framework with this body added, and returns it with its defaults."""
+    """Return a function that adds `body` to the class `Mine`, installs it, and returns an instance of it."""
 
     def install(body: str) -> Framework:
         packages.install("perf-mine", MINE + body, frameworks="mine = perf_mine:Mine")

@@ -15,7 +15,7 @@ HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and opti
 
 
 def main(names: list[str]) -> None:
-    """Print theory / count of each configuration as a row, and the differences."""
+    """Print a row for each configuration: each number by formula and as counted, and where the two differ."""
     show_table(HEADINGS, map(_row, names or THEORIES))
 
 

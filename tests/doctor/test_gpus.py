@@ -17,7 +17,7 @@ def _all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_two_gpus(**changes: object) -> dict[str, Row]:
-    """The rows of a machine whose second GPU answers otherwise."""
+    """Return the rows of a machine with two GPUs. The second GPU gives the answers in `changes`."""
     return {row.check: row for row in gpu_rows_here(make_gpu_machine(count=2), Nvml({}, changes))}
 
 
@@ -94,7 +94,7 @@ def test_persistence_mode_that_is_off_is_advised() -> None:
 
 
 def test_one_gpu_may_lack_its_fabric() -> None:
-    """A virtual machine without the NVSwitch reports that the fabric is in progress, for ever."""
+    """A virtual machine without the NVSwitch reports forever that the fabric is in progress."""
     rows = {row.check: row for row in gpu_rows_here(make_gpu_machine(count=1), Nvml({"fabric": (2, 0)}))}
     assert rows["NVLink fabric"].status == "unknown"
 
@@ -112,7 +112,7 @@ def test_silent_nvml_fails_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.launch
 def test_nvml_is_called_in_another_process() -> None:
-    """Here it fails, because there is no driver, and the process says so."""
+    """Here there is no driver, so the call fails, and the other process reports that."""
     [row] = gpu_rows(make_gpu_machine(count=1))
     assert (row.check, row.status) == ("NVML", "unknown")
 

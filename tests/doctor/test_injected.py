@@ -25,7 +25,10 @@ def test_catches_every_fault_and_no_clean_run() -> None:
 def injected(
     monkeypatch: pytest.MonkeyPatch, *expectations: Expectation, disturbed_from: int = 99, **limits: int
 ) -> list[Row]:
-    """The rows of these faults by launches that are stood in for. From a row on others use the machine."""
+    """Return the rows of these faults from fake launches.
+
+    From row `disturbed_from` on, others use the machine.
+    """
     rows: list[Row] = []
 
     def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
@@ -70,9 +73,9 @@ def test_uncaught_fault_fails_the_self_test(
 
 
 def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The baseline is recorded in quiet; then others use the machine."""
+    """The baseline is recorded on a quiet machine. After that, others use the machine."""
     rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1, max_unhealthy=2)
-    assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash is one anywhere"
+    assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash always counts"
     assert rows[1].found == "the machine was unhealthy in 2 launches, so nothing is known"
 
 
@@ -86,4 +89,4 @@ def test_it_runs_on_every_gpu_of_any_kind() -> None:
     case = small_case(machine)
     assert unsupported(case, machine) is None
     assert case.topology.world_size == 8
-    assert case.timeout_s == 300, "a cold import from a network file system"
+    assert case.timeout_s == 300, "the first import from a network file system takes long"

@@ -24,7 +24,10 @@ def reading(times: int) -> Run:
 
 
 def told(launches: tuple[Run, ...], field: str, case: Case = CASE) -> list[Row]:
-    """The rows of one fault and of the case without it: of launches before, with it, and without it."""
+    """Return the rows of one fault and of the case without it.
+
+    The three `launches` are one for comparison, one with the fault, and one without it.
+    """
     made: list[str | None] = []
 
     def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
@@ -82,7 +85,7 @@ def test_every_structural_fault_is_tried_once(machine: Machine) -> None:
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_counted_steps_reveal_every_fault() -> None:
-    """Counted while it trains in this process, in place of launches."""
+    """In place of launches, the case trains and is counted in this process."""
 
     def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         alone = case.replace(topology=Topology(processes_per_node=1))

@@ -39,7 +39,7 @@ def test_launches_that_were_set_aside_fail() -> None:
     [((1.0, 1.01, 0.99, 1.005, 0.995), "pass"), ((1.0, 1.6, 0.7, 1.3, 0.8), "fail"), ((1.0, 1.0), "unknown")],
 )
 def test_noise_says_which_tolerance_holds(speeds: tuple[float, ...], status: str) -> None:
-    """A failed launch is no evidence of it."""
+    """A failed launch does not count as evidence of the noise."""
     runs = [*make_launches(*speeds), make_run(failure={"kind": "crash", "message": "x"})]
     row = noise_row(runs, RECORDED.replace(launches=len(runs)), make_machine())
     assert row.status == status

@@ -85,7 +85,7 @@ def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
 def test_shared_memory_matters_to_several_gpus(
     mib: int | None, status: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPUs that are linked may do without."""
+    """GPUs that are linked can work without shared memory, so a lack of it is only `unknown`."""
     assert "shared memory" not in checked(make_gpu_machine(count=1), tmp_path)
     if mib is not None:
         size = SimpleNamespace(f_blocks=mib * 2**8, f_frsize=4096)
@@ -97,7 +97,7 @@ def test_shared_memory_matters_to_several_gpus(
 
 
 def test_hidden_gpus_are_reported_with_a_remedy(tmp_path: Path) -> None:
-    """On a machine of four GPUs, a network card, and a bridge of NVIDIA."""
+    """The machine has four GPUs, a network card, and a bridge from NVIDIA."""
     for number, (vendor, kind) in enumerate([*[("0x10de", "0x030200")] * 4, ("0x15b3", "0x020000")]):
         documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/vendor", f"{vendor}\n")
         documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/class", f"{kind}\n")

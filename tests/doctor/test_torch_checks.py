@@ -69,7 +69,7 @@ from perfsuite.worker.probes import doctor_probe
 doctor_probe.STEPS = 4
 doctor_probe.main(sys.argv[3], kind=sys.argv[4], quick=False)
 """
-"""What the probe does, in blocks of fewer steps: its own words are those of the quick part."""
+"""Runs the whole probe in blocks of fewer steps."""
 
 
 @pytest.mark.launch

@@ -1,4 +1,4 @@
-"""A training that calls what scripts call of torch.cuda, with layers whose kernels depend on libraries."""
+"""Trains with all calls of torch.cuda that scripts make. The kernels of some layers depend on libraries."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Dry runs that are to pass, and those that are to fail."""
+"""Helpers: make dry runs that must pass, and dry runs that must fail."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from perfsuite.results.run import Run
 
 
 def passed(case: Case, directory: Path, *, leaks: str = "", **how: Any) -> Run:
-    """Run a case dry that must go well; `leaks` is the type of objects that each step is known to keep."""
+    """Make a dry run that must pass. `leaks` is the type of objects that each step is known to keep."""
     run = dry_run(case, directory, **how)
     assert run.failure is None, f"{run.failure.message}\n{run.failure.traceback}"
     kept = {name for entry in run.counts for name in (entry.counts.kept or KeptObjects()).by_type}

@@ -1,4 +1,4 @@
-"""Each rule of the allocator by an example worked out by hand, in the sizes of torch's source."""
+"""Test each rule of the allocator on an example worked out by hand, with the sizes in torch's source."""
 
 import itertools
 import re
@@ -61,8 +61,8 @@ def test_sizes_match_the_installed_torch() -> None:
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
         (10 * MIB, 10 * MIB, 10 * MIB),
         (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-        (33 * MIB, 34 * MIB, 34 * MIB),  # with 1 MiB that nobody asked for
-        (33 * MIB - 512, 33 * MIB - 512, 34 * MIB),  # leaves 1 MiB and 512 bytes
+        (33 * MIB, 34 * MIB, 34 * MIB),  # 1 MiB is wasted
+        (33 * MIB - 512, 33 * MIB - 512, 34 * MIB),  # 1 MiB and 512 bytes are left
     ],
 )
 def test_request_takes_a_segment_of_its_size(request_bytes: int, taken: int, segment: int) -> None:
@@ -109,26 +109,26 @@ def test_freed_block_joins_its_neighbours() -> None:
     assert state(cache) == (30 * MIB, 30 * MIB)
     for index in (0, 2):
         cache.give_back(blocks[index])
-    assert cache.take(10 * MIB).address == 30 * MIB  # two holes of 5 MiB do not serve
+    assert cache.take(10 * MIB).address == 30 * MIB  # two separate holes of 5 MiB are not enough
     cache.give_back(blocks[1])
-    assert cache.take(15 * MIB).address == 0  # the three are one
+    assert cache.take(15 * MIB).address == 0  # the three free blocks are now one
     cache.give_back(blocks[3])
     cache.give_back(others)
-    assert cache.take(14 * MIB).address == 40 * MIB  # neighbours in different segments stay apart
+    assert cache.take(14 * MIB).address == 40 * MIB  # blocks in different segments are not joined
 
 
 def test_expandable_segments_grow_by_pages() -> None:
     cache = CachingAllocator(expandable_segments=True)
     first = cache.take(30 * MIB)
     assert state(cache) == (30 * MIB, 40 * MIB)
-    second = cache.take(30 * MIB)  # 10 MiB are free at the end: one page more
+    second = cache.take(30 * MIB)  # 10 MiB are free at the end, so one page is added
     assert state(cache) == (60 * MIB, 60 * MIB)
     cache.give_back(first)
     cache.give_back(second)
     cache.take(60 * MIB)
     assert cache.reserved == 60 * MIB
     cache.take(512)
-    assert cache.reserved == 62 * MIB  # small blocks have a segment of their own, in pages of 2 MiB
+    assert cache.reserved == 62 * MIB  # small blocks have their own segment, with pages of 2 MiB
 
 
 def test_expandable_segment_grows_at_its_end() -> None:
@@ -188,7 +188,7 @@ def test_emptying_the_cache_shrinks_expandable_segments() -> None:
     first, second = cache.take(25 * MIB), cache.take(30 * MIB)
     cache.give_back(second)
     cache.empty_cache()
-    assert state(cache) == (25 * MIB, 40 * MIB)  # 35 MiB were free: one page, and 15 MiB of another
+    assert state(cache) == (25 * MIB, 40 * MIB)  # 35 MiB were free: one whole page, and 15 MiB of another one
     assert cache.take(15 * MIB).address == first.address + 25 * MIB
     cache.give_back(first)
     cache.empty_cache()
@@ -251,7 +251,7 @@ def reserved(*log: Entry, events_end: EventsEnd = "when awaited") -> int:
 def test_lent_block_waits_for_the_other_stream() -> None:
     assert reserved(GET_30, Free(0)) == 30
     assert reserved(*LENT, Free(0)) == 60
-    assert reserved(GET_30, UseIn(0, 0), Free(0)) == 30, "its own stream"
+    assert reserved(GET_30, UseIn(0, 0), Free(0)) == 30, "it was used in its own stream"
     assert reserved(*LENT, Free(0), EndOfStep(2)) == 30
     assert reserved(*LENT, Free(0), EmptyCache()) == 30
 
@@ -329,4 +329,4 @@ def test_blocks_never_overlap(steps: list[tuple[int, bool, int]], expandable: bo
     reserved = cache.reserved
     if held:
         cache.take(max(size for size, _ in held))
-    assert cache.reserved == reserved, "what was held fits again into what is reserved"
+    assert cache.reserved == reserved, "the largest block fits again into the reserved memory"

@@ -20,7 +20,7 @@ B200 = (10, 0)
 
 
 class OnGpu:
-    """What is asked of a query."""
+    """Has those attributes of a query that the choice of a kernel depends on."""
 
     device = torch.device("cuda")
 
@@ -56,7 +56,7 @@ def test_the_kernel_that_a_gpu_would_run(
 
 
 def test_a_kernel_that_is_taken_away_is_not_run() -> None:
-    """As torchtitan does it: its fp32 has plain attention alone."""
+    """torchtitan takes kernels away like this, so that in fp32 it has only plain attention."""
     single: torch.Tensor = OnGpu(torch.float32, 64)  # type: ignore[assignment]
     half: torch.Tensor = OnGpu(torch.bfloat16, 64)  # type: ignore[assignment]
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
@@ -71,7 +71,7 @@ def test_a_cpu_chooses_by_itself() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """The names of the operators that run inside of it."""
+    """Records the names of the operators that run inside this mode."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,7 +99,10 @@ def test_composed_attention_is_torchs_own(mask: torch.Tensor | None, shares_head
 
 
 def test_compiled_attention_stays_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own function is one as well. Looking into ours would break the graph."""
+    """torch's own function also is one operator.
+
+    If Dynamo looked into our function, the graph would break.
+    """
     monkeypatch.setattr(functional, "scaled_dot_product_attention", functional.scaled_dot_product_attention)
     attention.pretend(pretended_gpu("NVIDIA H100 80GB HBM3", make_case().topology))
     attention.keep_from_dynamo()

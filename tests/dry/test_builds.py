@@ -1,4 +1,4 @@
-"""A dry run counts the same with a build of torch for CPUs and with one for CUDA."""
+"""Test that a dry run counts the same with a build of torch for CPUs and with one for CUDA."""
 
 import importlib.metadata
 import os
@@ -16,14 +16,15 @@ from tests.benchmarks.dry_builds import CASES, differences
 from tests.dry.runs import passed
 
 STORE = Path(__file__).parents[2] / ".perfsuite" / "builds"
-NEEDED_BYTES = 12 << 30  # the wheels, and what they hold
+NEEDED_BYTES = 12 << 30  # the wheels and their content
 
 
 @pytest.fixture(scope="module")
 def build_for_cuda() -> Arm:
-    """An arm with the public index's build of the installed torch, in the place of the one for CPUs.
+    """Return an arm with the CUDA build of the installed version of torch, from the public index.
 
-    TORCH_FOR_CUDA names a directory that has one. Otherwise it is installed once, next to the cases' results.
+    If TORCH_FOR_CUDA names a directory with this build, it is used. Otherwise the build is installed once, in
+    `STORE`.
     """
     if torch_build.installed()["cuda"] is not None:
         pytest.skip("the installed torch is built for CUDA: there is none for CPUs to compare it with")
@@ -61,7 +62,7 @@ def build_for_cuda() -> Arm:
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_both_builds_count_the_same(case: Case, build_for_cuda: Arm, tmp_path: Path) -> None:
-    beside = tmp_path / "packages"  # imports look into as many directories as with the other build
+    beside = tmp_path / "packages"  # so that imports search as many directories as with the other build
     beside.mkdir()
     for_cpus = passed(case, tmp_path / "cpus", arm=Arm(packages=str(beside)))
     for_cuda = passed(case, tmp_path / "cuda", arm=build_for_cuda)

@@ -22,7 +22,7 @@ def test_it(bench, case):
 
 @pytest.fixture
 def directory(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of `FILE`, whose cases pytest collects in this process."""
+    """Return a directory with the file `FILE`. pytest collects its cases in this process."""
 
     def collected(command: list[str]) -> subprocess.CompletedProcess[str]:
         assert command[:3] == [sys.executable, "-m", "pytest"]
@@ -30,7 +30,7 @@ def directory(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Pat
         return subprocess.CompletedProcess(command, done.ret, str(done.stdout), str(done.stderr))
 
     monkeypatch.setattr(cases, "captured", collected)
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the session is one of its own
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the inner session is not a worker of xdist
     pytester.makepyfile(test_it=FILE)
     return pytester.path
 

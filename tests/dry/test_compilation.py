@@ -1,4 +1,7 @@
-"""Compiled code in a dry run has the graphs, FLOPs and collectives of a launch, and unknown kernels."""
+"""Test that compiled code in a dry run has the graphs, FLOPs and collectives of a launch.
+
+Its kernels are unknown.
+"""
 
 import sys
 from pathlib import Path
@@ -18,7 +21,7 @@ from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, llama_tiny, measured
 from tests.samples import known
 
-# Its attention is a pattern for which inductor calls a fused kernel, with other FLOPs.
+# Its attention is a pattern that inductor replaces with a fused kernel, which has other FLOPs.
 NET = """
 import torch
 import torch.distributed as dist
@@ -95,7 +98,7 @@ def of_rank_0(run: Run) -> Counts:
 
 
 def graphs(run: Run) -> Compiled:
-    """What torch.compile made, without kernels."""
+    """Return what torch.compile made, without the kernels."""
     return known(of_rank_0(run).compiled).replace(kernels=None, extern_calls=None)
 
 
@@ -136,7 +139,7 @@ def test_compiled_blocks_run_dry_as_launched(tmp_path: Path) -> None:
     "case", [ON_A_GPU, pytest.param(ON_A_GPU.replace(framework=BLOCKS), marks=pytest.mark.nightly)]
 )
 def test_compiled_case_does_the_work_of_its_eager_twin(case: Case, tmp_path: Path) -> None:
-    """As if on a GPU, where a stand-in chooses the kernel of attention."""
+    """The GPU is pretended, so perfsuite chooses the kernel of attention instead of torch."""
     compiled = of_rank_0(passed(case.replace(compile=True), tmp_path / "compiled"))
     eager = of_rank_0(passed(case, tmp_path / "eager"))
     for name in ("collectives", "flops", "host_reads"):

@@ -59,7 +59,7 @@ def test_hides_gpus_from_a_pretended_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_knows_every_one_kernel_gpu_operator() -> None:
-    """torch chooses by these words whether an operator is one kernel or a chain of others."""
+    """These keywords of torch decide whether an operator is one kernel or a chain of other operators."""
     functions = {
         each["func"].partition("(")[0]: each for each in yaml.load(FUNCTIONS.read_text(), yaml.CSafeLoader)
     }

@@ -40,7 +40,7 @@ def test_framework_refusals_keep_their_own_error(monkeypatch: pytest.MonkeyPatch
 
 
 def with_process(script: str, tmp_path: Path) -> Arm:
-    """An arm in which this shell script stands in for the process of a dry run."""
+    """Return an arm that runs this shell script instead of the process of a dry run."""
     python = executable(tmp_path / "python", script)
     return Arm(python=str(python), given={"X": "1"}, directory=tmp_path)
 
@@ -86,7 +86,7 @@ def test_rank_finds_its_place_in_the_environment(tmp_path: Path) -> None:
 def test_script_has_the_variables_of_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, ranks: int, expected: dict[str, str]
 ) -> None:
-    """Those of pytest are of another job."""
+    """The variables of the pytest process belong to another job."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "PMI_RANK"):
         monkeypatch.setenv(name, "9")
     arm = with_process('env > "$3/environment"', tmp_path)
@@ -99,7 +99,7 @@ def test_script_has_the_variables_of_its_launch(
 
 @pytest.mark.launch
 def test_framework_errors_keep_their_traceback(tmp_path: Path) -> None:
-    """An activation that transformers does not know: found when the model is built."""
+    """transformers does not know the activation. The error occurs when the model is built."""
     config: dict[str, Any] = {**CASE.model.config, "activation_function": "nosuch"}
     failure = failure_of(CASE.replace(framework=DDP(), model=CASE.model.replace(config=config)), tmp_path)
     assert failure.rank == 0

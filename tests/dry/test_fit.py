@@ -118,7 +118,7 @@ def test_facts_are_the_neediest_ranks() -> None:
 
 
 def test_compiled_model_is_never_said_not_to_fit() -> None:
-    """With fusion it may need less."""
+    """With fusion, a compiled model might need less memory."""
     log = held(100)
     compiled = Counts(kernels=None, compiled=make_compiled(kernels=None, extern_calls=None))
     said = [known(predict(log, each, make_gpu_machine(), rank=0)).verdict for each in (Counts(), compiled)]

@@ -16,7 +16,7 @@ from tests.processes import executable
 ASKING = Path(__file__).with_name("driver_asking.cpp")
 
 FOR_CPUS = {"__version__": "2.13.0+cpu"}
-"""What a build of torch without CUDA tells of itself: the tests may run with another."""
+"""The description of a torch built without CUDA. The tests themselves might run with another build."""
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiler(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a compiler of our own before all others."""
+    """Put a script as the compiler `g++` at the start of PATH."""
     executable(directory / "g++", script)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
@@ -77,13 +77,13 @@ def test_two_processes_may_build_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def run(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python code in a process of its own, which may load libraries for good."""
+    """Run Python code in a new process, because libraries that it loads cannot be unloaded."""
     words = [sys.executable, "-c", code]
     return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
 
 
 def driver_in(directory: Path) -> Path:
-    """Put a library where the linker would find NVIDIA's driver."""
+    """Put another library where the linker would look for NVIDIA's driver."""
     return Path(shutil.copy(unicodedata.__file__, directory / guard.DRIVER))
 
 
@@ -95,7 +95,7 @@ def test_refuses_a_driver_loaded_by_its_path(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_who_loads_the_driver_gets_the_guard(tmp_path: Path) -> None:
-    """As CUDA's runtime does, on a machine that has a driver."""
+    """CUDA's runtime loads the driver like this on a machine that has a driver."""
     driver_in(tmp_path)
     load = "import ctypes; ctypes.CDLL('libcuda.so.1'); guard.refuse_driver(); print('none')"
     done = run(f"from perfsuite.dry import guard; guard.load(); {load}", LD_LIBRARY_PATH=str(tmp_path))
@@ -142,7 +142,10 @@ os._exit(0)
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_ddp_asks_no_driver_of_a_build_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library stands in for the build: what it registers ends the process when it is asked."""
+    """A library replaces the build for GPUs.
+
+    The functions that it registers end the process if they are called.
+    """
     library = tmp_path / "asking.so"
     monkeypatch.setattr(guard, "SOURCE", ASKING)
     monkeypatch.setattr(guard, "DRIVER", "asking")

@@ -1,4 +1,4 @@
-"""The process of a dry run, in this process, as far as its errors."""
+"""Test how the program of a dry run reports errors. The program runs in the test's own process."""
 
 import sys
 from pathlib import Path

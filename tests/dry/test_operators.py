@@ -35,7 +35,7 @@ def log() -> DeviceLog:
 
 @pytest.fixture
 def floats(log: DeviceLog) -> Iterator[Make]:
-    """Return a function that makes a fake tensor, whose operators the log sees."""
+    """Return a function that makes a fake tensor. The log sees the operators on the tensor."""
     with FakeTensorMode() as mode, NoValues():
 
         def make(*shape: int, device: torch.device = GPU, dtype: torch.dtype = torch.float32) -> Any:

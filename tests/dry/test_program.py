@@ -24,7 +24,7 @@ def test_names_a_command_that_is_not_python(words: tuple[str, ...], said: str) -
 
 
 def test_script_beside_perfsuite_has_a_line() -> None:
-    """As the scripts in a clone of this repository."""
+    """The scripts in a clone of this repository are in such a place."""
     with pytest.raises(ZeroDivisionError) as error:
         print(1 / 0)
     where = program.place(traceback.walk_tb(error.tb))

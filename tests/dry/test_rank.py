@@ -1,4 +1,4 @@
-"""A dry run on pretended CPU tensors does what a real launch of a tiny twin does, by every framework."""
+"""Test for every framework that a dry run on pretended CPU tensors does what a real launch does."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ TWINS = [
     f"lightning-ddp-gpt2-tiny-s128-b4-fp32-eager-{LATER}",
     "lightning-fsdp2-llama-tiny-s64-b4-fp32-1x2",
 ]
-"""Cases whose counts by real launches are reviewed."""
+"""Cases with reviewed counts of real launches."""
 NEVER_REVIEWED = COUNTED.replace(
     framework=DDP(bucket_cap_mb=1),
     sequence_length=16,
@@ -39,13 +39,16 @@ NEVER_REVIEWED = COUNTED.replace(
     precision="bf16-mixed",
     timeout_s=600,
 )
-"""Small buckets and accumulation, which no case of this repository has."""
+"""It has small buckets and accumulates gradients, as no case of this repository does."""
 SPLITS = Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2)
 
 HYBRID = NEVER_REVIEWED.replace(
     framework=FSDP2(shard_group=2), gradient_accumulation=1, topology=Topology(processes_per_node=4)
 )
-"""Two groups of two ranks: each shards, and both hold the same."""
+"""There are two groups of two ranks.
+
+Parameters are sharded within each group, and both groups hold the same.
+"""
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ ARM = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
 
 @pytest.fixture(scope="module")
 def launch_now(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A launch of `NEVER_REVIEWED` in `ARM`."""
+    """Return a launch of `NEVER_REVIEWED` in `ARM`."""
     how = Launching(arm=ARM)
     run = launch_once(NEVER_REVIEWED, detect_cpu("a twin"), tmp_path_factory.mktemp("now") / "launch", how)
     assert run.failure is None, run.failure
@@ -95,7 +98,7 @@ def test_dry_mesh_does_what_a_launch_does(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
-    """Also the number of threads, which the agent sets on a CPU unless the arm does."""
+    """This includes the number of threads. On a CPU, the agent sets that unless the arm does."""
     environment = observed(launch_now).environment
     assert {name: environment.get(name) for name in ARM.given} == ARM.given
     assert environment["threads"] == "3"
@@ -103,7 +106,7 @@ def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
 
 @pytest.mark.smoke
 def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
-    """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
+    """Each rank reduces its shard of the gradients in fp32, together with its twin in the other group."""
     case = HYBRID.replace(hardware="h100")
     run = passed(case, tmp_path)
     assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
@@ -121,7 +124,10 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
-    """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
+    """With adapters, the Trainer asks DDP for a map of used parameters.
+
+    Its pinned memory is not pretended.
+    """
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
     case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")
     on_cpu, on_gpu = (passed(case, tmp_path / str(at), device=at) for at in ("cpu", None))
@@ -133,7 +139,7 @@ def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
-    """In its first step, the reducer sends the map of used parameters through pinned memory."""
+    """In the first step, DDP's reducer sends the map of used parameters through pinned memory."""
     shallow = llama_tiny("llama-flat", num_hidden_layers=1)
     case = NEVER_REVIEWED.replace(
         model=shallow, framework=DDP(static_graph=True), gradient_accumulation=1, hardware="h100"
@@ -145,7 +151,7 @@ def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_bf16_on_a_t4_is_emulated(tmp_path: Path) -> None:
-    """The Trainer asks whether bf16 is supported, and torch composes attention from plain operators."""
+    """The Trainer is told that bf16 is supported. torch then computes attention with plain operators."""
     shallow = llama_tiny("llama-flat", num_hidden_layers=1)
     case = NEVER_REVIEWED.replace(model=shallow, framework=Trainer(), precision="bf16", hardware="t4")
     run = passed(case, tmp_path)

@@ -116,7 +116,10 @@ def test_dry_script_works_as_launched(tmp_path: Path) -> None:
 
 
 def test_trains_alike_on_64_pretended_gpus(tmp_path: Path) -> None:
-    """Loader workers stay in the process, whose batches are no part of a step."""
+    """A dry run loads batches in its own process instead of in workers.
+
+    Loading is not counted as part of a step.
+    """
     text = TRAIN.replace("WORKERS", "2")
     case = case_of(tmp_path, text, *TORCHRUN, "--nnodes=8", "--nproc-per-node=8", ranks=64, hardware="h100")
     run = passed(case, tmp_path / "dry")
@@ -298,7 +301,7 @@ def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
     # torch keeps a backend for each call of torch.compile, which this script makes in each step.
     kept = "_TorchCompileInductorWrapper"
     run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry", leaks=kept)
-    assert run.notes == ()  # what is compiled and never called changes nothing else
+    assert run.notes == ()  # a function that is compiled but never called changes nothing else
 
 
 @pytest.mark.nightly
@@ -337,7 +340,10 @@ def test_fsdp2_moves_a_model_as_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_fsdp2_with_a_frozen_layer_trains_dry(tmp_path: Path) -> None:
-    """FSDP2 gathers the layer for backward, which has no use for it, and waits by `torch.accelerator`."""
+    """FSDP2 gathers the layer for backward, although backward does not need it.
+
+    It waits with `torch.accelerator`.
+    """
     text = SHARDED.replace("# here", "model[0].requires_grad_(False)")
     run = passed(case_of(tmp_path, text, sequence_length=None, hardware="h100"), tmp_path / "dry")
     assert counted(run).collectives
@@ -359,7 +365,7 @@ while True:
 
 @pytest.mark.nightly
 def test_copied_weights_are_noted(tmp_path: Path) -> None:
-    """Whether the script ever writes them back into the model cannot be seen without values."""
+    """Without values, perfsuite cannot see whether the script ever writes the copies back into the model."""
     case = case_of(tmp_path, COPIES, ranks=1, sequence_length=None, precision="bf16-mixed")
     run = passed(case, tmp_path / "dry")
     copied = (
@@ -384,14 +390,14 @@ assert all(isinstance(each, torch.nn.Parameter) and each.requires_grad for each 
 
 @pytest.mark.nightly
 def test_weights_are_loaded_by_accelerate(tmp_path: Path) -> None:
-    """As by diffusers' `from_pretrained`."""
+    """diffusers' `from_pretrained` loads weights like this."""
     torch.save(torch.nn.Linear(4, 4).state_dict(), tmp_path / "weights.bin")
     text = TRAIN.replace("model = Dist", f"{LOAD}model = Dist")
     passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
 
 
 def with_line(code: str) -> str:
-    """`TRAIN`, of which line 21 is `code`."""
+    """Return `TRAIN` with `code` as its line 21."""
     return TRAIN.replace("# here", code)
 
 
@@ -465,14 +471,17 @@ for step in range(40):
 
 @pytest.mark.nightly
 def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
-    """What is dropped before objects are counted must not be what tells these losses apart."""
+    """A dry run drops some objects before it counts the objects that a step keeps.
+
+    It must not drop those that show which optimizer a loss belongs to.
+    """
     case = case_of(tmp_path, TWO_LOSSES, ranks=1)
     clock = case.replace(framework=case.framework.replace(clock="SGD:2"))
     assert counted(passed(clock, tmp_path / "dry")).flops
 
 
 def test_a_script_may_call_all_of_torch_cuda(tmp_path: Path) -> None:
-    """Streams, events, pinned memory, a static graph, a scaler; and of `torch.accelerator` the allocator."""
+    """The script uses streams, events, pinned memory, a static graph, a scaler and `torch.accelerator`."""
     from tests.benchmarks.dry_builds import CASES  # not at the top: it needs every framework
 
     run = passed(CASES["script, static graph, fp16"], tmp_path)

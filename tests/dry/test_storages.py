@@ -34,7 +34,7 @@ def log() -> DeviceLog:
 
 @pytest.fixture
 def floats(log: DeviceLog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Return a function that makes a fake tensor, which the log sees when an operator uses it."""
+    """Return a function that makes a fake tensor. The log sees the tensor once an operator uses it."""
     monkeypatch.setattr(torch.UntypedStorage, "resize_", torch.UntypedStorage.resize_)
     monkeypatch.setattr(Tensor, "record_stream", Tensor.record_stream)
     with FakeTensorMode() as mode, NoValues(), recorded(log):
@@ -119,7 +119,7 @@ def test_each_stream_gets_a_workspace(log: DeviceLog, floats: Make) -> None:
     matrix = floats(2, 2)
     product = matrix @ matrix
     product = product @ matrix
-    assert log.entries[:3] == [Allocate(0, 16, 0), Allocate(1, 16, 0), Workspace(0)], "after its result"
+    assert log.entries[:3] == [Allocate(0, 16, 0), Allocate(1, 16, 0), Workspace(0)], "the result is first"
     with side:
         product = product @ matrix
     assert workspaces(log) == [0, 1]
@@ -128,7 +128,7 @@ def test_each_stream_gets_a_workspace(log: DeviceLog, floats: Make) -> None:
 def test_each_thread_gets_a_workspace(log: DeviceLog, floats: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = floats(2, 2)
     product = matrix @ matrix
-    monkeypatch.setattr(storages, "get_ident", lambda: -1)  # as in autograd's thread
+    monkeypatch.setattr(storages, "get_ident", lambda: -1)  # like in autograd's thread
     product = product @ matrix
     product = product @ matrix
     assert workspaces(log) == [0, 0]
@@ -143,7 +143,7 @@ def test_products_on_the_host_get_no_workspace(log: DeviceLog, floats: Make) -> 
 def test_tensors_without_a_storage_are_ignored(
     log: DeviceLog, floats: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storages, "storage_of", lambda tensor: None)  # as for a sparse tensor
+    monkeypatch.setattr(storages, "storage_of", lambda tensor: None)  # like for a sparse tensor
     assert (floats(4) + 1).shape == (4,)
     assert log.entries == []
 

@@ -13,7 +13,7 @@ def log() -> DeviceLog:
 
 @pytest.fixture
 def cuda(log: DeviceLog) -> dict[str, Any]:
-    """The stand-ins for names in torch.cuda."""
+    """Return the replacements for names in torch.cuda."""
     return stand_ins(log)
 
 

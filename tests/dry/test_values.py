@@ -15,7 +15,7 @@ def test_reads_get_answers_that_let_steps_run() -> None:
     with FakeTensorMode(), NoValues():
         assert bool(torch.ones(3).all()) is True  # no token is masked
         assert torch.ones((), dtype=torch.int64).item() == 1
-        assert torch.tensor(7.0).item() == 1.0  # the counter of an optimizer, by which it divides
+        assert torch.tensor(7.0).item() == 1.0  # an optimizer divides by its counter
         assert torch.equal(torch.ones(2), torch.zeros(2))
 
 
@@ -28,7 +28,7 @@ def test_a_gradient_scaler_finds_no_infinity() -> None:
 
 
 def test_unfilled_integers_are_ones() -> None:
-    """Such as those that a collective of fake tensors is to fill, by which a script then decides."""
+    """A collective of fake tensors fills nothing in, but a script can decide by its result."""
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
         for _ in range(3):
             used = torch.arange(1000)
@@ -77,18 +77,18 @@ def with_data(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_data")
 @pytest.mark.parametrize("whole", [False, True])
 def test_data_of_another_device_move_a_tensor(whole: bool) -> None:
-    """As FSDP2 moves parameters, and buffers of whole numbers, which have kept their values."""
+    """FSDP2 moves parameters like this, and also buffers of whole numbers, which have real values."""
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
         made = torch.arange(3) if whole else nn.Parameter(torch.ones(3))
         assert isinstance(made, FakeTensor) is not whole
-        made.data = made.detach().to("cuda:0")  # autograd would ask a GPU, which nobody pretends here
+        made.data = made.detach().to("cuda:0")  # autograd would ask a GPU, and none is pretended here
         assert made.device == made.data.device == torch.device("cuda", 0)
         assert made.requires_grad is not whole
         assert made.is_leaf
 
 
 def test_type_of_a_fake_parameter_makes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a real one: accelerate loads weights so."""
+    """The type of a real parameter does the same. accelerate loads weights with it."""
     monkeypatch.setattr(FakeTensor, "__new__", values._parameter_of_its_class(FakeTensor.__new__))
     with FakeTensorMode():
         parameter = nn.Parameter(torch.ones(3))

@@ -21,7 +21,10 @@ LATER = "max_warmup_steps5-steps20-1x2"
 
 
 def check_twin(name: str, directory: Path, *, twice_held_bytes: int = 0) -> None:
-    """Compare a dry run of a case with its reviewed launch, or under other versions with one made now."""
+    """Compare a dry run of a case with its reviewed launch.
+
+    If the installed versions are not those of the reviewed launch, compare with a launch made now.
+    """
     reviewed = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
     case = reviewed.case
     reason = why_not_dry(case, pretended(case)[0])
@@ -34,7 +37,7 @@ def check_twin(name: str, directory: Path, *, twice_held_bytes: int = 0) -> None
 
 
 def check_ranks(dry: Run, real: Sequence[RankCounts], *, twice_held_bytes: int = 0) -> None:
-    """Assert that a dry run counted what a launch did.
+    """Assert that a dry run has the same counts as a launch.
 
     A dry run may hold `twice_held_bytes` twice at its peak.
     """
@@ -50,7 +53,7 @@ def check_ranks(dry: Run, real: Sequence[RankCounts], *, twice_held_bytes: int =
 def _check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case, held: int) -> None:
     for name in ("collectives", "flops", "host_reads", "device_copies"):
         assert getattr(dry, name) == getattr(real, name), name
-    # By DTensor's collectives, whose copies no mode sees.
+    # If tensors are split, DTensor's collectives make copies that no dispatch mode sees.
     splits_tensors = case.framework.model_dump().get("tensor_parallel", 1) > 1
     kernels = Counter[str](real.kernels)
     ops = Counter[str](real.ops)
@@ -63,13 +66,16 @@ def _check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case, held: int) ->
         assert Counter(dry.ops) == ops
     pretended_memory = memory(dry)
     real_memory = memory(real)
-    if not splits_tensors:  # there gloo's threads hold tensors for a while: unlike in two launches
+    if not splits_tensors:  # with split tensors, gloo's threads hold tensors for varying times
         assert 0 <= pretended_memory.peak - real_memory.peak <= held
     assert pretended_memory.growth == real_memory.growth
 
 
 def _without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
-    """Kernels by phase and calls by operator. Gloo first copies what it is to scatter; NCCL does not."""
+    """Return kernels by phase and calls by operator, without the copies that gloo makes of what it scatters.
+
+    NCCL makes no such copies.
+    """
     kernels = Counter[str](counts.kernels)
     ops = Counter[str](counts.ops)
     for each in counts.collectives:
@@ -80,6 +86,10 @@ def _without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
 
 
 def _divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
-    """With a hook DDP copies gradients into its buckets and divides these; without it does both in one."""
+    """Return the calls as if DDP divided gradients in a communication hook.
+
+    With a hook, DDP copies gradients into its buckets and then divides the buckets. Without one, it does both
+    at once.
+    """
     together = ops["aten.mul"] + ops["aten.copy_"]
     return ops + Counter({"aten.mul": -ops["aten.mul"], "aten.copy_": together - ops["aten.copy_"]})

@@ -290,7 +290,7 @@ def test_checks_a_promised_configuration() -> None:
     assert (expected["attention"], expected["world_size"]) == (None, None)
 
 
-# --- the start of a process under a command ---------------------------------------------------------------
+# --- how a process starts that a launch command creates ---------------------------------------------------
 
 
 def started(directory: Path, code: str, *, in_launch: bool = True) -> subprocess.CompletedProcess[str]:

@@ -1,1 +1,1 @@
-"""The first day on a GPU: what only a GPU can show. `make gpu-day`."""
+"""Tests for the first day on a GPU, of what only a GPU can show: `make gpu-day`."""

@@ -1,7 +1,7 @@
-"""The clock beside a bare loop and torch's profiler, and memory beside torch's own, at full size.
+"""Compares the clock with a bare loop and torch's profiler, and memory with torch's own numbers.
 
-`python -m tests.gpu.clock ddp|fsdp2`: Llama-3.2-1B on one GPU with 80 GB or more. `perfsuite doctor` does the
-same with a small model.
+`python -m tests.gpu.clock ddp|fsdp2` trains Llama-3.2-1B on one GPU with 80 GB or more. `perfsuite doctor`
+does the same with a small model.
 """
 
 import gc
@@ -45,7 +45,7 @@ def main(framework: str) -> None:
 
 
 def synchronised_s(run: Loop) -> float:
-    """Seconds of a step, median, if the host waits for the device after each."""
+    """Return the median seconds of a step if the host waits for the device after each step."""
     timer, _ = clock_for(DEVICE)
     seconds = []
     for _ in range(10):
@@ -57,7 +57,10 @@ def synchronised_s(run: Loop) -> float:
 
 
 def peaks_without_gc(run: Loop) -> list[int]:
-    """Bytes at the first, the middle and the last of many steps: what grows is held by reference cycles."""
+    """Return the peak memory of the first, middle and last of many steps.
+
+    Reference cycles hold what grows.
+    """
     gc.collect()
     gc.disable()
     peaks = []
@@ -70,7 +73,7 @@ def peaks_without_gc(run: Loop) -> list[int]:
 
 
 def kernels(run: Loop) -> set[str]:
-    """Names of the kernels that attention and the loss run by."""
+    """Return the names of the kernels of attention and of the loss."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         run(1)
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Say before a part of the first day what is expected, and afterwards whether it held.
+"""Print what a part of the first day is expected to show, and afterwards whether the expectation held.
 
 `python -m tests.gpu.held expect CHECK` prints the expectation, and `python -m tests.gpu.held CHECK FILE...`
 the answer: HELD, NOT HELD, or NOT SEEN if there is nothing to judge.
@@ -24,7 +24,7 @@ NOISE = 0.005  # largest spread of the launches of one case
 SAMPLER = 0.005  # largest cost of the health sampler
 CACHES = 0.03  # largest difference between cold and warm compilation
 SLOWDOWN = (0.04, 0.06)  # an injected slowdown of 5%
-AGENT = r"(-m |\[')perfsuite\.(node|worker)"  # in the command line of an agent, or of what forks its ranks
+AGENT = r"(-m |\[')perfsuite\.(node|worker)"  # in the command line of an agent, or of its ranks' server
 FREE_MIB = 1024  # memory that may be in use after all processes were killed
 
 
@@ -214,7 +214,7 @@ CHECKS: dict[str, Callable[..., Answer]] = {
 
 
 def main(words: Sequence[str]) -> str:
-    """Return the line to print. A file that cannot be read is nothing that was seen."""
+    """Return the line to print. If a file cannot be read, nothing was seen."""
     name, *others = words
     if name == "expect":
         return f"EXPECTED ({others[0]}): {CHECKS[others[0]].__doc__}"

@@ -1,4 +1,4 @@
-"""Cases for one GPU with 80 GB or more, in the order of `day.sh`. Not collected by `pytest tests`."""
+"""Cases for one GPU with 80 GB or more, in the order of `day.sh`. `pytest tests` does not collect them."""
 
 import json
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_smoke(bench: Any, case: Case) -> None:
 
 
 def test_smoke_of_a_replayed_graph() -> None:
-    """Forward and backward in a real CUDA graph: counted steps tell the replay."""
+    """Forward and backward are replayed from a real CUDA graph. The counting of steps notices the replay."""
     import torch
 
     from perfsuite.results.counts import COUNTED_STEP
@@ -136,7 +136,7 @@ def test_smoke_of_a_replayed_graph() -> None:
 
 @pytest.mark.parametrize("is_replayed", [False, True])
 def test_smoke_of_kernels_in_a_profile(tmp_path: Path, is_replayed: bool) -> None:
-    """Operators launch all kernels of an eager step, and hardly one of a step in a real CUDA graph."""
+    """Operators launch all kernels of an eager step, but hardly any kernel of a step in a real CUDA graph."""
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule
 

@@ -299,7 +299,7 @@ def test_night_in_an_image_installs_nothing(
 
 @pytest.fixture
 def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the repository with a case file for a script, as the current directory."""
+    """Add a script and its case file to the repository, make it the current directory, and return it."""
     (repository / "train.py").touch()
     (repository / "bench_cases" / "test_cases.py").rename(repository / "bench_cases" / "test_train.py")
     monkeypatch.chdir(repository)

@@ -90,7 +90,7 @@ def lowered(what: str) -> dict[str, dict[str, int]]:
 
 
 def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
-    """Return the verdict on such launches in each mode of comparison."""
+    """Return the verdict on a launch `now` after launches like `before`, in each mode of comparison."""
     baseline = baselines.from_runs([before] * 5)
     recorded = count_baseline.from_runs([before] * 3)
     passed = Verdict(outcome="passed", launches=1)

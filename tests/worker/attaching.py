@@ -1,4 +1,4 @@
-"""Helper: attach the measurement to this process as `perfsuite.worker.startup` does in that of a script."""
+"""Helper: attach the measurement to this process, as `perfsuite.worker.startup` does in a script's."""
 
 import gc
 import importlib.metadata
@@ -49,9 +49,9 @@ class Unprobed(ScriptRank):
 
 @contextmanager
 def attaching(directory: Path) -> Iterator[Start]:
-    """Yield a function that attaches to this process for a case. Everything is undone afterwards.
+    """Yield a function that attaches the measurement of a case to this process. All is undone afterwards.
 
-    Its keywords change the request after the attachment.
+    The keyword arguments of that function change the request after the attachment.
     """
     handles: list[Any] = []
     collector_callbacks = [*gc.callbacks]

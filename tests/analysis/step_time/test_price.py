@@ -13,7 +13,7 @@ UNKNOWN = MACHINE._replace(links=MACHINE.links._replace(between=None))
 
 
 def in_turn(seconds: float) -> list[Entry]:
-    """Return a step that waits for each collective."""
+    """Return a step in which the kernel waits for the collective."""
     return [gather(1, seconds, stream=0), kernel(2)]
 
 
@@ -32,7 +32,7 @@ def test_hidden_bytes_cost_only_what_slows_kernels() -> None:
 
 
 def test_bytes_are_hidden_above_a_rate() -> None:
-    """Beside 2 s of kernels, 1 GB is hidden above 0.5 GB/s."""
+    """Sending 1 GB during 2 s of kernels costs no time if the link is faster than 0.5 GB/s."""
     step: list[Entry] = [gather(1, 1, stream=1), kernel(2)]
     its = price(step, GATHER, 0.0, MACHINE)
     assert its.hidden_above == pytest.approx(0.5e9, rel=RELATIVE)

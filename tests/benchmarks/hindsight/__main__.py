@@ -1,7 +1,7 @@
 """Runs pairs, and writes the findings into results.json and the page: `make hindsight PAIR=name`.
 
-Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name, all pairs
-run that have no result yet. With --again, all pairs run.
+Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name, it runs all
+pairs that have no result yet. With --again, it runs all pairs.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Surroundings of a step whose launches are stood in for."""
+"""Helpers: nights, steps and results with fake launches."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,24 +17,24 @@ DAY = "2026-01-02T03:04:05+00:00"
 
 
 def make_night(**changes: Any) -> Night:
-    """A night of simulated training in the current directory, on two cores."""
+    """Return a night of simulated training in the current directory, on two cores."""
     usual: dict[str, Any] = {"machine": make_machine(), "size": "simulated", "out": Path("night")}
     return Night(**{**usual, "cases": Path("bench_cases"), **changes})
 
 
 def make_record(*results: StepResult, **changes: Any) -> FirstNight:
-    """The record of a night with these results."""
+    """Return the record of a night with these results."""
     usual: dict[str, Any] = {"perfsuite": "0.1.0", "started_at": DAY, "machine": make_machine()}
     return FirstNight(**{**usual, "size": "tiny", "results": results, **changes})
 
 
 def make_result(step: str, *rows: Row, is_complete: bool = True) -> StepResult:
-    """The result of a step that took a minute."""
+    """Return the result of a step that took a minute."""
     return StepResult(step=step, seconds=60, is_complete=is_complete, rows=rows)
 
 
 def make_step(name: str, *rows: Row, error: BaseException | None = None, **changes: Any) -> Step:
-    """A step that yields rows, and then raises an error if there is one."""
+    """Return a step that yields rows, and then raises an error if one is given."""
 
     def run(night: Night) -> Iterator[Row]:
         yield from rows or (passed(f"check of {name}", "well"),)
@@ -46,7 +46,7 @@ def make_step(name: str, *rows: Row, error: BaseException | None = None, **chang
 
 
 def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:
-    """Rows by the name of their check, each of which occurs once."""
+    """Return rows by the name of their check. Each name must occur only once."""
     listed = [*rows]
     found = {row.check: row for row in listed}
     assert len(found) == len(listed)
@@ -54,7 +54,7 @@ def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:
 
 
 class Launches:
-    """Stands in for `launch_once`: keeps what was asked, and answers with a run."""
+    """Replaces `launch_once`. Records the arguments of each call, and returns a run."""
 
     def __init__(self, **of_run: Any) -> None:
         self.of_run = of_run

@@ -1,4 +1,4 @@
-"""The cases of a first night."""
+"""Tests of the cases of a first night."""
 
 import re
 
@@ -47,7 +47,7 @@ def test_every_case_is_valid_or_says_why_not(count: int) -> None:
             framework_of(case).check(case)
             reason = unsupported(case, machine)
             assert reason is None or re.search("deepspeed|needs? a GPU|at least 2", reason)
-        assert len({case.id for case in given}) == len(given) >= 5, "one rank has some, too"
+        assert len({case.id for case in given}) == len(given) >= 5, "there are cases for one rank, too"
 
 
 def test_eight_gpus_try_every_kind_of_parallelism() -> None:
@@ -56,7 +56,7 @@ def test_eight_gpus_try_every_kind_of_parallelism() -> None:
     assert None not in cases.values()
     ddp = cases["DDP"]
     assert ddp is not None
-    assert ddp.model.name == "llama-3.2-1b", "each GPU holds all of it"
+    assert ddp.model.name == "llama-3.2-1b", "each GPU holds the whole model"
     ids = " ".join(case.id for case in cases.values() if case is not None)
     for part in ("shard_group4", "tp_size2", "cp_size2", "tp4-pp2", "tensor_parallel2", "zero3"):
         assert part in ids

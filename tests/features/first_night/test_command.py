@@ -1,4 +1,4 @@
-"""`perfsuite first-night`. Its steps are stood in for, except in the launch tests."""
+"""Tests of `perfsuite first-night`. Its steps are fake, except in the launch tests."""
 
 import json
 import os
@@ -35,7 +35,10 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> list[str]:
-    """Replace the steps, of which some are `changed`. Returns the names of those that run."""
+    """Replace the steps with fake ones, or with those in `changed`.
+
+    Returns a list of the steps that have begun.
+    """
     begun: list[str] = []
 
     def made(name: str) -> Step:
@@ -196,7 +199,10 @@ def test_an_allocation_that_expires_leaves_the_page() -> None:
 
 @pytest.mark.launch
 def test_torch_for_another_driver_ends_every_later_step(tmp_path: Path) -> None:
-    """Eight GPUs in NVML, but a torch that reaches none: as with a driver that is too old."""
+    """NVML has eight GPUs, but torch reaches none of them.
+
+    This happens if the driver is too old for torch.
+    """
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(

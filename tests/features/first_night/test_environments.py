@@ -1,4 +1,4 @@
-"""Other environments of a launch. Launches are stood in for, and simulated ones run in this process."""
+"""Tests of launches in other environments. Launches are fake or simulated in this process."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ COUNTED = {"counts": launch().counts, "observed": launch().observed}
 
 @pytest.fixture
 def may_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `unshare` run its command without a namespace."""
+    """Replace `unshare` with a program that always succeeds."""
     directory = tmp_path / "bin"
     directory.mkdir()
     executable(directory / "unshare", "exit 0")
@@ -56,7 +56,7 @@ def test_a_small_shm_works_or_is_named(message: str | None, status: str, said: s
 
 
 def test_a_python_in_a_folder_with_spaces_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in for `unshare` runs the shell's command, but mounts nothing."""
+    """The replacements for `unshare` and `mount` run the shell's command, but mount nothing."""
     executable(tmp_path / "unshare", 'shift 2; exec "$@"')
     executable(tmp_path / "mount", "exit 0")
     python = executable(tmp_path / "my $HOME python", 'touch "$0 ran"')

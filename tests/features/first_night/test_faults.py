@@ -1,4 +1,4 @@
-"""Faults of a first night. Launches are stood in for."""
+"""Tests of the faults of a first night, with fake launches."""
 
 import os
 import signal
@@ -28,13 +28,13 @@ EXPECTED = {
 
 
 def failing(**kinds: str) -> Launches:
-    """Launches that fail as the fault should, or in another way."""
+    """Return fake launches that fail as expected from the fault, or with these other kinds of failure."""
     chosen = {**EXPECTED, **{name.replace("_", "-"): kind for name, kind in kinds.items()}}
     return Launches(**{name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()})
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[str, Any]:
-    """The rows on two GPUs, whose memory these users hold after each launch."""
+    """Return the rows of a machine with two GPUs. `users` hold memory of the GPUs after each launch."""
     monkeypatch.setattr(faults, "FREE_S", 0.1)
     monkeypatch.setattr(faults, "why_not", lambda case, night: None)
     monkeypatch.setattr(faults, "see_gpus", lambda devices: [*users])
@@ -96,7 +96,7 @@ def test_stops_the_last_rank_while_it_trains(monkeypatch: pytest.MonkeyPatch) ->
             directory.mkdir(parents=True)
             RunDir(directory).stacks(0, os.getpid()).touch()
             RunDir(directory).stacks(1, rank.pid).touch()
-            how.on_progress(4, 9)  # too early
+            how.on_progress(4, 9)  # too early to stop a rank
             assert os.waitpid(rank.pid, os.WUNTRACED | os.WNOHANG) == (0, 0)
             how.on_progress(5, 9)
             _, status = os.waitpid(rank.pid, os.WUNTRACED)

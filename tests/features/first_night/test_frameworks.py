@@ -1,4 +1,4 @@
-"""Each framework once. Launches are stood in for, and simulated ones run in this process."""
+"""Tests of launching each framework once. Launches are fake or simulated in this process."""
 
 from pathlib import Path
 from typing import Any

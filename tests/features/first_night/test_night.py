@@ -1,4 +1,4 @@
-"""What the steps of a first night share."""
+"""Tests of what the steps of a first night share."""
 
 import sys
 from pathlib import Path
@@ -52,7 +52,10 @@ def test_follows_no_link_when_it_removes_files() -> None:
 
 
 def test_names_what_it_cannot_remove(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As files that a container wrote as root. The marker stays, so that the next attempt tries again."""
+    """Examples are files that a container wrote as root.
+
+    The marker stays, so the next attempt tries again.
+    """
     night = make_night()
     kept = night.new_directory("container") / "launch-1"
     kept.mkdir()

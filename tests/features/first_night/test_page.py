@@ -1,4 +1,4 @@
-"""The page of a first night."""
+"""Tests of the page of a first night."""
 
 import pytest
 
@@ -13,7 +13,7 @@ GPUS = make_gpu_machine()
 
 
 def whole(*rows: Row, step: str = "cases") -> object:
-    """A record of all steps, one of which has these rows."""
+    """Return a record of all steps. The step `step` has these rows."""
     others = [make_result(name) for name in NAMES if name != step]
     return make_record(make_result(step, *rows), *others, machine=GPUS, size="full")
 

@@ -1,4 +1,4 @@
-"""The record of a first night."""
+"""Tests of the record of a first night."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Steps one after another, whatever happens to one of them."""
+"""Tests of running steps one after another, whatever happens to one of them."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ IDLE = {
 
 @dataclass
 class Saved:
-    """What was saved and shown."""
+    """Records what was saved and shown."""
 
     records: list[FirstNight] = field(default_factory=list)
     shown: list[tuple[str, Row]] = field(default_factory=list)
@@ -89,7 +89,7 @@ def test_a_step_ends_at_its_limit() -> None:
         yield passed("one", "")
         try:
             time.sleep(60)
-        except Exception:  # as code that keeps going
+        except Exception:  # like code that catches everything and goes on
             time.sleep(60)
 
     slow = make_step("a", run=endless, minutes={"simulated": (0.001, 0.005)})
@@ -123,14 +123,14 @@ def test_an_interrupt_keeps_what_was_found(error: BaseException) -> None:
 
 @pytest.mark.parametrize("check", running.BLOCKING)
 def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
-    """Such as a driver that is too old for this torch."""
+    """An example is a driver that is too old for this torch."""
     machine = make_result("machine", failed(check, "the driver is too old"))
     record = run(make_step("spread"), make_step("machine"), record=make_record(machine))
     reason = f"the check {check!r} of the step machine failed"
     assert only_row(record, "spread") == not_run(
         "spread", reason, "repair it: the same command then continues"
     )
-    assert only_row(record, "machine").status == "pass", "to repeat it shows whether it is repaired"
+    assert only_row(record, "machine").status == "pass", "a repetition shows whether it is repaired"
     again = run(make_step("machine", failed(check, "the driver is too old")))
     assert not again.results[0].is_complete, "the same command examines the machine again"
     others = make_record(make_result("machine", failed("GPU hardware", "a row could not be remapped")))
@@ -138,7 +138,7 @@ def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
 
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, **changes: Any) -> Row | None:
-    """The problem of a machine that had two H100 with this NVML now."""
+    """Return the problem of a machine that had two H100s and now has the GPUs of this NVML."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -159,7 +159,7 @@ def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) 
     gone = on_machine(monkeypatch, Nvml(init=NVMLError("Driver Not Loaded")))
     assert gone is not None
     assert gone.found.endswith("and now has no GPU")
-    assert machine_problem(make_night(), make_step("spread")) is None, "a processor has none to lose"
+    assert machine_problem(make_night(), make_step("spread")) is None, "a CPU machine has none to lose"
 
 
 def test_nvml_without_an_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_repeated_step_that_is_refused_keeps_its_result() -> None:
     late = make_result("spread", not_run("spread", "the time is used up"), is_complete=False)
     for before in (make_record(), make_record(late)):
         again = run(make_step("spread"), record=before, problem=lambda *_: busy)
-        assert only_row(again, "spread") == busy, "a refusal is no result to keep"
+        assert only_row(again, "spread") == busy, "a refusal is not a result to keep"
 
 
 def test_the_wait_for_others_is_a_part_of_the_budget() -> None:

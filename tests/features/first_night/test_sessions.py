@@ -1,4 +1,4 @@
-"""Two sessions of the user's cases."""
+"""Tests of two sessions of the user's cases."""
 
 import os
 import signal
@@ -158,7 +158,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m pytest` finds this module in the current directory."""
+    """`python -m pytest` runs the `pytest.py` that the test writes into the current directory."""
     Path("pytest.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     Path("out").mkdir()

@@ -1,4 +1,4 @@
-"""Launches of one case. They are stood in for."""
+"""Tests of the spread of fake launches of one case."""
 
 from pathlib import Path
 from typing import Any

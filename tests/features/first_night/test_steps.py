@@ -1,4 +1,4 @@
-"""The table of steps, and the first two of them. What they call is stood in for."""
+"""Tests of the table of steps, and of the first two steps. The functions that they call are fake."""
 
 from typing import Any
 

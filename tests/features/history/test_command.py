@@ -191,7 +191,10 @@ def test_publish_names_numpy_if_only_that_is_missing(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def regressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a repository and its history: a slower case, accepted by a baseline."""
+    """Return a directory with a repository and its history.
+
+    A case became slower, and a baseline accepts that.
+    """
     root = tmp_path_factory.mktemp("regressed")
     case = make_case(hardware="h100")
     commits = make_repository(root / "repo", 30)

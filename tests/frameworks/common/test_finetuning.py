@@ -136,7 +136,8 @@ def torchtune(a: torch.Tensor) -> torch.nn.Module:
 
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
-    # litgpt has the same kind: parameters of the layer, here those of q, k and v together.
+    # litgpt stores LoRA like this, too: the matrices are parameters of a layer, which holds q, k and v
+    # together.
     "loralib": lambda: layer(r=4, lora_alpha=8, lora_A=torch.zeros(12, 8), lora_B=torch.zeros(24, 4)),
     "torchtune": lambda: torchtune(torch.zeros(4, 8)),
     "as ZeRO 3 leaves it between steps": lambda: torchtune(torch.zeros(0)),

@@ -17,7 +17,7 @@ def digest() -> str | None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return an imported module of a user's own, in a file of its own."""
+    """Return an imported module that stands for a user's code and has its own file."""
     module = ModuleType("of_a_user")
     module.__file__ = str(tmp_path / "of_a_user.py")
     (tmp_path / "of_a_user.py").write_text("x = 1\n")

@@ -141,7 +141,7 @@ def test_compiled_models_are_not_hooked() -> None:
 def test_released_weights_still_count_by_dtype() -> None:
     """ZeRO 3 releases weights like this.
 
-    Under DeepSpeed, the module that reads such a weight is taken to compute with it.
+    Under DeepSpeed, perfsuite assumes that a module that reads a released weight computes with it.
     """
     model = Model(sdpa)
     for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
