@@ -24,11 +24,11 @@ from selenium.webdriver.support.ui import WebDriverWait
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 OFF = ("gpu", "quic", "background-networking", "component-update", "sync")
 FLAGS = ("--headless", "--no-first-run", "--no-sandbox", *(f"--disable-{feature}" for feature in OFF))
-"""Chromium has no sandbox, since it does not start as root otherwise. It opens only our own pages."""
+"""Options of Chromium. Without a sandbox, it also starts as root. It opens only our own pages."""
 TIMEOUT_S = 120
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 LOADS = 5
-"""How often a page is loaded at most, if the network of this machine changes meanwhile."""
+"""The largest number of times that a page is loaded if the network of this machine changes meanwhile."""
 
 
 class Browser:
@@ -42,13 +42,13 @@ class Browser:
     def open(self, url: str) -> None:
         """Load a page and wait for it. Forgets the requests and complaints of earlier pages.
 
-        Chromium drops its requests when a network interface comes or goes, as happens when other tests start
-        or stop a Slurm cluster. Then the page is loaded again.
+        When a network interface comes or goes, Chromium drops its requests, and the page is loaded again.
+        This happens when other tests start or stop a Slurm cluster.
         """
         self._url = url
         for _ in range(LOADS):
             try:
-                self.driver.get("about:blank")  # otherwise a change after # alone loads nothing
+                self.driver.get("about:blank")  # a change after # alone would load nothing
                 self._log("performance")
                 self._log("browser")
                 self._complaints = []
@@ -90,7 +90,7 @@ class Browser:
         self._command("Emulation.setEmulatedMedia", {"features": [scheme]})
 
     def screenshot(self, file: Path, *, without_last: int = 0) -> None:
-        """Write the viewport as a PNG, without the given number of CSS pixels at its foot."""
+        """Write the viewport as a PNG, without the given number of CSS pixels at the bottom."""
         width, height = self.evaluate("[innerWidth, innerHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": height - without_last, "scale": 1}
         taken = self._command("Page.captureScreenshot", {"clip": clip})

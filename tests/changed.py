@@ -3,9 +3,9 @@
     python -m tests.changed [BASE]
 
 A room is a folder of perfsuite or a file next to these folders; in `features`, each feature is a room. A room
-has changed if one of its files has, committed or not, since HEAD left BASE. Three kinds of tests are named:
-those of changed rooms, those of rooms that import a changed room, and those that import a changed helper of
-the tests. Prints nothing if nothing has changed.
+has changed if one of its files has changed since HEAD left BASE, committed or not. Three kinds of tests are
+named: tests of changed rooms, tests of rooms that import a changed room, and tests that import a changed test
+helper. If nothing has changed, nothing is printed.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ READ_BY = {
 }
 """Files and folders that are not Python, and the tests that read them."""
 OF_NO_ROOM = ("tests.test_", "tests.bench_cases.", "tests.pages.", "tests.repository.", "tests.robustness.")
-"""Prefixes of the names of test modules that are not below a room of the same name."""
+"""For test modules that are not in the folder of their room: prefixes of their names, and the rooms."""
 
 
 def changed_files(base: str, root: Path = ROOT) -> set[str]:

@@ -1,4 +1,4 @@
-"""Runs collected from the files of launches that tests write, and failures that occur in them."""
+"""Helpers: runs that are collected from files written by tests, and the failures in these runs."""
 
 from pathlib import Path
 from typing import Any

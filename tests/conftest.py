@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give every test the mark of its layer: `unit` if it has no other, `launch` if it starts processes.
 
-    Tests of perfsuite itself may have cases that they do not measure.
+    Tests of perfsuite itself may contain cases that they do not measure.
     """
     if hasattr(item, "callspec"):
         item.add_marker("no_bench")
@@ -89,7 +89,7 @@ def _only_gpu_tests(config: pytest.Config) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep sessions under test, and the processes of xdist, from waiting for each other."""
+    """Keep sessions under test and processes of xdist from waiting for each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
         yield
@@ -106,19 +106,19 @@ def _variables() -> Iterator[None]:
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     from tests.suite import CASES  # not at the top, because test_conftest.py copies this file alone
 
-    # Plugins that these tests do not need, and that each inner run would otherwise import again.
+    # These tests do not need these plugins, and each inner run would import them again.
     monkeypatch.setenv(
         "PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore::pytest.PytestAssertRewriteWarning"
     )
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the inner runs are sessions of their own
-    monkeypatch.setattr("cpuinfo.get_cpu_info", dict)  # pytest-benchmark asks for it, which takes a second
+    monkeypatch.setattr("cpuinfo.get_cpu_info", dict)  # pytest-benchmark's call takes a second
     pytester.makepyfile(test_cases=CASES)
     return pytester
 
 
 @pytest.fixture
 def recorded(suite: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -> pytest.Pytester:
-    """`suite` with a baseline of its first case, which is measured once for all tests of this process."""
+    """`suite` with a baseline of its first case. It is measured once for all tests of this process."""
     from tests.suite import run_cpu  # not at the top either
 
     kept = tmp_path_factory.getbasetemp() / "recorded"
@@ -140,7 +140,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """`tests.packages.Packages`, with no other package that adds anything to perfsuite."""
+    """Return `tests.packages.Packages`. No other installed package adds anything to perfsuite."""
     from tests.packages import site  # not at the top either
 
     with site(tmp_path / "site", monkeypatch) as packages:

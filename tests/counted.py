@@ -1,4 +1,4 @@
-"""Handmade counts of a step, and cases that have them."""
+"""Helpers: handmade counts of a step, and cases with these counts."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ BUCKETS = make_finding(
 
 
 def make_check(*findings: Finding, **changes: Any) -> CountCheck:
-    """Return a regression of two counts, with a third finding that is only listed."""
+    """Return a check in which two counts regressed, and a third finding is only listed."""
     return CountCheck(
         outcome="regressed",
         findings=findings or (make_finding(), HOST_READ, BUCKETS),
@@ -109,7 +109,10 @@ NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a CUDA g
 
 
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
-    """Return the counts of equal ranks, by default `make_counts`; or one rank for each of several counts."""
+    """Return the counts of ranks.
+
+    One counts (by default `make_counts`) is for all ranks; several are one per rank.
+    """
     if len(counts) > 1:
         return tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))
     return (RankCounts(ranks=tuple(range(ranks)), counts=counts[0] if counts else make_counts()),)

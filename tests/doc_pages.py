@@ -1,8 +1,8 @@
-"""The pages of the documentation as data: blocks of code with their marks, links, and code in the text.
+"""Reads the pages of the documentation: blocks of code with their marks, links, and code in the text.
 
 A mark is an HTML comment before a block. Neither GitHub nor the site shows it:
 
-    <!-- needs: gpu -->             a test cannot run the commands; `NEEDS` lists the reasons
+    <!-- needs: gpu --> a test cannot run the commands; `NEEDS` lists the reasons
     <!-- file: cases/test_a.py -->  the block is written to this file, relative to the root of the project
     <!-- exits: 1 -->               each command ends with this exit status (`0 or 3`: with one of these)
     <!-- shows: regressed -->       the last command prints this
@@ -34,7 +34,7 @@ class Block:
     """A fenced block of code."""
 
     where: str
-    """The page and the line, for messages."""
+    """The page and the line of the block, for messages."""
     language: str
     text: str
     marks: dict[str, str]
@@ -105,7 +105,7 @@ class Page:
 
     @cached_property
     def anchors(self) -> set[str]:
-        """The anchors of the page's headings, as GitHub and MyST name them."""
+        """The anchors of the page's headings, with the names that GitHub and MyST give them."""
         after_open = zip(self._tokens, self._tokens[1:], strict=False)
         headings = [title.content for token, title in after_open if token.type == "heading_open"]
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

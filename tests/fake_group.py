@@ -1,4 +1,7 @@
-"""Process groups with a single process: the only rank, or one of many in a group that sends nothing."""
+"""Helpers: process groups of one process.
+
+The process is either the only rank, or one of many ranks in a group that sends nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +34,7 @@ def fake_group(rank: int, world_size: int) -> Iterator[Ranks]:
 
 @contextmanager
 def alone() -> Iterator[Ranks]:
-    """Yield the only rank of a group of gloo."""
+    """Yield the only rank of a gloo group."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     try:
         yield Ranks(rank=0, world_size=1, device=CPU, directory=Path())

@@ -76,14 +76,14 @@ def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_told: b
     "ranks",
     [
         [evidence_of(11, 12), evidence_of(11, 12)],
-        [evidence_of(11.0, 12), evidence_of(11.001, 12)],  # the sums had another order
+        [evidence_of(11.0, 12), evidence_of(11.001, 12)],  # the order of the sums differed
         [evidence_of(1e6, 2e6), evidence_of(1e6 + 0.4, 2e6 + 0.9)],
         # Split by hand: one rank does not hold the whole parameters.
         [evidence_of(11), Evidence(data_parallel=2, collectives=9)],
         [
             evidence_of(11, collectives=None),
             evidence_of(11, collectives=None),
-        ],  # the backend does not count
+        ],  # the backend does not count collectives
         [evidence_of(11, collectives=0), evidence_of(11)],
         [evidence_of(11, collectives=0, data_parallel=1), evidence_of(13, collectives=0, data_parallel=1)],
         [evidence_of(11, collectives=0)],
@@ -96,11 +96,11 @@ def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) ->
 
 
 def test_how_much_replicas_may_differ() -> None:
-    """The pairs are norms of a parameter before and after training, for each of two ranks."""
+    """For each of two ranks, the pair has the norms of a parameter before and after training."""
     for one, other, is_apart in (
-        ((0.0, 100.0), (0.0, 99.0), False),  # differs by a hundredth of the change by training
+        ((0.0, 100.0), (0.0, 99.0), False),  # the ranks differ by a hundredth of what training changed
         *((((0.0, 100.0), (0.0, end), True)) for end in (98.9, 101.1)),
-        ((0.0, 100.0), (99.5, 99.25), False),  # relative to the rank where it changed most
+        ((0.0, 100.0), (99.5, 99.25), False),  # relative to the larger change
         # Rounding: at most one part in two million of the larger norm.
         ((2e6, 2e6), (2e6 - 1, 2e6 - 1), False),
         ((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01), True),
@@ -134,7 +134,7 @@ def case_of(**options: Any) -> Case:
     [
         ((256, 256), {"forwards": 2}),  # gradient accumulation over two micro-batches
         ((100, 120), {}),
-        ((100, 100), {"data_parallel": 1}),  # layers are split, so both ranks see the same tokens
+        ((100, 100), {"data_parallel": 1}),  # layers are split, so both ranks get the same tokens
         ((512, 512), {"data_parallel": 1}),
         ((90, 110), {"padding": 20}),
     ],
@@ -159,7 +159,7 @@ def test_tokens_not_given_to_the_model_mismatch(
 
 
 def test_sequences_may_be_split_among_ranks() -> None:
-    """Context parallelism gives each of two ranks half of a sequence. Two groups of two ranks work too."""
+    """Context parallelism gives each of two ranks half of a sequence. The second case has two such groups."""
     for tokens, changes in (((128, 128), {"data_parallel": 1}), ((64,) * 4, {})):
         world = len(tokens)
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
@@ -196,7 +196,7 @@ def test_other_tokens_are_a_note(tmp_path: Path) -> None:
 
 
 def test_no_tokens_are_claimed_without_reports() -> None:
-    """A model for tables can be given integers that are not its samples."""
+    """The input of a model for tables can be integers that are not tokens."""
     ranks = reports(*[evidence_of(11, tokens=9, padding=3, forwards=1)] * 2)
     assert agreement.tokens_differ(ranks, make_case()) is not None
     for silent, case in ((ranks, IMAGES), (reports(None, None), case_of())):
@@ -223,9 +223,9 @@ def test_token_counts_may_differ_by_two_percent() -> None:
 
 
 FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=2)
-"""For 2 weights and an attention with 2 FLOPs per token in forward, it is 6 FLOPs in total."""
+"""In forward, 2 weights and an attention with 2 FLOPs per token take 6 FLOPs per token together."""
 FORWARD = make_report(0).tokens_per_step * 6 // 2
-"""FLOPs in forward on one of two ranks."""
+"""The FLOPs of one of two ranks in forward."""
 EVIDENCE = Evidence(data_parallel=2, collectives=99, replicated={"w": (1.0, 2.0)}, replicated_bytes=4_000_000)
 """The evidence for a parameter of 4 MB that both ranks hold and that training changed."""
 
@@ -256,7 +256,7 @@ def why(reports: list[RankReport], case: Case | None = None) -> tuple[str, ...]:
 def test_nearly_complete_step_hides_nothing() -> None:
     nearly = Counts(collectives=(sent(400),), flops={"forward": int(0.91 * FORWARD)})
     assert why(launch()) == why(launch(nearly)) == ()
-    just = FULL.replace(flops={"forward": 675})  # of 1500 FLOPs on both ranks
+    just = FULL.replace(flops={"forward": 675})  # 90% of the 1500 FLOPs on both ranks
     assert why(launch(just, tokens_per_step=250)) == ()
     first, second = launch(hidden=("a CUDA graph was replayed",))
     assert why([first, second]) == ("a CUDA graph was replayed",)
@@ -268,7 +268,7 @@ def test_finds_fewer_flops_than_the_formula() -> None:
         "only 0 FLOP were counted in forward on all ranks, but according to the formula palm-1 it takes "
         f"{2 * FORWARD:.4g}",
     )
-    # Frozen weights are multiplied in forward like others.
+    # In forward, frozen weights are multiplied like any others.
     frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)
     assert why(launch(flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": int(0.91 * FORWARD)}), flops=frozen)) == ()
@@ -282,7 +282,10 @@ def test_finds_fewer_flops_than_the_formula() -> None:
 
 
 def test_ring_attention_leaves_out_what_is_masked() -> None:
-    """With four parts, (4 + 1) / (2 x 4) of attention's products remain: 4 + 2 x 5 / 8 FLOPs per token."""
+    """With four parts, (4 + 1) / (2 x 4) of attention's products remain.
+
+    A token then takes 4 + 2 x 5 / 8 FLOPs.
+    """
     takes = FORWARD * 5.25 / 6
     enough, less = (FULL.replace(flops={"forward": int(share * takes)}) for share in (0.91, 0.89))
     assert why(launch(enough, observed=in_parts("4"))) == ()
@@ -304,11 +307,11 @@ def test_finds_one_model_with_too_few_bytes_sent() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data_parallel": 1},  # there is a single part of the data
+        {"data_parallel": 1},  # both ranks get the same data
         {"replicated": {}, "replicated_bytes": 0},  # the model is sharded
         {"replicated": {"w": (1.0, 1.0)}},  # training changed nothing
         {"collectives": None},  # the number of collectives is unknown
-        {"collectives": 23},  # replicas are averaged only now and then
+        {"collectives": 23},  # replicas are averaged only in some steps
     ],
 )
 def test_gradients_may_skip_exchanges(changes: dict[str, Any]) -> None:
@@ -331,14 +334,14 @@ def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
     )
     assert (run.failure, run.counts, run.hidden) == (None, (), reasons)
     assert (len(seen.counts), seen.hidden) == (1, ())
-    assert run.window == seen.window  # a step was counted in both runs, and it is not measured
+    assert run.window == seen.window  # in both runs a step was counted, so it was not measured
 
 
 @pytest.mark.parametrize(
     ("blocks", "claim", "flops", "said"),
     [
         ("0 of 4", "none", {}, None),
-        ("4 of 4", "full", {"recompute": 1}, None),  # this is compared
+        ("4 of 4", "full", {"recompute": 1}, None),  # the counts agree with the claim
         ("0 of 0", "none", {}, None),
         ("0 of 0", "none", {"recompute": 1}, "activation_checkpointing='none' (some of the forward is rec"),
         ("0 of 0", "full", {}, "activation_checkpointing='full' (no recomputation was detected, but"),

@@ -89,7 +89,7 @@ def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
         failure = cause(directory, *map(make_report, reporting))
         assert (failure.kind, failure.rank) == ("missing_report", rank)
         assert failure.message == f"no report from rank {ranks} of 2: see {directory}"
-        RunDir(directory).launch(0).unlink()  # without this file, its launcher died, which is the cause
+        RunDir(directory).launch(0).unlink()  # a missing file means that the launcher died
         failure = failure_of(collected(RunDir(directory)))
         assert (failure.kind, failure.rank) == ("missing_report", rank)
         died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {directory}"
@@ -248,7 +248,7 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
         f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Is its optimizer "
         f"replaced during training, or does it have less data? Its error: {PEER}"
     )
-    for steps in (None, total):  # such a rank is not behind
+    for steps in (None, total):  # a rank with all steps or an unknown number is not behind
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 

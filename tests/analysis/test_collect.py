@@ -174,7 +174,7 @@ def test_bad_report_names_the_file_and_field(tmp_path: Path) -> None:
 def test_failure_after_all_reports_is_a_note(tmp_path: Path) -> None:
     """An example is a command that lingers for a logger.
 
-    Nothing is missing, even without the agent's report.
+    Nothing is missing, even though the agent has not reported.
     """
     for ended, killed, note in (
         (crash(1, 1.0, "exit code -11"), None, "ended after its report was written: rank 1: exit code -11"),
@@ -321,7 +321,7 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
 
 
 def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
-    """Three quarters of the FLOPs take half of their time, so all take 5/8 of the time in 16 bits."""
+    """In 16 bits, three quarters of the FLOPs take half as long, so all FLOPs take 5/8 of the time."""
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     changes: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
     run, plain = (on_gpu(both(tmp_path, observed=observed, **changes)) for observed in (seen, None))

@@ -117,7 +117,7 @@ def test_job_steps_allow_for_a_late_start() -> None:
     steps = [0.1 + 1e-7 * step**2 for step in range(50)]
     assert job_steps([steps]) == job_steps([steps] * 8) == steps
     early, late = synchronous([[0.1] * 20] * 2, [[0.0] * 20] * 2)
-    early[0] += 3.0  # its clock began before the other clock
+    early[0] += 3.0  # the clock of the first rank began earlier
     assert job_steps([early, late]) == pytest.approx([3.1] + [0.1] * 19)
 
 
@@ -129,7 +129,7 @@ def test_counts_a_stall_once_across_ranks(tmp_path: Path, ranks: int) -> None:
     steps = synchronous(work, late)
     assert sum(max(of_ranks) for of_ranks in zip(*steps, strict=True)) == pytest.approx(
         2.5 + 2 * ranks
-    )  # this counts each stall twice
+    )  # the sum of the slowest steps counts each stall twice
     reports = [
         make_report(rank, step_s=tuple(seconds), world_size=ranks) for rank, seconds in enumerate(steps)
     ]
@@ -329,8 +329,8 @@ SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, m
         ([2.0] * 25 + [1.0] * 35, 20, 20),  # the warm-up is longer than allowed
         ([9.0] + [1.0] * 19, 0, 0),  # no warm-up is allowed
         ([0.0] * 20, 5, 2),  # the clock recorded nothing
-        # Steps alternate between 0.9 and 1.1 s. They differ by 0.2 s from each other, and scatter around the
-        # level by 0.141 s, of which twice is allowed.
+        # Steps alternate between 0.9 and 1.1 s, which is a scatter of 0.141 s. The start may differ from the
+        # level by twice the scatter.
         ([1.28] * 6 + [0.9, 1.1] * 20, 6, 2),
         ([1.29] * 6 + [0.9, 1.1] * 20, 6, 6),
         # In the third step the worker observes what runs.

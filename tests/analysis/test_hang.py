@@ -89,7 +89,7 @@ def test_names_the_rank_with_other_sizes() -> None:
     )
     assert "with Half [8]" in str(said(sized(8), sized(8), sized(8), sized(8, dtype="Half")))
     uneven = said(*(sized(size, name="all_to_all") for size in (8, 7, 8, 8)))
-    assert "stalls" in str(uneven), "its ranks can send unequal amounts"
+    assert "stalls" in str(uneven), "ranks can send unequal amounts in an all-to-all"
 
 
 def test_compares_the_parts_of_a_coalesced_call() -> None:
@@ -208,7 +208,7 @@ def test_reads_the_calls_of_this_jobs_ranks(tmp_path: Path) -> None:
 
     zero = write(1, 0)
     write(2, 1)
-    write(3, 1)  # it is unknown which of the two processes is the rank
+    write(3, 1)  # nobody knows which of the two processes is the rank
     write(4, 0, world_size=1)  # a helper of a rank with a group of its own
     run_dir.collectives(5).write_text("{")
     assert calls_of(run_dir, 4) == {0: zero}

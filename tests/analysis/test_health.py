@@ -28,7 +28,7 @@ GIB = 2**30
         )
     ]
     + [
-        ("one\n  Xid error 79  \nGPU is lost\n", "Xid error 79"),  # the first line counts
+        ("one\n  Xid error 79  \nGPU is lost\n", "Xid error 79"),  # the first matching line counts
         ("RuntimeError: CUDA error: device-side assert triggered", None),
         ("", None),
     ],
@@ -108,7 +108,7 @@ def test_machine_is_shared_if_others_harm_it(
 ) -> None:
     """The cores are judged only if training runs on them.
 
-    `on_cpu` is None for problems that only a GPU has.
+    `on_cpu` is None for problems that only a GPU can have.
     """
     if on_cpu is not None:
         problems = machine_problems(health, make_machine())
@@ -125,7 +125,7 @@ def test_gpu_ranks_need_a_core_each() -> None:
         (96, 0.97, 4, "97% of the cores' time of n1, which leaves 0.72 of 96 cores to each of 4 ranks"),
         (8, 0.51, 4, "leaves 0.98 of 8 cores"),
         (8, 0.5, 4, None),
-        (2, 0.9, 4, None),  # the ranks never had a core each
+        (2, 0.9, 4, None),  # there were never enough cores for all ranks
         *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),
     ):
         devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))

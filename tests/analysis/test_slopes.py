@@ -6,7 +6,7 @@ from tests.samples import make_report, make_run
 
 
 def slopes(*levels: dict[int, int], step_s: tuple[float, ...] = ()) -> dict[str, Slope]:
-    """Return the slopes of a launch whose ranks have read these levels. Its window begins after step 5."""
+    """Return the slopes of a launch whose ranks measured these levels. The window begins after step 5."""
     run = make_run(step_s=step_s, window=(min(5, len(step_s)), len(step_s)))
     reports = [make_report(rank, levels={"resident memory": sizes}) for rank, sizes in enumerate(levels)]
     return {slope.name: slope for slope in slopes_of(run, reports)}

@@ -16,7 +16,7 @@ def test_parts_of_a_cpu_step_add_up_to_it() -> None:
     assert split == StepSplit(
         step_us=1000,
         data_wait_us=100,
-        compute_us=300,  # work of the main thread: copies by gloo's thread count as communication
+        compute_us=300,  # of the main thread only: copies by gloo's thread count as communication
         optimizer_us=100,
         exposed_us={"all_reduce": 300},
         hidden_us={"all_reduce": 100},
@@ -117,7 +117,7 @@ def test_kernel_belongs_to_its_launching_step() -> None:
     ],
 )
 def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thread: int) -> None:
-    """Kernels that overlap count their time once."""
+    """Where kernels overlap, the time counts only once."""
     hidden = []
     for number in range(4):
         begin = 1000 * number
@@ -134,7 +134,7 @@ def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thr
 
 
 def test_early_work_changes_no_step() -> None:
-    """Early work is, for example, a batch on a stream of its own, copied before a step has ended."""
+    """An example of early work is the copy of the next batch on a separate stream before a step has ended."""
     late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
     profile = reduced([*gpu_trace(), late], "cuda")
     assert "k<int>" not in profile.calls()
@@ -153,7 +153,7 @@ def test_early_work_changes_no_step() -> None:
 
 
 def test_gpu_syncs_are_reads_waits_and_copies() -> None:
-    """Some similar events wait for nothing.
+    """Some events look like waits, but wait for nothing.
 
     Examples are a value that is on the host already (AdamW reads its `step`), and a copy of activations to
     pinned memory.
@@ -171,7 +171,7 @@ def test_gpu_syncs_are_reads_waits_and_copies() -> None:
     for sync in (False, True):
         alone = reduced(gpu_trace(sync=sync), "cuda")
         assert alone.split.unseen == 0, (
-            "operators launched its kernels, and kernels of collectives are not checked"
+            "operators launched all kernels, and kernels of collectives are not checked"
         )
         both = reduced([*gpu_trace(sync=sync), *free], "cuda")
         for profile in (alone, both):

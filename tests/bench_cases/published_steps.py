@@ -1,4 +1,7 @@
-"""The published steps that are predicted from stored logs of dry runs: their cases, machines and logs."""
+"""Helpers: the published steps that are predicted from stored logs of dry runs.
+
+For each step: its case, its machine and its logs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.bench_cases.test_published import CASES, PUBLISHED
 
 library = pytest.importorskip("perfsuite.frameworks.torchtitan")
 LOGS = Path(__file__).with_name("step_logs")
-FEW = 2  # layers of the two logs from which a step is extrapolated
+FEW = 2  # a step is extrapolated from two logs, with FEW and MORE layers
 MORE = 4
 A100 = "NVIDIA A100-SXM4-80GB"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -29,10 +32,10 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedStep:
-    """One row of a published table. `case` is run dry with fewer layers."""
+    """A row of a published table. The dry runs of `case` have fewer layers."""
 
     cluster: str
-    name: str  # of its logs
+    name: str  # how its log files are named
     row: Row
     case: Case
     product: str
@@ -56,7 +59,7 @@ class PublishedStep:
 
     @cached_property
     def predicted(self) -> StepTime:
-        """The parts of a step."""
+        """The predicted parts of a step."""
         machine = pretended_gpu(self.product, self.case.topology).replace(interconnect=self.interconnect)
         its = speeds(machine, self.case)
         few, more = (
@@ -66,14 +69,14 @@ class PublishedStep:
 
     @property
     def ratio(self) -> float:
-        """The predicted time of a step over the published time."""
+        """The predicted time of a step as a multiple of the published time."""
         speed = published_tokens_per_s(self.row)
         assert speed is not None
         return self.gpu_seconds_per_token * speed / self.row.devices
 
     @property
     def gpu_seconds_per_token(self) -> float:
-        """The predicted seconds of one GPU for a token."""
+        """The seconds that one GPU is predicted to take for a token."""
         return self.predicted.total_s * self.row.devices / self._tokens
 
     @property
@@ -90,7 +93,7 @@ def _rows(comparison: str, prefix: str) -> list[Row]:
     return [row for row in its.rows if row.case.startswith(prefix)]
 
 
-# torchtitan's own configurations have no `layers`, so that these cases have the same sizes as options.
+# torchtitan's own configurations have no `layers`, so these cases give the same sizes as options.
 _TITAN_8B = Case(
     model="llama-3.1-8b",
     framework=library.TorchTitan(),

@@ -18,7 +18,7 @@ NIGHTLY = [
 ]
 H100 = PRODUCTS["NVIDIA H100 80GB HBM3"]
 OF_REGISTRY = dict.fromkeys(("llama3_8b_whole_loss", "llama3_8b_float8"), MODELS["llama-3.1-8b"])
-"""Models of configurations in torchtitan's registry, which the case itself does not contain."""
+"""The models of configurations in torchtitan's registry. The cases contain only the configuration's name."""
 
 
 @cache
@@ -27,7 +27,7 @@ def of_a_token(model: Model, length: int) -> float:
 
 
 def least_step_s(case: Case) -> float:
-    """Return the shortest possible step on an H100, from the case's FLOPs and a share of the peak."""
+    """Return the shortest plausible step on an H100, assuming that it reaches a share of the peak."""
     reached, peak = (0.7, H100.peak_fp32) if case.precision == "fp32" else (0.4, H100.peak_16bit)
     assert peak is not None
     options = case.framework.model_dump()
@@ -41,7 +41,7 @@ def least_step_s(case: Case) -> float:
 
 @pytest.mark.parametrize("case", NIGHTLY, ids=lambda case: case.id)
 def test_clocks_settle_before_a_long_window(case: Case) -> None:
-    """Warm-up should take about 10 s and the window 20 s, although a pipeline has to fill and to empty."""
+    """Warm-up should take about 10 s and the window about 20 s. A pipeline also has to fill and to empty."""
     bubble = 1 + (case.framework.model_dump().get("pp", 1) - 1) / case.gradient_accumulation
     step_s = bubble * least_step_s(case)
     assert case.max_warmup_steps * step_s > 8

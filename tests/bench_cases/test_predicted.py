@@ -26,7 +26,7 @@ from tests.samples import make_session_file
 WITH_ONE_FACTOR = {
     "torchtitan on 64 A100": Spread(median=0.030, nine_of_ten=0.067),
     "nanotron on H100": Spread(median=0.032, nine_of_ten=0.063),
-    # One row has tensor parallelism, and comes from another machine.
+    # One row has tensor parallelism, and was measured on another machine.
     "torchtitan on H100 of 500 W": Spread(median=0.192, nine_of_ten=0.255),
 }
 """The largest allowed errors of the published step times. A change of the model must not widen them."""

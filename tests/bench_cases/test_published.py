@@ -1,4 +1,4 @@
-"""Tests of this repository's published comparisons: every row has its case, and every comparison a twin."""
+"""Tests of this repository's published comparisons: every row has a case, and every comparison has a twin."""
 
 import pytest
 
@@ -49,8 +49,8 @@ PARAMETERS = {"1B": 1_235_814_400, "8B": 8_030_261_248}
 
 def test_the_memory_rule_is_worked_out_right() -> None:
     """Each parameter takes 16 bytes: weights and gradients in 16 bits, and Adam's copy, momentum and variance
-    in 32 (Rajbhandari et al. 2020, ZeRO, section 3.1). These bytes are shared by 8 ranks, or DDP's buckets
-    add 4."""
+    in 32 (Rajbhandari et al. 2020, ZeRO, section 3.1). With FSDP, 8 ranks share these bytes. With DDP, the
+    buckets add 4 bytes."""
     rows = [row for comparison in PUBLISHED for row in comparison.rows]
     for row, figure in ((candidate, figure) for candidate in rows for figure in candidate.figures):
         if figure.quantity == "peak_memory_bytes":

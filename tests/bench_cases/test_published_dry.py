@@ -1,4 +1,7 @@
-"""Tests of published rows next to dry runs: what runs in place of a compiled case, and what a row shows."""
+"""Tests of the table that compares published rows with dry runs.
+
+They test which case runs instead of a compiled one, and what a row shows.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -199,7 +199,7 @@ def test_newest_faultless_launch_counts() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a store with a measured case. A published table has that case and another one."""
+    """Return a store with one measured case. A published table has this case and another one."""
     result = measured(tokens_per_s=102960)
     rows = (row(case=result.case_id), row(case="other"))
     file = PublishedFile(comparisons=(comparison(*rows, title="FSDP | 3D", notes=("Read *this*.",)),))
@@ -232,7 +232,7 @@ def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
 # The best batch of a sweep
 
 V100 = {1: 622.0, 2: 1358.0, 4: 2753.0, 7: 4791.0, 8: 2444.0}
-"""tokens/s by batch for GPT-2 XL under FSDP on 4 x V100-16GB. Batch 8 needs retries; 9 does not fit."""
+"""tokens/s of GPT-2 XL under FSDP on 4 x V100-16GB, by batch size. 8 needs retries, and 9 does not fit."""
 
 
 def run(batch: int, tokens_per_s: float | None, retries: float | None = 0, **changes: Any) -> Run:

@@ -1,12 +1,12 @@
-"""Tests of what a dry run counts, against closed formulas for a step of ten configurations.
+"""Tests that a dry run counts what closed formulas give for a step of ten configurations.
 
 The formulas follow papers and the sources of torch 2.13, torchtitan 0.3, transformers 5.23 and torchao 0.18.
-They were written before their author read any of perfsuite's code for counting. All must be met exactly.
+Their author wrote them before reading any of perfsuite's code for counting. The counts must match exactly.
 `python -m tests.benchmarks.theory` prints the same comparison at full size.
 
 Conventions: The bytes of a collective are those of the whole tensor on one rank: the output of an all-gather,
-and the input of a reduce-scatter, an all-reduce or an all-to-all. FLOPs are those of matrix products, with a
-multiplication and an addition each. Attention counts as unmasked (torch/utils/flop_counter.py: "not
+and the input of a reduce-scatter, an all-reduce or an all-to-all. FLOPs are those of matrix products. A
+multiplication and an addition are two FLOPs. Attention counts as unmasked (torch/utils/flop_counter.py: "not
 accounting for causal").
 """
 
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 Group = tuple[int, int]
 """The number of ranks, and the distance between two of them."""
 
-# Most formulas are of torchtitan's own models.
+# Most formulas are for torchtitan's own models.
 library = pytest.importorskip("perfsuite.frameworks.torchtitan")
 LAYERS = 3  # the same number as in tests/frameworks/torchtitan/configs.py
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
@@ -42,8 +42,8 @@ def elements(shapes: Sequence[Shape]) -> int:
 
 
 def rows(shapes: Sequence[Shape], ranks: int) -> int:
-    """Return the elements of the first rank's shards. fully_shard splits dimension 0 in pieces of
-    ceil(rows / ranks), and pads what it sends to such pieces
+    """Return the elements of the first rank's shards. fully_shard splits dimension 0 into pieces of ceil(rows
+    / ranks) rows. What it sends is padded to pieces of this size
     (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
     """
     return sum(math.ceil(shape[0] / ranks) * math.prod(shape[1:]) for shape in shapes)
@@ -60,7 +60,7 @@ class Step:
     sent: Sent = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     flops: Counter[str] = field(default_factory=Counter)
     held: list[int] = field(default_factory=lambda: [0])
-    """Bytes of the gradients that are reduced at a time, in the order of backward."""
+    """For each reduction of gradients in the order of backward, its bytes."""
     tensors: Counter[Group] = field(default_factory=Counter)
     """The number of tensors that are sharded over each group."""
     replicas: Group | None = None
@@ -100,9 +100,9 @@ class Step:
         return 2 * self.parameter + 4 * self.tensors.total()
 
     def clip(self, group: Group, tensors: int) -> None:
-        """Add the reduction of the norms of all gradients of a kind. Each norm is reduced, not the norm of
-        the norms: DTensor's vector_norm takes whole numbers (torch/distributed/tensor/_ops/_math_ops.py,
-        `common_reduction_strategy`)."""
+        """Add the reduction of the norms of all gradients of a kind. Each norm is reduced before their common
+        norm is computed, because DTensor's vector_norm takes complete values
+        (torch/distributed/tensor/_ops/_math_ops.py, `common_reduction_strategy`)."""
         self.send("all_reduce", group, "float32", tensors)
 
     def multiply(self, tokens: int, weights: Sequence[Shape], again: Sequence[Shape] = ()) -> None:
@@ -111,9 +111,9 @@ class Step:
         self.flops += Counter(forward=once, backward=2 * once, recompute=2 * tokens * elements(again))
 
     def attend(self, heads: int, queries: int, keys: int, sizes: Group, layers: int, again: int = 0) -> None:
-        """Add FlashAttention-2 (Dao 2023, section 3): two products forward and five backward. Three of these
-        five are as long as a query (the recomputed scores, dQ, dK), and two as a value (dP, dV). `again` is
-        the number of recomputed layers.
+        """Add FlashAttention-2 (Dao 2023, section 3): two products in forward and five in backward. Of these
+        five, three have the length of a query (the recomputed scores, dQ, dK), and two that of a value (dP,
+        dV). `again` is the number of recomputed layers.
         """
         once = 2 * heads * queries * keys
         query, value = sizes
@@ -177,10 +177,10 @@ def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
 
 
 def ddp(full: bool) -> Theory:
-    """DDP has buckets of 1 MiB, then of 25 MiB, in reverse order of the parameters. The gradient that fills a
-    bucket closes it (torch/csrc/distributed/c10d/reducer.cpp, `compute_bucket_assignment_by_size`). Embedding
-    and head are one tensor. The two buffers of the rotary embedding are broadcast together before each
-    forward.
+    """DDP's first bucket has 1 MiB, and the others have 25 MiB. They follow the reverse order of the
+    parameters. The gradient that fills a bucket closes it (torch/csrc/distributed/c10d/reducer.cpp,
+    `compute_bucket_assignment_by_size`). Embedding and head are one tensor. The two buffers of the rotary
+    embedding are broadcast together before each forward.
     """
     llama = Llama(2048, 8192, 16, 32, head=64)
     tokens = 2 * 4096
@@ -229,7 +229,7 @@ def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
     again = layers if case.activation_checkpointing == "full" else math.ceil(layers / 2)
     products = again * weights[: None if framework.float8 else -1]
     step.multiply(tokens, [*layers * weights, llama.end], products)
-    if framework.float8:  # autograd functions do it, so it counts as backward (docs/evidence/measuring.md)
+    if framework.float8:  # done by autograd functions, so it counts as backward (docs/evidence/measuring.md)
         moved = 2 * tokens * elements(products)
         step.flops += Counter(backward=moved)
         step.flops -= Counter(recompute=moved)
@@ -272,9 +272,9 @@ def hsdp(full: bool) -> Theory:
 def tensor_parallel(full: bool) -> Theory:
     """There are 32 x 8 ranks with sequence parallelism (Korthikanti et al. 2022, section 4.2.2). Activations
     are gathered before attention and before the MLP, and reduced and scattered after them. In backward it is
-    the other way round, and forward is done twice. The same happens once at the embedding and at the last
-    norm, which are not recomputed. Each norm's gradient is summed over the 8 ranks. The loss needs the
-    maximum, the sum and the target of each position.
+    the other way round. Blocks are recomputed, so their forward is done twice. The embedding and the last
+    norm do the same once. Each norm's gradient is summed over the 8 ranks. The loss needs the maximum, the
+    sum and the target of each position.
     """
     llama = Llama(8192, 28672, 80, 64)
     length = 8192
@@ -334,9 +334,8 @@ def experts(
 ) -> None:
     """Add expert parallelism (Lepikhin et al. 2020, section 3.2) of SwiGLU experts on 8 of 64 ranks, in
     `layers`. Tokens go to their experts and come back, in forward, recomputation and backward. Before each
-    forward, ranks tell each other how many tokens come to each expert. Routing is balanced: a rank's experts
-    get as many tokens as the rank sends. The loads of all experts are summed for their bias (Wang et al.
-    2024).
+    forward, ranks exchange how many tokens each expert will get. Routing is balanced: a rank's experts get as
+    many tokens as the rank sends. The loads of all experts are summed for their bias (Wang et al. 2024).
     """
     all_ranks = (64, 1)
     ep = (8, 1)
@@ -417,10 +416,10 @@ def deepseek(full: bool) -> Theory:
 
 
 def mixtral(full: bool) -> Theory:
-    """This is the Mixtral 8x7B (Jiang et al. 2024, table 1) of transformers, whose experts are two tensors of
-    8 rows. 16 ranks share these 8 rows, so 8 ranks hold an expert each, and twice the weights are gathered
-    and reduced. Two of 8 experts multiply for a token. Recomputation ends after the last product, since its
-    result is weighted.
+    """This is Mixtral 8x7B (Jiang et al. 2024, table 1) in transformers, where the experts are two tensors of
+    8 rows. 16 ranks share these 8 rows, so only 8 of them hold an expert. Because of padding, twice the
+    weights are gathered and reduced. Two of 8 experts multiply for a token. Recomputation ends after the last
+    product, since its result is weighted.
     """
     llama = Llama(4096, 14336, 32, 32, vocabulary=32000)
     length = 4096

@@ -1,4 +1,7 @@
-"""Measures collecting 5,000 cases against 5,000 empty parametrized tests: alternately, with medians."""
+"""Measures how long collecting 5,000 cases takes compared with collecting 5,000 empty parametrized tests.
+
+Both are collected alternately, and their medians are compared.
+"""
 
 import subprocess
 import sys
@@ -45,7 +48,7 @@ def run_pytest(directory: Path, *words: str) -> None:
 
 
 def main(rounds: int = 7) -> None:
-    """Print the medians and the bound."""
+    """Print both medians, and the bound for the cases."""
     with tempfile.TemporaryDirectory() as root:
         cases = Path(root, "cases")
         empty = Path(root, "empty")

@@ -1,9 +1,9 @@
-"""Measures the noise from Python's garbage collector, which perfsuite leaves as the training has it.
+"""Measures the noise from Python's garbage collector, whose settings perfsuite leaves to the training.
 
-A script whose shuffle buffer holds 20,000 records as Python objects, of which each step replaces 1,000, is
-launched alternately with Python's default collector and with `gc.disable()`. Each row has the scatter of the
-steps in a launch, and the scatter between launches of the median step and of the mean step, as in `tokens/s
-with stalls` (standard deviations of the logarithm).
+A script has a shuffle buffer of 20,000 records as Python objects, and each step replaces 1,000 of them. It is
+launched alternately with Python's default collector and with `gc.disable()`. Each row has three scatters, as
+standard deviations of the logarithm: that of the steps in a launch, that of the median step between launches,
+and that of the mean step between launches (as in `tokens/s with stalls`).
 
     python -m tests.benchmarks.collector_noise [--launches 12]   # docs/evidence/costs.md
 """
@@ -46,7 +46,7 @@ COLLECTOR = {"on": "as Python has it", "off": "`gc.disable()`"}
 
 
 def main() -> None:
-    """Print a row with the collector and one without, and the ratio of each pair of launches."""
+    """Print a row with the collector, a row without it, and the ratio of each pair of launches."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--launches", type=int, default=12)
     count = parser.parse_args().launches
@@ -81,7 +81,7 @@ def script(path: Path, setting: str) -> Case:
 
 
 def row(label: str, runs: Sequence[Run]) -> list[str]:
-    """Return the cells of the row of some launches."""
+    """Return the cells of the row for these launches."""
     collecting = median(
         (run.figures.gc_s_per_step or 0.0) / (run.figures.step_s_mean or math.nan) for run in runs
     )
@@ -91,7 +91,7 @@ def row(label: str, runs: Sequence[Run]) -> list[str]:
 
 
 def figures_of(runs: Sequence[Run], name: str) -> list[float]:
-    """Return a figure of each launch."""
+    """Return one number of each launch."""
     return [getattr(run.figures, name) for run in runs]
 
 

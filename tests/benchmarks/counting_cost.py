@@ -21,7 +21,7 @@ MANY = 12
 
 
 def main() -> None:
-    """Print the CPU seconds of both, and the difference within pairs."""
+    """Print the CPU seconds of both kinds of launches, and the difference within pairs."""
     cases = {"DDP": make_case(model="llama-tiny", framework=DDP())}
     cases["Trainer"] = make_case(model="llama-tiny", framework=Trainer())
     rows = []

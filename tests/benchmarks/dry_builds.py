@@ -1,4 +1,4 @@
-"""Cases of every framework, for comparing dry runs on a CPU build of torch with those on a CUDA build."""
+"""Cases of every framework, for comparing dry runs on a CPU build and on a CUDA build of torch."""
 
 import sys
 from pathlib import Path

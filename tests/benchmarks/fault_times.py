@@ -1,8 +1,8 @@
-"""Times perfsuite from a fault to its verdict, for a table in docs/evidence/faults.md.
+"""Measures how long perfsuite takes from a fault to its verdict, for a table in docs/evidence/faults.md.
 
 Two ranks of a small Llama train under DDP on this machine. A rank or an agent is killed once both ranks run.
-A hang begins with the last step that the driver sees, and the waiting time that is allowed is subtracted.
-The time ends when `launch_once` returns. Then every process of the job is gone.
+A hang begins with the last step that the driver sees. The time for which a job may make no step is
+subtracted. The measured time ends when `launch_once` returns and every process of the job is gone.
 """
 
 import os
@@ -32,7 +32,7 @@ from tests.samples import make_case
 REPEATS = 3
 COLUMNS = ("fault", "reported", "seconds")
 LET_PASS = re.compile(r"\((\d+) s are allowed here\)")
-"""Finds, in the message of a hang, the seconds without a step that are allowed."""
+"""Finds the allowed seconds without a step in the message of a hang."""
 CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]
 
@@ -43,8 +43,8 @@ def seconds(
     """Break one launch once both ranks run. Returns the seconds from then to its verdict, and the verdict's
     kind.
 
-    Without `breaks`, the launch hangs. Then the time begins with the last step that is seen, and the seconds
-    that are allowed without a step are subtracted.
+    Without `breaks`, the launch hangs. Then the time begins with the last step that is seen. The seconds that
+    a job may take without a step are subtracted.
     """
     launcher = new_launcher(new_detector=partial(HangDetector, hang_s=HANG_S if breaks else 4))
     began: list[float] = []

@@ -1,9 +1,9 @@
-"""Measures how seconds of the start-up and of data wait differ between launches of unchanged code.
+"""Measures how the seconds of start-up and data wait differ between launches of unchanged code.
 
 A case of DDP and a script with a data worker are launched alternately. For each part of the start-up, and for
-the data wait, the table has the median seconds and the standard deviations of the logarithm between launches:
-one of the seconds, and one of the judged value. The last column is the smallest growth that is found 95 times
-in 100, according to `simulated_spans` and `simulated_data_wait` with that scatter.
+the data wait, the table has the median seconds and two standard deviations of the logarithm between launches:
+that of the seconds, and that of the judged value. The last column is the smallest growth that is found 95
+times in 100, according to `simulated_spans` and `simulated_data_wait` with that scatter.
 
     python -m tests.benchmarks.launch_noise [--launches 12]   # docs/evidence/statistics.md
 """

@@ -1,7 +1,7 @@
-"""Measures the cost of measuring: the same training loop bare and under the clock, in pairs, alternately.
+"""Measures the cost of measuring. The same training loop runs alternately bare and under the clock.
 
 The bare loop is timed from outside, as a whole. Under the clock, the step times are those that the recorder
-reports. They exclude the probe and the bookkeeping between steps, which must not slow the steps down either.
+reports. They exclude the probe and the bookkeeping between steps, but neither may slow the steps down.
 The loop is the one that `perfsuite doctor` runs. Its CPU time scatters less than its wall time, which other
 programs disturb.
 """
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_first: bool) -> float:
-    """Return the ratio of the CPU seconds of `STEPS` steps under the clock to those of bare steps."""
+    """Return the CPU seconds of `STEPS` steps under the clock as a multiple of the seconds of bare steps."""
     if bare_first:
         bare = bare_cpu_s(run)
         measured = sum(under_the_clock(run, device).cpu_s)

@@ -1,11 +1,11 @@
-"""Compares what three ways to compare two arms find on the same simulated days of a drifting machine.
+"""Compares what three ways of judging two arms find on the same simulated days of a drifting machine.
 
 `paired`: `perfsuite compare`. `unpaired`: the same interleaved launches, judged by the engine that judges
 against baselines, with arm A as the baseline. `base first`: five launches of arm A, then up to 15 of arm B,
-judged by that engine. The last two ways get the noise between launches from three other cases of five
+judged by that engine. The last two ways estimate the noise between launches from three other cases, with five
 launches each.
 
-A second table has what `paired` finds on a machine whose launches follow a probe, with and without the
+A second table shows what `paired` finds on a machine whose speed the probe shows, with and without the
 correction by the probe.
 
     python -m tests.benchmarks.paired [--trials 2000]
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
-    """Yield a row for each way on one machine, with what it finds."""
+    """Yield a row with the findings of each way on one machine."""
     drift, two_speeds = MACHINES[machine]
     today = list(days(SIGMA, drift, 2 * MAX_PAIRS, two_speeds=two_speeds, trials=trials, seed=11))
     others = [
@@ -94,7 +94,7 @@ def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
 
 
 def corrected(corrects: bool, trials: int) -> list[str]:
-    """Return a row with what is found on a machine whose launches follow a probe."""
+    """Return a row with the findings on a machine whose launches follow a probe."""
     slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
     table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
     none = table.row(0.0)

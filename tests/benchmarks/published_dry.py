@@ -1,7 +1,6 @@
 """Shows published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
 
-If a row's case is compiled, its dry run is without compilation, since memory in compiled code depends on
-fusion.
+A compiled case is run dry without compilation, since memory in compiled code depends on fusion.
 """
 
 import tempfile
@@ -30,7 +29,7 @@ WITHOUT = (*SETTINGS, "memory, GiB", "why it is not a case")
 
 
 def main() -> None:
-    """Print the rows that have a case as one table in Markdown, and those that have none as another."""
+    """Print two tables in Markdown: one of the rows that have a case, and one of the rows without a case."""
     rows = [
         (comparison, row) for comparison in PUBLISHED if comparison.name in NAMES for row in comparison.rows
     ]

@@ -1,4 +1,4 @@
-"""Predicted beside published step times: docs/evidence/step-times.md.
+"""Compares predicted with published step times: docs/evidence/step-times.md.
 
 python -m tests.benchmarks.published_times             # from the stored logs, in seconds
 python -m tests.benchmarks.published_times --record    # run the cases dry again (30 minutes)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _pairs(steps: Sequence[PublishedStep]) -> Iterator[tuple[str, ...]]:
-    """Yield pairs of rows of a cluster with the same model: the change of the speed of one GPU."""
+    """Yield the change of one GPU's speed for each pair of rows with the same cluster and model."""
     for first, second in combinations(steps, 2):
         if first.cluster == second.cluster and first.case.model == second.case.model:
             predicted = first.gpu_seconds_per_token / second.gpu_seconds_per_token
@@ -77,7 +77,7 @@ def record(step: PublishedStep, layers: int) -> None:
 
 
 def timed(log: Sequence[Entry]) -> list[Entry]:
-    """Return what the replay of the reported step needs, with what the step waits for from before."""
+    """Return the entries that a replay of the reported step needs, with earlier ones that it waits for."""
     begin = next(index for index, entry in enumerate(log) if entry == EndOfStep(3))
     step = [entry for entry in log[begin:] if not isinstance(entry, OF_MEMORY)]
     events = {entry.event for entry in step if isinstance(entry, StreamWait)}

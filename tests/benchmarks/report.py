@@ -1,8 +1,8 @@
 """Measures the cost of the HTML report: its size, and the time to make it and to open it in Chromium.
 
-Both reports have 100 cases of three launches each, 70 to 120 steps, on 8 GPUs. In the first one, a quarter of
-the sections are open, as in a usual session. In the second one, all cases regressed and every section is
-open.
+Both reports have 100 cases on 8 GPUs, with three launches of 70 to 120 steps each. In the first one, a
+quarter of the sections are open, as in a usual session. In the second one, all cases regressed and every
+section is open.
 """
 
 import tempfile

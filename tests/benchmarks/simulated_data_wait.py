@@ -1,7 +1,7 @@
-"""Simulates what is found in data wait, with the same tests, metric and floor that judge real launches.
+"""Simulates which changes of data wait are found, with the tests, metric and floor that judge real launches.
 
 The wait of a launch is a share of the step, times a log-normal factor. In one launch in 20 it is three times
-as long, as it is when another program reads from the same disk.
+as long, for example because another program reads from the disk.
 
     python -m tests.benchmarks.simulated_data_wait   # docs/evidence/statistics.md, "Data wait"
 """

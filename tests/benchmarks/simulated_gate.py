@@ -1,8 +1,8 @@
 """Simulates what the gate detects, with the same `decide` loop that judges real launches.
 
 Draws baselines and launches, passes them to `decide` launch by launch until it decides, and counts the
-outcomes. For comparison, it also counts what most suites would report: they compare one sample with one
-baseline sample and a fixed threshold.
+outcomes. For comparison, it also counts what most suites would report. They compare one sample with one
+baseline sample, using a fixed threshold.
 
     python -m tests.benchmarks.simulated_gate   # docs/evidence/statistics.md, "What a gate can detect"
 """
@@ -21,7 +21,7 @@ from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 FIXED_THRESHOLD = 0.05
-"""The relative slowdown at which those suites would fail."""
+"""The relative slowdown at which suites with a fixed threshold would fail."""
 SHARES = "passed improved regressed inconclusive mean_launches fixed_5_percent fixed_tolerance"
 
 
@@ -29,9 +29,9 @@ class Table(SimpleNamespace):
     """A simulated judge. `rows` has one row for each `true` change, with shares of the trials from 0 to 1.
 
     A change of +0.03 is 3% more seconds per step. `fixed_5_percent` is the share of trials in which one
-    sample is over 5% above one baseline sample. `fixed_tolerance` is the same with the tolerance as
-    threshold. `minimum_detectable_drop` is the median over the trials at the change nearest to 0. `blind` is
-    the share of the same trials whose decision calls the gate blind.
+    sample is over 5% above one baseline sample. `fixed_tolerance` is the same share with the tolerance
+    instead of 5%. `minimum_detectable_drop` is the median over the trials at the change nearest to 0. `blind`
+    is the share of those trials in which the decision says that the gate is blind.
     """
 
     def row(self, true: float) -> SimpleNamespace:
@@ -74,10 +74,10 @@ def simulate(
 
     log(seconds) is normal with standard deviation `sigma`. If it `is_contaminated`, it is `sigma` times
     Student's t with 3 degrees of freedom, and one launch in 20, including those of baselines, is 10% slower.
-    `pooled_degrees` is the number of degrees of freedom of the class's noise: as many baselines are drawn as
-    needed for it. With None, the noise is known from one baseline alone. `session_sigma` is the standard
-    deviation of a shift in log(seconds) that all of today's launches share, and `known_session_sigma` is the
-    value that the gate is given.
+    `pooled_degrees` is the number of degrees of freedom of the class's noise. Enough baselines are drawn to
+    reach it. With None, the noise is known from one baseline alone. `session_sigma` is the standard deviation
+    of a shift in log(seconds) that all of today's launches share, and `known_session_sigma` is the value that
+    the gate is given.
     """
     groups = _groups(baseline_launches, pooled_degrees)
     shape = groups, baseline_launches
@@ -109,7 +109,7 @@ def simulate(
 def in_turn(
     baseline: Sequence[float], available: Sequence[float], *, tolerance: float, noise: Noise
 ) -> Decision:
-    """Judge launch by launch, as a real session does. The number of available launches is the limit."""
+    """Judge launch by launch, like a real session, until it decides or no launch is left."""
     for used in range(1, len(available) + 1):
         decision = decide(
             baseline, available[:used], tolerance=tolerance, noise=noise, max_launches=len(available)
@@ -164,7 +164,7 @@ def _draws(
 
 
 def rows(counts: Mapping[float, Counter[str]], trials: int, names: str) -> list[SimpleNamespace]:
-    """Return one row for each change, with its counts by name divided by the number of trials."""
+    """Return one row for each change. Its values are the counts divided by the number of trials."""
     return [
         SimpleNamespace(true=change, **{name: count[name] / trials for name in names.split()})
         for change, count in counts.items()

@@ -1,10 +1,10 @@
 """Simulates what a paired comparison detects on a drifting machine, with the same `decide` as real launches.
 
-One simulated day is log(seconds) of 24 launches in a row. It has normal noise between launches, one launch in
-20 that is 10% slow, and the machine's drift. A drift of d is a random walk with standard deviation d after 24
-launches. In addition, a share of 1.4 d of the launches begins a period of about 6 launches in which the
-machine is 5% to 30% slower or faster. The effect of arm B is added to the launches of arm B. A machine can
-also have two speeds. Then each launch has either speed with the same probability.
+One simulated day is log(seconds) of 24 launches in a row. It has normal noise between launches and the
+machine's drift, and one launch in 20 is 10% slower. A drift of d is a random walk with standard deviation d
+after 24 launches. In addition, a period of about 6 launches in which the machine is 5% to 30% slower or
+faster begins with the probability 1.4 d at each launch. The effect of arm B is added to the launches of arm
+B. A machine can also have two speeds. Then each launch has either speed with the same probability.
 
 On a machine with a probe that the launches follow, log(probe seconds) of a launch is normal noise, too. That
 noise times the exponent is added to the launch.
@@ -26,11 +26,11 @@ DISTURBED = 0.05
 DISTURBED_BY = math.log(1.1)
 """The slowdown of these launches, in log(seconds)."""
 STEPS_FOR_DRIFT = 1.4
-"""The share of launches with which a slower or faster period begins, for each unit of drift."""
+"""The share of launches at which a slower or faster period begins, divided by the drift."""
 STEP_LAUNCHES = 6
 """The average number of launches in such a period."""
 STEP_SIZES = (0.05, 0.30)
-"""The smallest and the largest change of speed in such a period, relative."""
+"""The smallest and the largest relative change of speed in such a period."""
 
 FOLLOWING: dict[str, Any] = {
     "sigma": 0.052,
@@ -64,9 +64,9 @@ def simulate(
 
     `sigma` is the standard deviation of log(seconds) between launches, and `drift` that of the machine's walk
     after 24 launches. `two_speeds` is the slowdown of the slower launches on a machine with two speeds: 0.1
-    is 10%. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
-    launches follow with the `exponent`. If it `corrects`, the judge gets the probe. With `slows_probe`, arm B
-    changes the probe as much as its steps.
+    is 10%. If `probe_sigma` is given, there is a probe, which the launches follow with the `exponent`.
+    `probe_sigma` is the standard deviation of log(probe seconds). If it `corrects`, the judge gets the probe.
+    With `slows_probe`, arm B changes the probe as much as its steps.
     """
     counts = {change: Counter[str]() for change in changes}
     nearest = min(changes, key=abs)
@@ -101,7 +101,7 @@ def judge_day(
     probes: Sequence[float] | None = None,
     probe_change: float = 0.0,
 ) -> PairedDecision:
-    """Judge pair by pair, as a real comparison does.
+    """Judge pair by pair, like a real comparison.
 
     `logs` are log(seconds) of launches in a row, and `probes` are log(seconds) of the probe in each launch.
     Arm B adds `change` to its launches and `probe_change` to its probes.
@@ -112,7 +112,10 @@ def judge_day(
 
 
 def arms(logs: Sequence[float], pairs: int, change: float) -> tuple[list[float], list[float]]:
-    """Return the seconds of each arm's launches from log(seconds) of launches in a row. Arm B is changed."""
+    """Return the seconds of each arm's launches, including the change of arm B.
+
+    `logs` are log(seconds) of launches in a row.
+    """
     seconds: dict[str, list[float]] = {"a": [], "b": []}
     for pair in range(pairs):
         for arm, log in zip(order(pair), logs[2 * pair : 2 * pair + 2], strict=True):
@@ -131,7 +134,7 @@ def days(
     trials: int,
     seed: int,
 ) -> Iterator[list[float]]:
-    """Yield log(seconds) of the launches of unchanged code, in a row, for each trial."""
+    """For each trial, yield log(seconds) of launches of unchanged code in a row."""
     rng = np.random.default_rng(seed)
     walk = drift / math.sqrt(2 * MAX_PAIRS)
     for _ in range(trials):

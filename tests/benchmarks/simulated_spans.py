@@ -1,7 +1,7 @@
-"""Simulates what is found in seconds of spans, with the tests, metric and floor that judge real launches.
+"""Simulates which changes of spans are found, with the tests, metric and floor that judge real launches.
 
-The seconds of a launch are a constant times a log-normal factor. One launch in 20 takes twice as long, as it
-does when the system's cache has lost its files.
+The seconds of a launch are a constant times a log-normal factor. One launch in 20 takes twice as long, for
+example because the system's cache has lost its files.
 
     python -m tests.benchmarks.simulated_spans   # docs/evidence/statistics.md, "Spans"
 """
@@ -33,8 +33,8 @@ def simulate(
 ) -> SimpleNamespace:
     """Return the shares of outcomes and the number of launches if a span grows by `growth_s` seconds.
 
-    There is one share of each kind against a baseline and one in pairs. `scatter` is the standard deviation
-    of the logarithm of a launch's seconds.
+    Each share is given against a baseline and in pairs. `scatter` is the standard deviation of the
+    logarithm of a launch's seconds.
     """
     rng = np.random.default_rng(seed)
 

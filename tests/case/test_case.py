@@ -168,7 +168,10 @@ TINY = "gpt2-tiny-s64-b2-fp32"
     ],
 )
 def test_ids_stay_as_they_are(changes: dict[str, Any], expected: str) -> None:
-    """Ids name the files of accepted baselines: a change here would lose every user's history."""
+    """The files of accepted baselines are named after ids.
+
+    If ids changed, every user would lose the history.
+    """
     assert make_case(**{"max_warmup_steps": 20, "steps": 50, **changes}).id == expected
 
 
@@ -229,7 +232,7 @@ def test_a_case_with_adapters_can_be_a_key() -> None:
 
 
 def test_long_ids_are_cut_and_stay_distinct() -> None:
-    """With usual fields, this case has an id that is longer than a file name can be."""
+    """This case has only usual fields, but its id would be longer than a file name can be."""
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     case = make_case(
         model=MODELS["llama-3.1-8b"],

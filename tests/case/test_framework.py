@@ -38,7 +38,7 @@ def install(packages: Packages, code: str = SIMULATED, name: str = "mine") -> No
 
 
 def read_case(directory: Path, **framework: Any) -> Case:
-    """Return the case in `case.json`, as a perfsuite with the framework wrote it."""
+    """Return the case in `case.json`, as perfsuite wrote it where the framework was installed."""
     file = directory / "case.json"
     content = documents.plain(CaseFile(case=make_case(), device="cpu"))
     content["case"]["framework"] = framework
@@ -100,9 +100,9 @@ def test_suggests_names_of_other_packages(packages: Packages) -> None:
 def test_a_broken_framework_names_its_package(
     packages: Packages, tmp_path: Path, code: str, said: str
 ) -> None:
-    """A case with this framework can be read as data, but cannot run."""
+    """A case with the broken framework can be read as data, but cannot run."""
     install(packages, code)
-    assert make_case(framework="ddp").framework == DDP()  # nobody needs the broken one yet
+    assert make_case(framework="ddp").framework == DDP()  # the broken framework has not been needed yet
     case = read_case(tmp_path, name="mine", package="perf-mine", slug="mine", stage=2)
     assert isinstance(case.framework, MissingFramework)
     for use in (lambda: make_case(framework="mine"), lambda: framework_of(case)):

@@ -20,7 +20,7 @@ def test_every_product_has_a_source_and_numbers(name: str, product: Accelerator)
     assert product.family in ARCHITECTURES
     assert len(product.source) > 10
     assert product.form_factor in ("sxm", "sxm3", "pcie", "nvl", "superchip")
-    assert "-" not in product.family, "the family in a case's hardware ends at a dash"
+    assert "-" not in product.family, "in a case's hardware, the name of the family ends at a dash"
     if product.peak_16bit is None or product.peak_fp32 is None:
         assert (product.peak_16bit, product.peak_fp32) == (None, None)
     else:

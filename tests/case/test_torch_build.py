@@ -19,7 +19,7 @@ hip: Optional[str] = None
 
 
 def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, version: str, cuda: str | None) -> None:
-    """Install a torch that has only a readable `version.py`."""
+    """Install a fake torch that has nothing but a `version.py`."""
     (tmp_path / "version.py").write_text(FILE.format(version=version, cuda=cuda))
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)

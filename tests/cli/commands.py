@@ -1,4 +1,4 @@
-"""Runs a command of perfsuite in this process, on cases that pytest need not collect."""
+"""Helpers: run commands of perfsuite in this process, on cases that pytest need not collect."""
 
 import itertools
 import json
@@ -55,6 +55,6 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
 
 
 def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make all arms use this interpreter, which then need not be started for its paths and versions."""
+    """Make all arms use this interpreter, so that no process has to find out its paths and versions."""
     paths = json.dumps([sys.prefix, *sys.path])
     monkeypatch.setattr(arm, "ask", lambda of, code: paths if "sys.path" in code else "0.1")

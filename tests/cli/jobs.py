@@ -1,4 +1,4 @@
-"""Replaces the processes that a night and a refresh of baselines run."""
+"""Helper: replaces the processes that a night and a refresh of baselines run."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ SESSION = make_session(1)
 
 
 class Jobs:
-    """Holds the exit statuses of commands, and what pytest leaves."""
+    """Holds the exit statuses of commands, and the files that pytest leaves."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, int] = {}

@@ -49,7 +49,7 @@ COMMANDS = dict(commands_of(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich takes `[labels]` for unknown markup, and would hide it."""
+    """rich would take `[labels]` for unknown markup and hide it."""
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 500)
     shown = re.sub(r"[\s│]+", "", run(*words, "--help").output)
     command = COMMANDS[words]

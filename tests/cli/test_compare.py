@@ -61,7 +61,10 @@ class Verdicts:
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
-    """Return the list of cases in which the arms differ. To collect real ones takes a process per commit."""
+    """Return the list of cases in which the arms differ.
+
+    Collecting real cases would take a process per commit.
+    """
     listed = list[CaseChange]()
     monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(listed), None))
     return listed
@@ -144,7 +147,7 @@ def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch:
     assert len(verdicts.modes) == 3
     assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
     commands.hold(monkeypatch, GPU_CASE)
-    command(".", "-k", "any", status=3)  # if nothing is measured, nothing is decided
+    command(".", "-k", "any", status=3)  # nothing was measured, so nothing is decided
 
 
 GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
@@ -308,7 +311,7 @@ def test_compares_a_simulation_in_a_worktree() -> None:
 
 @pytest.mark.nightly
 def test_script_missing_in_an_arm_names_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The case belongs to this environment. The commit that it is compared with has no such file."""
+    """The case file exists here, but not in the commit that it is compared with."""
     Path("train.py").write_text("raise SystemExit(3)\n")
     script = Script(path="train.py", loss="finite")
     case = make_case(model=Model.named("tiny"), framework=script, hardware="cpu")

@@ -20,7 +20,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exit_status_is_the_worst_checks(
     statuses: tuple[Status, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy machine cannot be judged, but must not hide a fault."""
+    """A busy machine makes the answer unknown, but must not hide a fault."""
     made = [Row(check="clock", status=status, found="x", advice="do y") for status in statuses]
     monkeypatch.setattr(doctor, "examine", lambda machine, **_: made)
     said = run("doctor", status=code).stdout.splitlines()

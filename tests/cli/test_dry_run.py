@@ -22,7 +22,7 @@ OFFLOADS = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD", cpu_offlo
 
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold cases that pytest need not collect, on a machine where CUDA can be pretended."""
+    """Replace the collected cases, on a machine where CUDA can be pretended."""
     monkeypatch.setattr(guard, "why_not", lambda: None)
     commands.hold(monkeypatch, CASE, OFFLOADS)
 

@@ -47,4 +47,4 @@ def test_the_self_test_ends_with_its_answer(
     row = {"check": "inject nan", "status": answer, "found": "x", "advice": None}
     assert rows(run("selftest", "--json", status=code).stdout) == [row, row]
     assert rows(run("selftest", "--framework", "fake", "--json", status=code).stdout) == [row]
-    assert held == [True] * 5, "no session measured meanwhile"
+    assert held == [True] * 5, "no other session measured meanwhile"

@@ -1,4 +1,4 @@
-"""Hand-made logs and machines whose times are known on paper."""
+"""Helpers: handmade logs and machines, for which times can be worked out on paper."""
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
@@ -34,20 +34,23 @@ def kernel(seconds: float, stream: int = 0) -> Kernel:
 
 
 def matmul(seconds: float, size: int = 1 << 20) -> Kernel:
-    """Return a product whose FLOPs take so long at the peak. Its rows and columns fill the tiles."""
+    """Return a matrix product whose FLOPs take this long at the peak. Its rows and columns fill the tiles."""
     flops = round(seconds * 1e12)
     sizes = (1, size, size, size, 0)
     return Kernel(0, "forward", "aten.mm", 0, 0, 2, "bfloat16", flops, sizes, is_strided=False)
 
 
 def gather(number: int, seconds: float, stream: int = 1, ranks: int = 8) -> Communicate:
-    """Return an all-gather whose bytes take so long on a link of 1 GB/s, besides its latency."""
+    """Return an all-gather whose bytes take this long on a link of 1 GB/s. Its latency comes in addition."""
     size = round(seconds * G * ranks / (ranks - 1))
     return Communicate(number, stream, "forward", "all_gather", ranks, 1, size, is_async=False)
 
 
 def prefetched(layers: int, compute_s: float, gather_s: float) -> list[Entry]:
-    """Return a step that gathers each layer while it computes the one before, and the first layer alone."""
+    """Return a step that gathers each layer while it computes the previous one.
+
+    Nothing hides the first gather.
+    """
     end = 10**6
     step: list[Entry] = [StreamWait(1, end)]
     for layer in range(layers):

@@ -5,7 +5,7 @@ from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate
 
 LINKS = Links(inside=1e9, between=1e8, devices=8)
-LATENCY_S = 1e-3  # more than that of any collective here
+LATENCY_S = 1e-3  # more than the latency of any collective here
 
 
 def call(kind: str, ranks: int, apart: int = 1, size: int = 8 * 10**9) -> Communicate:
@@ -23,7 +23,7 @@ def call(kind: str, ranks: int, apart: int = 1, size: int = 8 * 10**9) -> Commun
         ("send", 2, 1, 16),  # at half of the bus bandwidth
         ("barrier", 8, 1, 0),
         ("all_gather", 1, 1, 0),
-        # Between machines, eight devices share a network of 0.8 GB/s, and one device has 0.1 GB/s.
+        # Between machines, eight devices share a network of 0.8 GB/s. Each device has 0.1 GB/s of it.
         ("all_gather", 64, 1, 8 * 63 / 64 / 0.8),
         ("all_reduce", 8, 8, 14 / 0.1),
         ("all_gather", 32, 2, 8 * 31 / 32 / 0.4),

@@ -19,7 +19,7 @@ def test_the_parts_add_up() -> None:
     parts = step_time(prefetched(4, compute_s=1, gather_s=2), MACHINE)
     assert parts.memory_s == pytest.approx(4)
     assert parts.exposed_s == pytest.approx(9 - 4, abs=LATENCY_S), "first + 3 x max(1, 2) + last - kernels"
-    assert parts.slowed_s == pytest.approx(0.15 * (8 - 5), abs=LATENCY_S), "of the 3 s that are hidden"
+    assert parts.slowed_s == pytest.approx(0.15 * (8 - 5), abs=LATENCY_S), "15% of the 3 s that are hidden"
     assert (parts.matmul_s, parts.attention_s, parts.host_s) == (0, 0, 0)
     assert parts.total_s == pytest.approx(9 + 0.45, abs=LATENCY_S)
 

@@ -41,7 +41,9 @@ def test_bytes_are_hidden_above_a_rate() -> None:
 def test_bytes_that_a_stream_waits_for_are_hidden_nowhere_near() -> None:
     its = price(prefetched(4, 1, 0.5), GATHER, 0.5, MACHINE)
     assert its.hidden_above is not None
-    assert its.hidden_above > 30e9, "the first layer's bytes take 0.1% of the step only above that rate"
+    assert its.hidden_above > 30e9, (
+        "only above that rate do the first layer's bytes take less than 0.1% of the step"
+    )
 
 
 def test_calls_that_the_other_side_does_not_make_are_left_out() -> None:

@@ -69,7 +69,7 @@ def test_collectives_share_their_link() -> None:
     same: list[Entry] = [gather(1, 1, stream=1), gather(2, 1, stream=2)]
     between = Communicate(2, 2, "forward", "all_gather", 64, 1, 8 * 10**8, is_async=False)
     assert seconds(same) == pytest.approx(2, abs=LATENCY_S)
-    assert seconds([same[0], between]) == pytest.approx(1, abs=0.02), "another link"
+    assert seconds([same[0], between]) == pytest.approx(1, abs=0.02), "the second uses another link"
 
 
 def test_a_slow_host_sets_the_pace() -> None:

@@ -1,1 +1,1 @@
-"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that improve by it."""
+"""Damages files that perfsuite reads, and looks for tracebacks, for hangs, and for improved verdicts."""

@@ -7,16 +7,17 @@ with those of the undamaged file, which are bad on purpose. Any improvement is a
 one of several verdicts improves, or if a verdict disappears with exit status 0. Command lines that end badly
 are damaged, too.
 
-Only two kinds of greener results are excused. They are counted separately, and their trials are listed by
-number:
+Only two kinds of improvement are excused. They are counted separately, and their trials are listed by number:
 
-- `equal`: the damaged file means the same. It is parsed to a document that is equal to the original's. This
+- `equal`: the damaged file means the same. It is parsed to a document that equals the original document. This
   happens, for example, if a comment or the end of a line is damaged.
-- `shown`: it is another complete and valid document, of a kind that people write (a reviewed baseline,
-  waivers, settings of pytest, traces and logs of `judge`), *and* the output shows each value that differs.
-  Gates run as in a job of a pull request. Each changed setting, field of a waiver and judged figure of a
-  baseline has to be in a sentence on the files that judge the branch. `history trend` has to report that a
-  regression is accepted. `judge` has to print a row for each line, with its tolerance and another change.
+- `shown`: the damaged file is another complete and valid document, of a kind that people write (a reviewed
+  baseline, waivers, settings of pytest, traces and logs of `judge`), *and* the output shows each value that
+  differs.
+  Gates run like in a job of a pull request. The output has a section about the files that judge the branch. A
+  sentence there has to name each changed setting, each changed field of a waiver, and each changed number of
+  a baseline that is judged. `history trend` has to report that a regression is accepted. `judge` has to print
+  a row for each line, with its tolerance and another change.
 
 A document that only perfsuite writes (results, a history, a trend, recorded baselines, the files of ranks and
 agents) is only excused with `equal`. A command line with `--help` is excused: it judges nothing and says so.
@@ -50,7 +51,7 @@ from tests.benchmarks.damaged.shown import excuse
 from tests.benchmarks.damaged.world import Target
 
 ALONE = ("-p", "no:perfsuite")  # pytest without perfsuite
-NO_END = ("fifo", "device", "sparse")  # pytest reads these without end if they replace its ini file
+NO_END = ("fifo", "device", "sparse")  # pytest would never stop reading these if they replaced its ini file
 BAD = ("tracebacks", "hangs or killed", "wrong greens")
 EXCUSED = ("excused: equal", "excused: shown", "excused: help")
 COLUMNS = ("trials", "same status", *BAD, *EXCUSED, "pytest itself breaks down")
@@ -125,7 +126,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
 
 
 def _warm_up(empty: Path) -> None:
-    """Import here what every fork would import, and make the garbage collector skip it."""
+    """Import in this process what every fork would import, and make the garbage collector skip it."""
     empty.mkdir()
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={empty}", str(empty)])
@@ -139,7 +140,7 @@ def _tried(root: Path, project: str, words: Sequence[str], damage: Mapping[str, 
     there = root.parent / "trial"
     try:
         shutil.copytree(root / project, there, symlinks=True)
-        os.mkfifo(there / "fifo")  # a FIFO that command lines name
+        os.mkfifo(there / "fifo")  # a FIFO that some command lines name
         for file, damaged in damage.items():
             put(there / file, damaged)
         return in_process(there, words)
@@ -196,7 +197,7 @@ def _count_broken(command: str, row: str, said: Said, counts: Counts) -> None:
 
 
 def try_invented(number: int, root: Path, draw: random.Random, counts: Counts) -> None:
-    """Run a command line that nobody meant."""
+    """Run a damaged command line."""
     project = draw.choice(("session", "judged", "slower", "history"))
     words = invented_line(draw)
     said = _tried(root, project, words)
@@ -217,7 +218,7 @@ def try_line(
     damaged = damaged_line(draw, words)
     said = _tried(root, project, damaged)
     command = f"damaged command line of {_name(words)}"
-    if "--json" in words and "--json" not in damaged:  # the text has the same content in other words
+    if "--json" in words and "--json" not in damaged:  # the text is another form of the same content
         usual = _tried(root, project, [word for word in words if word != "--json"])
     if said.is_killed and words[0] == "pytest" and _tried(root, project, [*damaged, *ALONE]).is_killed:
         counts.add(command, "trials")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Damage = Callable[[random.Random, bytes], bytes | str]
-"""Returns the new content, or the name of an object that replaces the file (`put`)."""
+"""A function that returns the new content, or the name of an object that replaces the file (`put`)."""
 
 
 def flip(draw: random.Random, content: bytes) -> bytes:
@@ -40,7 +40,7 @@ def double(draw: random.Random, content: bytes) -> bytes:
 
 
 def drop(draw: random.Random, content: bytes) -> bytes:
-    """Delete a line, or a record of a TensorBoard log."""
+    """Delete a line, or a record if the file is a TensorBoard log."""
     parts = _records(content) or content.splitlines(keepends=True)
     del parts[draw.randrange(len(parts))]
     return b"".join(parts)
@@ -209,7 +209,7 @@ def put(file: Path, damage: bytes | str) -> None:
         with file.open("wb") as made:
             made.truncate(10**12)
     else:
-        os.mknod(file, 0o140600)  # a socket that was made without a server
+        os.mknod(file, 0o140600)  # a socket that no server listens to
 
 
 NAMES = (
@@ -253,7 +253,7 @@ WORDS = (
 
 
 def invented_line(draw: random.Random) -> list[str]:
-    """Return a command line that nobody meant."""
+    """Return a damaged command line."""
     return [*draw.choice(NAMES).split(), *draw.choices(WORDS, k=draw.randrange(4))]
 
 

@@ -37,20 +37,20 @@ ROWS: Mapping[tuple[str, ...], str] = {
     ("history", "trend"): r'"open": (true)|\): (worse)$',
     ("judge",): r'^ *\d+  (\w+)|"outcome": "(\w+)"|^(regressed|passed|improved|inconclusive)  ',
 }
-"""The patterns of verdicts in the output of some commands, with one match for each thing that is judged.
+"""The patterns of verdicts in the output of some commands. There is one match for each judged item.
 
-In the output of any other command, each of these words counts.
+In the output of any other command, each word of `ORDER` counts.
 """
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a command left."""
+    """The result of a command."""
 
     status: int
     words: tuple[str, ...]  # words from `ORDER`
     output: str
-    is_by_row: bool = False  # whether each judged thing has its own word
+    is_by_row: bool = False  # whether there is one word for each judged item
 
     @property
     def verdict(self) -> str | None:
@@ -74,11 +74,11 @@ class Said:
 
     @property
     def is_killed(self) -> bool:
-        """Whether it hung, or was ended by a signal."""
+        """Whether the command hung, or was ended by a signal."""
         return self.status < 0
 
     def is_better_than(self, other: "Said") -> bool:
-        """Whether it is greener: in its exit status, in its worst verdict, or in its number of red words."""
+        """Whether the exit status, the worst verdict or the number of red words is better than in `other`."""
         if self.status == 0 and other.status != 0:
             return True
         if self.verdict is None or other.verdict is None:
@@ -89,7 +89,7 @@ class Said:
         return fewer or ORDER.index(self.verdict) > ORDER.index(other.verdict)
 
     def __str__(self) -> str:
-        """Return exit status and verdict."""
+        """Return the exit status and the verdict as text."""
         return f"{self.status} {self.verdict or ''}".strip()
 
 
@@ -120,7 +120,7 @@ def in_process(directory: Path, command: Sequence[str]) -> Said:
 
 
 def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
-    """Return the verdicts in the output of a command, and whether each judged thing has its own verdict."""
+    """Return the verdicts in the output of a command, and whether there is one for each judged item."""
     is_written = "report" in command[:1] and "--out" in command
     rows = next((row for name, row in ROWS.items() if tuple(command[: len(name)]) == name), None)
     if is_written or rows is not None:
@@ -156,7 +156,7 @@ def _run(directory: Path, command: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Run a command of perfsuite as in its own process, since the app can replace `sys.stdout`."""
+    """Run a command of perfsuite with its own `sys.stdout`, since the app can replace that."""
     try:
         app([*words], prog_name="perfsuite")
     except SystemExit as ended:
@@ -171,7 +171,7 @@ def _written(command: Sequence[str]) -> Iterator[str]:
         for file in Path().glob(".perfsuite/runs/*/results.json"):
             results = json.loads(file.read_text())["results"]
             yield from (result["excused"] or result["outcome"] for result in results)
-    elif name == "report":  # anywhere that a damaged command line lets it write
+    elif name == "report":  # a damaged command line can make it write anywhere
         for file in Path().glob("*/summary.md"):
             yield from re.findall("|".join(ORDER), file.read_text().splitlines()[0])
     elif tuple(command[:2]) == ("history", "add"):
@@ -185,7 +185,10 @@ def _written(command: Sequence[str]) -> Iterator[str]:
 
 
 def _collect(directory: Path) -> int:
-    """Make a launch from the files in a directory, as the driver does. The exit status is 1 if it failed."""
+    """Make a launch from the files in a directory, like the driver.
+
+    The exit status is 1 if the launch failed.
+    """
     fields: dict[str, Any] = {"failure": None, "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 1.0}
     try:
         run = collect(RunDir(directory), samples.make_machine(), **fields)

@@ -1,9 +1,9 @@
 """Decides whether a greener verdict on a damaged file is excused. Only two reasons count.
 
 `equal`: the file still means the same, because it is parsed to an equal document. `shown`: it is another
-document that is complete, valid and of a kind that people may write, and the output names each difference
-from the original. The output is a comparison with the base of the branch, or a table with the judged values.
-A file that only perfsuite writes is never excused with `shown`.
+document that is complete, valid and of a kind that people write, and the output names each difference from
+the original. The output is a comparison with the base of the branch, or a table with the judged values. A
+file that only perfsuite writes is never excused with `shown`.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"case\.", "different case"),
     (r"accepted", "accepted"),
 )
-"""For the path of each value in a baseline, the words of a sentence that reports its difference."""
+"""For the path of each value in a baseline, the words that a sentence about its difference contains."""
 
 
 def excuse(
@@ -86,18 +86,18 @@ def _is_shown(kind: Kind, name: str, before: bytes, damage: bytes, output: str, 
     if kind in ("baseline", "accepting"):
         both_json = [documents.parse(content.decode()) for content in (before, damage)]
         Baseline.model_validate(both_json[1], context=documents.FROM_FILE)
-        if kind == "accepting":  # the report must name who accepts a regression that is still there
+        if kind == "accepting":  # the report must show that an existing regression is accepted
             return '"accepted": true' in output or "worse, accepted" in output
         return _are_told(list(_paths(*both_json)), lines)
     if kind == "traces":
         return _has_all_traces(before, damage, output, usual)
-    if kind == "log":  # after a cut between two records, the table shows how many values are left
+    if kind == "log":  # if the log was cut between two records, the table shows how many values are left
         return "values" in output and output.splitlines()[1:7] != usual.splitlines()[1:7]
     return False
 
 
 def judge_changes(output: str) -> list[str]:
-    """Return the sentences of a session on the files that judge it."""
+    """Return what a session's output says about the files that judge the session."""
     _, _, rest = output.partition("This branch changes the files that judge it")
     lines = []
     for line in rest.splitlines()[1:]:
@@ -109,7 +109,7 @@ def judge_changes(output: str) -> list[str]:
 
 
 def _of_waivers(before: Sequence[Waiver], now: Sequence[Waiver]) -> Iterator[str]:
-    """Yield a word for each difference: that of a field, or that of a waiver that was added or removed."""
+    """Yield a text for each changed field, and for each waiver that was added or removed."""
     if len(before) != len(now):
         yield "added" if len(now) > len(before) else "removed"
     for then, today in zip(before, now, strict=False):
@@ -136,7 +136,7 @@ def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether there is a sentence on each judged value of a baseline that differs."""
+    """Whether a sentence reports each judged value of a baseline that differs."""
     if not lines:
         return False
     for path in paths:

@@ -1,4 +1,4 @@
-"""Makes the projects whose files are damaged. Only the results to be judged are bad in them."""
+"""Makes the projects whose files are damaged. Only the results that are judged are bad in these projects."""
 
 import json
 import math
@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "native": ("pyproject.toml", f"[tool.pytest]\n{TOML}"),
     "toml": ("pytest.toml", f"[pytest]\n{TOML}"),
 }
-"""Where a project can have pytest's settings, by a short name: a file and its content."""
+"""The places where a project can have pytest's settings: for each, a file and its content."""
 FEATURES = Path(__file__).parents[2] / "features"
 """The tests of features. Features with a `damaged.py` have files that their commands read."""
 URL = "https://example.org/1"
@@ -49,7 +49,7 @@ class Target:
     file: str
     kind: Kind
     commands: Sequence[Sequence[str]]
-    is_printed: bool = False  # whether a program prints it, so that only bytes can replace it
+    is_printed: bool = False  # whether it is the output of a program, so that only bytes can replace it
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Target:
 
 
 def make(root: Path) -> list[Target]:
-    """Make every project, and return everything in them that can be damaged."""
+    """Make every project, and return all files in the projects that can be damaged."""
     root.mkdir()
     made = [*_gates(root), *_results(root), *_launches(root)]
     for file in sorted(FEATURES.glob("*/damaged.py")):

@@ -1,1 +1,4 @@
-"""What the gate would have found: regressions of real libraries, with a good release against a bad one."""
+"""Tests with hindsight whether the gate would have found regressions of real libraries.
+
+Each regression is a bad release of a library, which is compared with a good one.
+"""

@@ -1,4 +1,4 @@
-"""The cases of `make releases`, which run under each release of a package: scripts of pairs, and a Llama."""
+"""The cases of `make releases`: scripts of pairs, and a Llama. They run under each release of a package."""
 
 from typing import Any
 

@@ -27,8 +27,10 @@ class Pair:
     thread: str = ""
     """`repository#number`, or `repository tag` for release notes. It is empty for an unchanged pair."""
     kind: Literal["step", "some steps", "growth", "data", "start-up", "event", "dtype", "scale"] = "step"
-    """Where the regression shows. `some steps`: not each step does the work. `scale`: many layers or
-    ranks."""
+    """Where the regression shows. `some steps`: only some steps have the additional work.
+
+    `scale`: only with many layers or ranks.
+    """
     what: str = ""
     """The additional work of `bad`."""
     names: str = ""
@@ -37,7 +39,7 @@ class Pair:
     dry: bool = False
     """Whether only a GPU shows the regression. Then both arms have dry runs that pretend to have a GPU."""
     tokens: Literal["fixed", "vary", "none"] = "fixed"
-    """`none`: the script trains on 16 images per step."""
+    """With `none`, the script trains on 16 images per step instead of tokens."""
     case: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the case."""
     why_missed: str = ""

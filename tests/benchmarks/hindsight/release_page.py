@@ -1,4 +1,4 @@
-"""Adds to a page of `perfsuite releases` what only its scripts know: `... PACKAGE < PAGE` in the Makefile."""
+"""Adds notes about the scripts to a page of `perfsuite releases`: `... PACKAGE < PAGE` in the Makefile."""
 
 import sys
 import tomllib
@@ -8,7 +8,7 @@ NOTES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding=
 
 
 def noted(page: str, package: str) -> str:
-    """Return a page with the notes of all pages and of this page, above the changes of each release."""
+    """Insert the notes for all pages and those for this page above the changes of each release."""
     head, section, rest = page.partition("\n## ")
     notes = [NOTES["all"].strip(), NOTES["packages"][package].strip()]
     return "\n".join([head.rstrip("\n"), "", "\n\n".join(notes), section + rest])

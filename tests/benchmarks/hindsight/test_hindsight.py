@@ -26,7 +26,7 @@ SAME = Pair(name="x", good="x==1", bad="x==2", script="s")
 
 
 def private_imports(code: str) -> list[str]:
-    """Return imports of names with an underscore, and imports of perfsuite's names that users do not have."""
+    """Return imports of names with an underscore, and of names of perfsuite that are not public."""
     names: list[str] = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""A session whose file `tests.benchmarks.damaged` damages before it is exported."""
+"""A session for `tests.benchmarks.damaged`, which damages the session's file before exporting it."""
 
 from pathlib import Path
 

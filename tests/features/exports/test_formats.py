@@ -29,8 +29,10 @@ def many(items: Schema) -> Schema:
 
 
 def record(required: list[str], words: str = "", **properties: Schema) -> Schema:
-    """Return the schema of an object with these properties. Those in `words` are texts, and then `extra_info`
-    may hold further texts."""
+    """Return the schema of an object with these properties. The properties in `words` are texts.
+
+    If there are any, `extra_info` may hold further texts.
+    """
     properties |= {**dict.fromkeys(words.split(), TEXT), "extra_info": WORDS} if words else {}
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
@@ -63,7 +65,10 @@ def records(*results: Measurement) -> list[dict[str, Any]]:
 
 
 def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
-    """Return value and labels by metric and case. Parsers of OpenMetrics and the older format must agree."""
+    """Return the value and labels by metric and case.
+
+    The parsers of OpenMetrics and the older format must agree.
+    """
     text = openmetrics(session_of(*results))
     assert text.endswith("# EOF\n")
     new, old = (

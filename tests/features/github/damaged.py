@@ -1,4 +1,4 @@
-"""An answered pull request and the issues of nights, whose files `tests.benchmarks.damaged` damages."""
+"""A pull request with an answer, and issues of nights. `tests.benchmarks.damaged` damages their files."""
 
 import json
 from pathlib import Path

@@ -201,7 +201,7 @@ def test_cut_comment_closes_its_folds() -> None:
     )
     text = commented([make_session_file(GOOD, skipped=tuple(skips))], URL, MARK)
     assert LONGEST - 600 < len(text) < LONGEST + 100
-    assert text.count("<details>") == text.count("</details>") == 2, "passed cases are folded, too"
+    assert text.count("<details>") == text.count("</details>") == 2, "one of them folds the passed cases"
     assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_answered_is_told(on_pull_request: Gh, monkeypatch: pytes
     assert no_pull_request in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     answer(GOOD, name="a --> b", status=2)
-    assert on_pull_request.calls.count("\n") == 1, "only the first call asked"
+    assert on_pull_request.calls.count("\n") == 1, "only the first call asked GitHub"
     comments(on_pull_request)
     words = ("github", "comment", "results.json", "--run-url", URL, "--pull-request", "3")
     assert f"pull request 3: new comment, check perfsuite of {COMMIT[:12]}: success" in run(*words).output

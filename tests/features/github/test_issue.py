@@ -24,7 +24,7 @@ CASE = BEFORE.case.id
 
 
 def hidden(baseline: str | None) -> Measurement:
-    """Return a result without a count of its step. If there is a baseline, the step was counted before."""
+    """Return a result without counts. If there is a baseline, it has counts."""
     counts = CountCheck(outcome="not counted", compared=False, notes=("a",), baseline_file=baseline)
     return GOOD.replace(verdict=GOOD.verdict.replace(counts=counts))
 
@@ -70,7 +70,7 @@ def test_regression_edits_an_open_issue() -> None:
 
 
 def lines_of(result: Measurement) -> list[str]:
-    """Return the lines of an issue from the verdict of a case on."""
+    """Return the lines of an issue, starting with the verdict of a case."""
     *_, create = told(result)
     return create.text[create.text.index(f"- `{CASE}`: ") :].splitlines()
 
@@ -178,7 +178,7 @@ def test_broken_list_gets_a_new_issue() -> None:
 
 
 def command(*results: Measurement, more: tuple[object, ...] = (), status: int = 0) -> str:
-    """Return the output of the command for a night. `more` are further words of the command line."""
+    """Return the output of the command for a night. `more` is added to the command line."""
     file = write_session(Path(), *results, commit=None)
     return run("github", "issue", file, "--run-url", URL, *more, status=status).output
 

@@ -1,8 +1,8 @@
-"""How soon a change of level is found, and how often a change is found where there is none.
+"""Measures how soon a change of level is found, and how often a change is found where there is none.
 
 Compares perfsuite with asv's own detector (its regressions page). Also compares Apache Otava if an
-interpreter with it is given: its pins conflict with torch's. Every detector gets the same series and reports
-changes of at least 0.5%.
+interpreter that has it is given. Otava's pins conflict with torch's. Every detector gets the same series and
+reports changes of at least 0.5%.
 
     python -m tests.features.history.drift [--series 60] [--otava /path/to/python]
 """
@@ -31,7 +31,7 @@ STEPS = [(noise, step) for noise in (0.005, 0.01, 0.02) for step in (0.01, 0.02,
 DRIFT_PER_WEEK = 0.003
 
 Detector = Callable[[Sequence[float]], list[tuple[int, float]]]
-"""Takes a series and returns its regressions: index and relative size."""
+"""A function that takes a series and returns its regressions, each with an index and a relative size."""
 
 OTAVA = """
 import json, sys
@@ -57,7 +57,7 @@ def asvs(series: Sequence[float]) -> list[tuple[int, float]]:
 
 
 def otavas(process: subprocess.Popen[str], p: float, series: Sequence[float]) -> list[tuple[int, float]]:
-    """Detect with Otava, with its window of 50 and a p-value."""
+    """Detect with Otava, using its default window of 50 and this p-value."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(json.dumps([list(series), p]), file=process.stdin, flush=True)
@@ -71,7 +71,7 @@ def nights(level: Callable[[int], float], count: int, noise: float, seed: int) -
 
 
 def looks(first: int, last: int) -> Iterator[int]:
-    """Yield the nights on which somebody looks: each night of two weeks, then every third night."""
+    """Yield the nights on which somebody looks: each night for two weeks, and then every third night."""
     yield from range(first, min(first + 14, last + 1))
     yield from range(first + 14, last + 1, 3)
 

@@ -1,4 +1,7 @@
-"""Trains a bfloat16 model with FSDP2 in accelerate, in mixed precision. Only its last block is not frozen."""
+"""Trains a bfloat16 model with FSDP2 in accelerate, in mixed precision.
+
+All blocks of the model but the last one are frozen.
+"""
 
 import itertools
 

@@ -1,4 +1,7 @@
-"""Trains in rounds with accelerate. Each round has its own prepared data, and ends before the data does."""
+"""Trains in rounds with accelerate.
+
+Each round prepares its own loader, and ends before the end of the data.
+"""
 
 import itertools
 

@@ -1,6 +1,6 @@
 """Trains a Llama in a plain loop, after transformers has read it from a checkpoint in bfloat16.
 
-`python llama_pretrained.py [LAYERS [SAVED]]`: the number of the Llama's layers, and of the checkpoint's.
+`python llama_pretrained.py [LAYERS [SAVED]]`: the number of layers of the Llama, and of the checkpoint.
 """
 
 import itertools

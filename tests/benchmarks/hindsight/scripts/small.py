@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Predicts the token that it was given. Returns the loss."""
+    """A model that learns to predict the token that it was given. Calls return the loss."""
 
     def __init__(self, depth: int = 4, vocabulary: int = VOCABULARY) -> None:
         super().__init__()

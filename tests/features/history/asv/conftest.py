@@ -1,4 +1,4 @@
-"""asv's pages of 30 nights, made once for all tests that look at them."""
+"""Fixtures: asv's pages of 30 nights, which are made once for all tests that look at them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from tests.synthetic import make_repository
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4, 8)]
 SLOWER, FASTER, LARGER, SAME = range(4)
 CHANGES = {SLOWER: (15, Level(step_s=1.1)), FASTER: (10, Level(step_s=0.9)), LARGER: (20, Level(memory=1.03))}
-"""The night from which each case has another level."""
+"""For each case, the first night at its new level."""
 NIGHTS = 30
 UNKNOWN = "f" * 40
 """A commit of the history that is not in the repository."""
 
 
 class Published(NamedTuple):
-    """What `perfsuite history publish` made, and its output."""
+    """The files and the output of `perfsuite history publish`."""
 
     root: Path  # holds the repository in `repo`, the history in `history`, the export in `out`
     output: str

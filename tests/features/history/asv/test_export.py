@@ -34,7 +34,7 @@ GPT2 = "gpt2-tiny.1x2.fp32"
 
 
 class Kept(NamedTuple):
-    """A history, the repository with its commits, and the export of both."""
+    """A history, the repository that has its commits, and the export of both."""
 
     history: Path
     repo: Path
@@ -91,7 +91,9 @@ def test_asv_reads_every_commit_and_class(kept: Kept) -> None:
     assert second.date - first.date == 86_400_000
     assert all(json.loads(file.read_text()) for file in kept.out.rglob("*.json"))
     conf = kept.configuration()
-    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], "the tolerances of the gate"
+    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], (
+        "the tolerances are those of the gate"
+    )
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
     machine = json.loads((kept.out / "results" / H100 / "machine.json").read_text())

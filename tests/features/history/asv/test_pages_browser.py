@@ -28,7 +28,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
     return fillText.call(this, text, ...rest);
 };
 """
-"""Records text that asv draws on a canvas, such as labels of axes, since it cannot be read back."""
+"""Records text that asv draws on a canvas, such as labels of axes. It cannot be read from the canvas."""
 
 
 @pytest.fixture(scope="module")

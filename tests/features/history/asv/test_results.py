@@ -13,7 +13,7 @@ ENDS = ("stats_ci_99_a", "stats_ci_99_b")
 
 
 def rows(launches: dict[Slot, list[float]], metric: str = "seconds_per_step") -> list[dict[str, Any]]:
-    """Return the row of each benchmark, by column."""
+    """Return the row of each benchmark as a dictionary by column."""
     groups: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for (group, values), figures in launches.items():
         groups.setdefault(group, {})[values] = figures
@@ -73,7 +73,7 @@ def test_median_and_quartiles() -> None:
 
 
 def test_pools_intervals_of_times_not_of_memory() -> None:
-    """The two cases differ by a factor of one hundred, but have the same relative noise."""
+    """The step times of the two cases differ by a factor of 100, but their relative noise is the same."""
     [memory] = rows({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
     assert [memory[end] for end in ENDS] == [[7.0], [8.0]]
     one = [1.0, 1.01, 0.99, 1.02]
