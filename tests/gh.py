@@ -7,7 +7,7 @@ from tests.processes import executable
 
 
 class Gh:
-    """A replacement for `gh` in a directory. It records its arguments and its standard input."""
+    """A replacement for `gh` in a directory. Records its arguments and its standard input."""
 
     def __init__(self, directory: Path) -> None:
         self.program = executable(

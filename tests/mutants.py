@@ -51,15 +51,15 @@ EVERYWHERE = {
 }
 """Pieces of code whose mutants no test should kill, in any module: a regular expression -> the reason."""
 PRAGMA = re.compile(r"# pragma: no mutate(?: (?P<old>.+?)(?: to (?P<new>.+?))?)?: (?P<reason>.+)")
-"""The reason in the code for a mutant that no test can kill, behind its line or in a comment just above.
+"""The pragma that explains why no test can kill a mutant. It is behind the line or in a comment just above.
 
     device = runs[0].machine.device  # pragma: no mutate: all launches are of one device
     # pragma: no mutate 0): a byte is not more than `HELD_BYTES`
     while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
     claimed = reports[0].tokens_per_step  # pragma: no mutate [0] to [-1]: all ranks have the same
 
-The first form leaves out all mutants of the line, the second those inside the named piece of code, and the
-third only the one that makes this change.
+The first form leaves out all mutants of the line. The second leaves out the mutants inside the named piece of
+code. The third leaves out only the mutant that makes this change.
 """
 
 
@@ -111,7 +111,7 @@ def changed_line(mutant: MutationSpec) -> str:
 
 
 def pragmas(lines: Sequence[str], number: int) -> Iterator[re.Match[str]]:
-    """Yield the pragmas of a line: those behind it, and those in the comments just above."""
+    """Yield the pragmas of a line: the one behind it, and those in the comments just above it."""
     first = number - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1

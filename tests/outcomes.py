@@ -1,4 +1,4 @@
-"""Results of a night, named by what they mean: good, slower, undecided, crashed."""
+"""Results of a night that are named after their meaning: good, slower, undecided, crashed."""
 
 from typing import Any
 

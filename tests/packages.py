@@ -1,4 +1,4 @@
-"""Packages of other people: installed for one test, as pip leaves them, or as wheels that pip can find."""
+"""Helpers: packages of other people, installed for one test like by pip, or as wheels that pip can find."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from perfsuite.frameworks.fake import Fake
 class Mine(Fake):
     name: ClassVar[str] = "mine"
 """
-"""A framework that simulates training. Code that is added to it is indented by four spaces."""
+"""A framework that simulates training. Code can be added at its end, indented by four spaces."""
 PODS = """
 from perfsuite.inputs.setting import Setting
 from perfsuite.launch.local import LocalLauncher

@@ -1,4 +1,4 @@
-"""Scripts that replace programs, and processes that a test starts or finds and that can end at any time."""
+"""Helpers: scripts that replace programs, and processes that a test starts or finds."""
 
 import contextlib
 import subprocess
@@ -56,7 +56,10 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) ->
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    """Kill a process if the block fails. `with process` alone would wait for its end without a limit."""
+    """Kill a process if the block fails.
+
+    `with process` alone would wait for the end of the process forever.
+    """
     with process:
         try:
             yield process
@@ -68,10 +71,8 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
 def read_until(
     words: str, output: IO[str] | None, process: subprocess.Popen[str], seconds: float = 120
 ) -> None:
-    """Read the output of a process up to the line with these words.
-
-    The process is killed after `seconds`, which ends its output. Raises `TimeoutError` if there is no such
-    line.
+    """Read the output of a process up to the line with these words. After `seconds` the process is killed,
+    which ends the output. Raises `TimeoutError` if there is no such line.
     """
     assert output is not None, "the output is not a pipe"
     killer = threading.Timer(seconds, process.kill)

@@ -1,4 +1,4 @@
-"""Train a case in one process with a plain loop, to compare its launches with."""
+"""Helper: train a case in one process with a plain loop, for comparison with launches of the case."""
 
 import itertools
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ def launched(
     how: Launching = USUAL,
     **options: Any,
 ) -> Run:
-    """Launch a script with this text; `options` are those of `Script`."""
+    """Launch a script with this text. `options` are passed to `Script`."""
     directory.mkdir(exist_ok=True)
     path = directory / "train.py"
     path.write_text(text)

@@ -19,10 +19,10 @@ TAKES = "{} supports precision {}, but the case asks for '{}'"
 
 
 def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
-    """Return a row with a case, a machine, and why the case cannot run there. "..." in it is any text.
+    """Return a row with a case, a machine, and why the case cannot run there.
 
-    The case is a small Llama on `ranks` ranks of one node, or on (nodes, ranks on each node), with changes of
-    the case or of the model's configuration.
+    In `why`, "..." matches any text. The case is a small Llama on `ranks` ranks of one node, or on (nodes,
+    ranks on each node), with changes of the case or of the model's configuration.
     """
     fields = {name: value for name, value in changes.items() if name in Case.model_fields}
     config = {name: value for name, value in changes.items() if name not in fields}

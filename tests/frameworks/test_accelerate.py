@@ -140,7 +140,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_case_carries_its_file(config: Path) -> None:
-    """The case reads back unchanged, even though the file is gone."""
+    """When the case is read back, it is unchanged, even though the file is gone."""
     case = AGREES.replace(framework=Accelerate(config=config))
     assert case.id.startswith("accelerate-mine-gpt2-tiny-")
     config.unlink()

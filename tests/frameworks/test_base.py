@@ -1,4 +1,4 @@
-"""Test real launches over gloo of every torch framework and option that a CPU allows."""
+"""Test real launches over gloo, for every torch framework and option that works on a CPU."""
 
 import importlib.metadata
 import importlib.util
@@ -111,7 +111,7 @@ def test_a_run_is_complete(tmp_path: Path) -> None:
     ids=Framework.slug,
 )
 def test_strategies_train_as_a_plain_loop(tmp_path: Path, framework: Framework) -> None:
-    """Weights, data and seed are the same. Sharding must not change what is learnt."""
+    """Weights, data and seed are the same, and sharding must not change what is learnt."""
     check_learnt(measured(COUNTED.replace(framework=framework), tmp_path), COUNTED)
 
 
@@ -133,11 +133,14 @@ TIED = COUNTED.replace(model=llama_tiny("llama-tied", num_hidden_layers=2, tie_w
     ids=["fsdp2", "accelerate, a tied embedding", "trainer"],
 )
 def test_tensor_parallel_ranks_train_as_one(tmp_path: Path, case: Case) -> None:
-    """Four ranks, in two pairs that split each layer, have the same global batch as two ranks that do not."""
+    """Each of two pairs of ranks splits the layers.
+
+    The global batch is that of two ranks that split nothing.
+    """
     split = measured(case.replace(topology=FOUR), tmp_path)
     plain = learnt(COUNTED.replace(model=case.model))
     assert split.loss == pytest.approx(plain.loss, rel=1e-4)
-    # Both ranks that split a layer add up the gradients of its norms.
+    # The two ranks of a pair add up the gradients of the norms.
     assert split.figures.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-3)
     assert split.figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(split.figures.step_s_p50 or 0))
 
@@ -213,7 +216,7 @@ BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_
     ids=lambda case: case.id,
 )
 def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
-    """The worker itself refuses settings that differ from the case. This test checks that it looked."""
+    """The worker refuses settings that differ from the case. This test checks that it observes them."""
     settings = observed(measured(case, tmp_path)).settings
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]
     recomputing = {"none": 0, "every-2": 2, "full": 4, "selective-op": 4}[case.activation_checkpointing]
@@ -226,7 +229,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_blocks_train_the_same(tmp_path: Path, ranks: int) -> None:
-    """Two ranks also count a step."""
+    """With two ranks, a step is also counted."""
     flat = llama_tiny("llama-flat", num_hidden_layers=1)
     topology = Topology(processes_per_node=ranks)
     case = (SMALL if ranks == 1 else COUNTED).replace(model=flat, topology=topology, timeout_s=600)

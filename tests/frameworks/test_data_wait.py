@@ -15,7 +15,7 @@ from tests.frameworks import net_scripts
 from tests.samples import known
 
 PAIRS = 5
-SLEEP_S = 0.3  # added to a batch: far more than two idle launches of a busy machine differ
+SLEEP_S = 0.3  # added to a batch: far more than the wait differs between launches
 TRAIN = """
 import os, time
 import torch

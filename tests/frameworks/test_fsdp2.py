@@ -112,12 +112,12 @@ def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
             assert torch.equal(a, b)
         elif "o_proj" in name or "down_proj" in name:
             joined = torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
-        else:  # split by columns first, so a and c are one rank's half
+        else:  # split by columns first, so one rank has a and c
             joined = torch.cat([a, c, b, d])
         assert torch.equal(joined, full), name
 
 
-# The view is that of the logits.
+# The view belongs to the logits.
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 @pytest.mark.parametrize(("layers", "checkpointing"), [(1, "full"), (3, "none"), (3, "full")])
 def test_half_blocks_reduce_once_each_way(layers: int, checkpointing: Any) -> None:
@@ -157,7 +157,7 @@ def _as_rank(rank: int, directory: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_loss_and_gradients_match_the_whole_model(tmp_path: Path) -> None:
-    """Losses alone would not show gradients twice as large, because Adam then takes the same step."""
+    """If gradients were twice as large, Adam would take the same step, so the losses would not show it."""
     spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     spawn(_as_rank, args=(tmp_path,), nprocs=2)
 

@@ -130,7 +130,7 @@ def test_tokens_without_padding_depend_on_values(tmp_path: Path) -> None:
 
 
 def test_megatron_fsdp_gathers_each_unit_twice(tmp_path: Path) -> None:
-    """The `fully_shard` of Megatron-FSDP makes one optimizer step without a loss."""
+    """Megatron-FSDP's `fully_shard` makes one step of the optimizer without a loss."""
     counts = counted(passed(case_of("megatron-fsdp", "train_megatron_fsdp.py", loss=None), tmp_path))
     inner = 1408
     of_a_layer = padded(4 * HIDDEN**2 + 3 * HIDDEN * inner + 2 * HIDDEN, math.lcm(HIDDEN, inner))
@@ -144,7 +144,7 @@ def test_megatron_fsdp_gathers_each_unit_twice(tmp_path: Path) -> None:
 
 
 def padded(elements: int, row: int) -> int:
-    """Return the elements of a buffer that all ranks split into whole rows."""
+    """Return the number of elements of a buffer that is split among all ranks in whole rows."""
     return math.ceil(elements / (row * RANKS)) * row * RANKS
 
 

@@ -1,4 +1,4 @@
-"""Test the recipes of docs/your-own-script.md as written, but not LLaMA-Factory (it needs old packages)."""
+"""Test the recipes of docs/your-own-script.md as written, except LLaMA-Factory, which needs old packages."""
 
 import subprocess
 import sys
@@ -50,7 +50,10 @@ def test_accelerate_launch(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_unaware_accelerate_exchanges_nothing(tmp_path: Path) -> None:
-    """The command starts two processes and wraps the model in neither: two copies of one training."""
+    """The command starts two processes, but wraps the model in neither.
+
+    So they are two copies of one training.
+    """
     kind, said = failure_of(by_accelerate(), tmp_path)
     assert kind == "mismatch"
     assert "the 2 ranks trained apart: no collective ran after the first step" in said
@@ -81,7 +84,7 @@ def by_trl(sft: Path, length: int, *options: str, **script: Any) -> Case:
 
 @pytest.mark.nightly
 def test_trl_with_padding_says_how_much(sft: Path, tmp_path: Path) -> None:
-    """If one sequence of a batch is cut to the full length, all others are padded to this length."""
+    """If one sequence of a batch is cut to the full length, the others are padded to that length."""
     run = measured(by_trl(sft, 64), tmp_path)
     assert run.case.id.startswith("script-trl-sft-")
     assert "In the second step, the model was given 256, 13% of them padding" in str(run.notes)

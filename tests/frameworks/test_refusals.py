@@ -291,7 +291,7 @@ def test_bad_options_list_what_is_allowed(
     with pytest.raises((CaseError, FileError)) as caught:
         make_case(framework={"name": kind.name, **options})
     assert said in str(caught.value)
-    if kind is not Lightning:  # only its mapping sets these options
+    if kind is not Lightning:  # only the mapping of the arguments sets these options
         with pytest.raises((CaseError, FileError), match=re.escape(said)):
             kind(**options)
 

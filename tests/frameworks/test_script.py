@@ -357,7 +357,7 @@ sys.modules["perfsuite.worker.script.attach"] = attached
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ASKS)
 def test_attaches_once_whoever_imports_torch(tmp_path: Path, how: str) -> None:
-    """Both torch and the measurement are fakes of one line."""
+    """Both torch and the measurement are fake, with one line each."""
     needs = "import fails\n" if how == "after a failure" else ""
     script(tmp_path, f"{needs}attribute = 1\n", "torch/__init__.py")
     done = started(tmp_path, ASKER + ASKS[how])
@@ -397,8 +397,8 @@ def by_path(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (directory / "work").mkdir()
     result = measured(case_of(Script(path=train, cwd=str(directory / "work"))), directory)
     log = RunDir(directory / "run").rank_log(0).read_text()
-    assert log.count("cleaned up") == 1, "the launch ended through the script's finally"
-    assert not list((directory / "work").iterdir()), "the launch ended before the script saved its model"
+    assert log.count("cleaned up") == 1, "the script's `finally` ran when the launch ended"
+    assert not list((directory / "work").iterdir()), "the launch ended before the script could save its model"
     return result
 
 
@@ -452,7 +452,7 @@ def test_counts_what_a_script_builds(tmp_path: Path) -> None:
     part = next(name for name in counted.counts.spans if "first step" in name)
     calls = known(counted.counts.spans[part].python)
     assert calls.functions["__main__.walk"] == 1234
-    assert len(run.spans["start"].seconds) == 1, "a phase is also found before it is called"
+    assert len(run.spans["start"].seconds) == 1, "the phase was found before its first call"
 
 
 OWN_PROCESS = """
@@ -472,7 +472,7 @@ with open(os.environ["OUT"] + "/checkpoint", "w") as file:
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["module", "command"])
 def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> None:
-    """perfsuite has not imported torch when the script's first line runs.
+    """When the script's first line runs, perfsuite has not imported torch yet.
 
     The environment variables that the script sets are therefore effective.
     """
@@ -526,9 +526,9 @@ def test_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_one_process_needs_no_observed_loss(tmp_path: Path) -> None:
-    """Its first steps are measured, even though it catches errors in its loop, goes on, and fails later.
+    """The script's first steps are measured, even though its loop catches errors and the script fails later.
 
-    Its clock is ten times slower than perfsuite's. That changes no time.
+    The script replaces the clock with one that is ten times slower. That does not change the measured times.
     """
     text = """
 import time, torch
@@ -601,7 +601,7 @@ def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_script_and_framework_training_agree(tmp_path: Path) -> None:
-    """The script has the same loop as the framework ddp."""
+    """The loop of the script is that of the framework ddp."""
     lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
     ddp = base.SMALL.replace(sequence_length=16, lora=lora, learning_rate=1e-2)
     text = f"""
@@ -631,7 +631,10 @@ while True:
 
 @pytest.mark.nightly
 def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
-    """A rank that dies while its process group is open reports why. Otherwise torchrun could end it first."""
+    """If a rank dies while its process group is open, it reports why.
+
+    Otherwise torchrun could end it first.
+    """
     text = TRAIN.replace("dist.destroy_process_group()", "pass")
     case = case_of(Script(command=(*TORCHRUN, script(tmp_path, text))))
     failure = known(measured(case, tmp_path, inject="crash").failure)
@@ -683,9 +686,9 @@ Summed(LlamaForCausalLM(config), arguments, train_dataset=data).train()
     ids=["plain", "trainer"],
 )
 def test_a_missing_mean_is_found_behind_clipping(tmp_path: Path, text: str) -> None:
-    """With the sum, loss and gradients are four times as large, but clipped to the same norm.
+    """With the sum instead of the mean, loss and gradients are four times as large.
 
-    A step does less work.
+    Gradients are then clipped to the same norm. A step does less work.
     """
     path = script(tmp_path, text)
     runs = []
@@ -730,7 +733,7 @@ def test_finds_a_leak_and_spares_a_clean_script(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_counts_exactly_with_a_disabled_collector(tmp_path: Path) -> None:
-    """The clean run is unchanged, and the time of its garbage collector is known."""
+    """The script freezes its objects and disables the garbage collector. The leak is counted all the same."""
     text = LEAKS.replace("kept = []", "kept = []\nimport gc\ngc.collect()\ngc.freeze()\ngc.disable()")
     case = case_of(Script(path=script(tmp_path, text)), **COUNTED_ALONE)
     run = known_run(launch_once(case, detect(), tmp_path / "run"))

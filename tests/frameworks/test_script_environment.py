@@ -105,7 +105,7 @@ HOW = [
 
 
 def as_its_user_sees(directory: Path, launcher: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record the variables of a start by the user. Later starts seem to belong to another job."""
+    """Record the variables when the user starts the script. Later starts get variables of another job."""
     (directory / "train.py").write_text(TELLS)
     for name in (*COMPILE_CACHES, FLIGHT_RECORDER_FILE):  # perfsuite sets them unless the user has set them
         monkeypatch.setenv(name, str(directory / name))

@@ -63,7 +63,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """Limit the memory, so that endless reading fails here before it harms other processes."""
+    """Limit the memory of this process, so that endless reading fails before it harms other processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
@@ -195,4 +195,4 @@ def test_a_slow_writer_of_a_pipe_is_waited_for() -> None:
         with files.open_file(Path(f"/dev/fd/{writer.stdout.fileno()}")) as pipe:
             assert pipe.readline() == b"a\n"
             threading.Timer(0.1, writer.stdin.close).start()
-            assert pipe.readline() == b"b\n", "the reader waits instead of seeing an end"
+            assert pipe.readline() == b"b\n", "the reader waits for more input"

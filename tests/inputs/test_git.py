@@ -52,7 +52,10 @@ def test_takes_githubs_commit_without_git(tmp_path: Path, monkeypatch: pytest.Mo
 def test_reads_another_users_checkout_in_a_container(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkout is also read with git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
+    """The checkout is also read by the git 2.34 of Ubuntu 22.04.
+
+    There, `-c safe.directory=*` has no effect.
+    """
     commit = git(repo, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert revision(repo).commit == commit
@@ -358,7 +361,10 @@ def test_only_a_container_reads_foreign_repositories(
 def test_distrusts_a_foreign_git_directory_above(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    """In /tmp, which belongs to root and is open to all, or in root's directory, the owner does not match."""
+    """The directory above belongs to root, whether it is open to all (like /tmp) or not.
+
+    The owner does not match.
+    """
     monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: True)
     hostile.owned_by(NOBODY)
     os.chown(hostile.top, 0, 0)

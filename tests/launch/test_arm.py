@@ -104,7 +104,7 @@ def test_commit_is_a_worktree_first_on_the_path(repo: Path, monkeypatch: pytest.
 
 
 def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables of a git hook must not mislead it.
+    """Variables of a git hook must not mislead perfsuite.
 
     With the GIT_DIR of a hook, a reset would move the user's branch.
     """
@@ -162,7 +162,10 @@ def test_other_interpreter_must_have_perfsuite(repo: Path) -> None:
 
 
 def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second answer might be in time, but without its paths an arm would import this checkout's code."""
+    """Its second answer might be in time.
+
+    But the first answer has the paths, and without these the arm would import the code of this checkout.
+    """
     python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
     monkeypatch.setattr(arms, "ANSWER_S", 0)
     assert ": no output within 0 s" in refused("./python HEAD", repo)

@@ -123,7 +123,7 @@ def test_silent_server_hides_the_size() -> None:
 
 
 def test_two_arms_need_one_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that both arms need is counted once."""
+    """A file that both arms need counts only once."""
     monkeypatch.setattr(download, "size_of", lambda url: 600e6)
     said: list[tuple[str, bool]] = []
     common = Package(name="cudnn", version="9", url="cudnn")

@@ -81,7 +81,7 @@ def test_job_overdue_in_an_event_says_so(tmp_path: Path) -> None:
 
 
 def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path) -> None:
-    """Without an event, or after its end, each look at this job finds a hang."""
+    """Except during an event, each look at this job finds a hang."""
     impatient = HangDetector(hang_s=0, longest_steps=0, longest_warm_ups=0)
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
@@ -165,7 +165,7 @@ def test_reads_autotuning_where_inductor_writes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_torchs_default_cache_is_no_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An example is a `conftest.py` that imports parts of torch."""
+    """torch sets the variable to its default if, for example, a `conftest.py` imports parts of torch."""
     of_torch = default_cache_dir()
     of_the_user = f"{tempfile.gettempdir()}/torchinductor_mine"
     for named, chosen in (

@@ -10,7 +10,7 @@ from perfsuite.worker.spans.running import TOLD_AFTER_S
 def test_the_bounds() -> None:
     """The bounds are those of the documentation.
 
-    A rank that waits at its end for the others does not hang.
+    A rank that has finished and waits for the others does not hang.
     """
     assert (HANG_S, LONGEST_STEPS, LONGEST_WARM_UPS) == (120, 20, 3)
     assert HANG_S > WAIT_S + LEAVE_S
@@ -34,10 +34,10 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
 @pytest.mark.parametrize(
     "looks",
     [
-        # Loading a model is not a step, and a model can be compiled in the first two steps.
+        # The model is loaded before the first step, and can be compiled in the first two steps.
         [LOADING, (10_000, -1), (10_001, 0), (20_000, 0), (30_000, 1), (40_000, 1)],
-        # The model is compiled twice, the second time for another shape. The time that the job waited is not
-        # a hang.
+        # The model is compiled twice, the second time for another shape. The wait for a compilation is not a
+        # hang.
         [
             FIRST,
             (90, 1),
@@ -47,10 +47,10 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
             (460, 3),
             (6060, 3),
         ],
-        # Each step takes longer than the time that any job is allowed.
+        # Each step takes longer than the time that every job is allowed.
         [FIRST, *((125 * step + late, step + late - 124) for step in range(6) for late in (124, 125))],
         [FIRST, (90, 1), (91, 2), (361, 2), (362, 2, 271)],
-        # Progress is reported twice a second, so later steps might be unseen.
+        # Progress is reported only twice a second, so later steps might not have been seen yet.
         [FIRST, (5, 1), (125, 1), (126, 1, 121)],
         [FIRST, (1, 2), (31, 3), (631, 3), (632, 3, 601)],  # an evaluation takes long
         [(1000, 5), (1120, 5), (1121, 5, 121)],  # the first look does not count
@@ -89,7 +89,7 @@ def test_report_is_a_watched_sign_of_life() -> None:
     detector = follow([FIRST, (1, 2), (31, 3), (632, 3, 601)])
     follow([(633, 3)], reports=1, detector=detector)
     detector = follow([(0, 1)])
-    # Nobody has to wait for a compilation any more.
+    # After these steps nothing is compiled any more.
     follow([(1, 1), (122, 1, 121)], reports=1, detector=detector)
     # If a rank failed before training, the others wait for it.
     follow([LOADING, (120, -1), (120.5, -1, 120.5)], reports=1)

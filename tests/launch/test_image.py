@@ -1,4 +1,4 @@
-"""Test images as arms: the arguments of each runtime, using fakes, and one real launch with podman."""
+"""Test images as arms: the arguments of each runtime, with fake runtimes, and one real launch with podman."""
 
 import os
 import shutil
@@ -215,7 +215,7 @@ def podman(command: str, *words: str) -> None:
 def test_launches_an_image_like_this_environment(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """podman runs the launch in a container of its own, which is gone afterwards."""
+    """podman runs the launch in a new container, which is gone afterwards."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     arm = resolve("--arm", f"image:{bare}", root=tmp_path, store=tmp_path / "store")

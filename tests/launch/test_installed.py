@@ -1,4 +1,4 @@
-"""Test environments that lock files name: pip makes each of them once, without an index."""
+"""Test environments of lock files. pip makes each environment once, without an index."""
 
 import os
 import subprocess
@@ -58,9 +58,9 @@ def arm(text: str, repo: Path) -> Arm:
 
 @pytest.mark.launch
 def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed installation is reported, and started again.
+    """A failed installation is reported, and later starts again.
 
-    Packages on the current path do not hide the lock's.
+    Packages on the current path do not hide those of the lock file.
     """
 
     def breaks(*command: str, **settings: object) -> str:
@@ -88,7 +88,7 @@ def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.launch
 def test_plans_releases_over_a_lock_files_packages(repo: Path, tmp_path: Path) -> None:
-    """A user who agreed to the packages of a lock file has not yet agreed to releases on top of them."""
+    """A user who has agreed to the packages of a lock file has not yet agreed to additional releases."""
     write_wheel(repo.with_name("index"), "needy", "1.0", "", "perfsuite==2.0")
     store = tmp_path / "store"
     text = f"old:{LOCK} needy==1.0"

@@ -1,4 +1,4 @@
-"""Test calls of pip without an index: variables that mislead it, and reasons for failures."""
+"""Test calls of pip without an index: variables that would mislead pip, and reasons for failures."""
 
 import sys
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_says_which_version_is_missing(index: Path, requirement: str, why: str) 
 
 @pytest.mark.launch
 def test_says_which_python_a_release_needs(index: Path) -> None:
-    """A release either says so, or has only wheels for other Pythons, like an old torch."""
+    """Such a release says so itself, or it has only wheels for other Pythons, like an old torch."""
     write_wheel(index, "modern", "1.0", requires_python=">=3.99")
     write_wheel(index, "old", "1.0", tag="cp39-none-any")
     write_wheel(index, "old", "2.0")

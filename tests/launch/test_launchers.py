@@ -38,7 +38,7 @@ class Pods(LocalLauncher):
 
 
 def given(name: str | None = None) -> tuple[object, object]:
-    """Return the settings with which the launcher of `PODS` was made."""
+    """Return the settings that the launcher of `PODS` was created with."""
     made = launcher(name)
     assert type(made).__name__ == "Pods"
     values: tuple[object, object] = vars(made)["given"]

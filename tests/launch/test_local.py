@@ -1,4 +1,4 @@
-"""Test real processes: nothing of a job is left after its end, or after any process was killed."""
+"""Test with real processes that nothing of a job is left after its end, or after any process was killed."""
 
 import contextlib
 import os
@@ -39,7 +39,10 @@ pytestmark = pytest.mark.launch
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Check that no process that a test started is alive at its end. `processes_of` finds these processes."""
+    """Check at the end of a test that none of its processes is alive.
+
+    `processes_of` finds these processes.
+    """
     monkeypatch.setenv("PERFSUITE_TEST", str(tmp_path))
     yield
     left = processes_of(tmp_path)
@@ -49,7 +52,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Return living processes that belong to a job under `directory`, as their variables show."""
+    """Return living processes whose variables show that they belong to a job under `directory`."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -211,7 +214,7 @@ if __name__ == "__main__":
     ],
 )
 def test_no_process_of_a_script_survives(tmp_path: Path, how: str, end: str) -> None:
-    """Processes that a script spawned end as well, even in sessions of their own and if they ignore signals.
+    """Processes that a script spawned end as well, even if they have their own sessions and ignore signals.
 
     Ranks of torchrun are also in sessions of their own, and are not children of the launcher.
     """
@@ -256,7 +259,7 @@ time.sleep(1000 if sys.argv[1] == "stays" else 0)
 @pytest.mark.nightly
 @pytest.mark.parametrize("then", ["ends", "stays"])
 def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
-    """It is killed whether its rank ends by itself or the driver is interrupted while it runs."""
+    """The process is killed whether its rank ends by itself or the driver is interrupted meanwhile."""
     (tmp_path / "train.py").write_text(ESCAPES)
     case = ALONE.replace(framework=Script(path=str(tmp_path / "train.py"), arguments=(then,)))
 
@@ -288,7 +291,7 @@ def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its threads is in a driver that does not answer, so the process stays even when it is killed."""
+    """One of its threads waits for a device driver that does not answer, so even SIGKILL does not end it."""
 
     class Stuck:
         pid = 4711

@@ -20,7 +20,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def held(file: Path) -> Iterator[None]:
-    """Hold the lock as another session would, but in this process."""
+    """Hold the lock in this process, as another session would."""
     with lock.machine_lock(print):
         yield
 

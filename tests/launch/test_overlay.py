@@ -38,7 +38,7 @@ def printed(python: str, code: str) -> str:
 
 @pytest.mark.launch
 def test_releases_bring_their_needs_but_not_torch(index: Path) -> None:
-    """The newest vision needs another torch than the installed one, and is refused unless torch is named."""
+    """The newest vision needs a torch that is not installed. It is refused unless torch is named, too."""
     for version, torch in (("0.9", ""), ("1.0", "torch"), ("2.0", "torch==99")):
         write_wheel(index, "vision", version, f"VERSION = {version!r}\n", *filter(None, [torch]))
     write_wheel(index, "torch", "99", "")
@@ -62,7 +62,7 @@ def test_releases_bring_their_needs_but_not_torch(index: Path) -> None:
 
 @pytest.mark.launch
 def test_another_torch_gets_an_environment(index: Path) -> None:
-    """Other packages stay where they are. The libraries of the other torch are installed next to it."""
+    """Other packages are not installed again. The libraries of the other torch are installed next to it."""
     write_wheel(index, "torch", "99", "__version__ = '99'\n", "nvidia-thing==1")
     write_wheel(index, "nvidia-thing", "1")
     made = arm("torch==99", index)
@@ -197,7 +197,7 @@ def test_torch_loads_libraries_of_extras_too(below: Environment) -> None:
 
 
 def test_names_what_another_torch_breaks(below: Environment) -> None:
-    """Packages that did not fit before are left out."""
+    """Packages that already did not fit before are not reported."""
     changes = {"torch": Package(name="torch", version="1", url="")}
     assert broken_by(changes, below) == {
         "vision": "vision 1 needs torch==2",
@@ -240,7 +240,7 @@ def test_a_yanked_release_is_named(
 
 @pytest.mark.launch
 def test_other_packages_below_need_another_directory(index: Path) -> None:
-    """Dependencies of a release that are installed today could have other versions tomorrow."""
+    """A release's dependencies that are installed today could have other versions tomorrow."""
     wanted = [Wanted(releases=("one==1.0",)) for _ in range(2)]
     wanted[1].__dict__["below"] = Environment(sys.executable, "3.11.7", (), ())
     assert wanted[0].directory(index) != wanted[1].directory(index)

@@ -1,4 +1,4 @@
-"""Test the reasons that are found in the output of a failed pip."""
+"""Test which reasons are found in the output when pip fails."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_other_failures_have_no_missing_version() -> None:
 
 
 def test_says_where_a_constraint_comes_from() -> None:
-    """A file that pip's settings name, not the user, limits the version."""
+    """The version is limited by a file that pip's settings name. The user did not name it."""
     asked = "    The user requested torch==2.15.0\n"
     other = "    library 1.0 depends on torch<2\n"
     limit = "    The user requested (constraint) torch<=2.14.1\n"

@@ -30,7 +30,7 @@ def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rate
 
 
 def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
-    """Write the files that these nodes and ranks leave if all is well."""
+    """Write the files that these nodes and ranks leave if all goes well."""
     for node in nodes:
         documents.write(run_dir.launch(node), LaunchFile(node=node, host=f"host{node}", health=HEALTH))
     for rank in ranks:
@@ -214,7 +214,7 @@ SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        # The links of node 1 are compared with the best link between other nodes.
+        # The links of node 1 are slow compared with the best link between other nodes.
         (linked(0.4, 0.5, 0.3, 1.0, 1.0), []),
         (
             linked(0.4, 0.5, 0.3, 1.1, 1.0),
@@ -223,8 +223,8 @@ SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
                 f"n2: {SLOW_LINKS.format('0.5 and 0.3', '1.1')}",
             ],
         ),
-        # A single slow link proves nothing against its two nodes. Neither does the only known link of a node,
-        # or the only link of all.
+        # A single slow link is not evidence against either of its two nodes. Neither is the only known link
+        # of a node, or the only link of all.
         (linked(1.0, 0.1, 1.0, 1.0), []),
         ([*linked(1.0, 1.0, 0.1), SILENT, make_node(4, next_gb_s=0.1)], ["n3: crash: exit code 1"]),
         ([make_node(1, next_gb_s=0.001), NodePreflight(name="n2")], []),
@@ -248,7 +248,7 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
     ],
 )
 def test_nvml_faults_of_a_gpu_count_for_its_node(seen: Health, sentence: str | None) -> None:
-    """On cores, other processes can run meanwhile."""
+    """On a CPU, other processes can run meanwhile."""
     assert problems(make_node(1), make_node(2, health=seen.replace(foreign_cpu=0.9, steal=0.5))) == []
     sentences = problems(make_node(1), make_node(2, health=seen), on_gpu=True)
     assert len(sentences) == (sentence is not None)

@@ -54,12 +54,12 @@ BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
         (at(0), at(10, steal_s=3), ["15% of the cores' time taken by the hypervisor"], UNSEEN),
         (at(1), at(1), [], UNSEEN),
         (at(0), at(10, p1=0.1), [], UNSEEN),
-        # At most three processes are named, and none that uses almost nothing.
+        # At most three processes are named. Processes that use almost nothing are not named.
         (
             *(at(0, p1=9), at(10, p1=9.1, p2=0.5, p3=1.2, p5=1, p6=0.8), []),
             "train (pid 3) 6%, train (pid 5) 5%, train (pid 6) 4%",
         ),
-        # The process is not the older one that had its id.
+        # This is another process than the earlier one with the same id.
         (at(0, p4711=100), replace(at(10), by_process={(BUSY, 5.0): 2.0}), [], f"{TRAIN} 10%"),
     ],
 )
@@ -129,7 +129,10 @@ def test_reports_who_holds_gpu_memory(
 
 
 class World:
-    """A machine on which other processes are busy until `until` seconds have passed. Nobody really sleeps."""
+    """A machine on which other processes are busy until `until` seconds have passed.
+
+    Sleeping is simulated.
+    """
 
     def __init__(self, until: float, *, most_s: float = 60.0) -> None:
         self.now = 0.0
@@ -184,7 +187,7 @@ def test_busy_machine_is_waited_for_up_to_a_bound() -> None:
     world.until = world.now
     assert world.neighbours.wait(CPU, 2)
     world.until = world.now + 30
-    assert world.neighbours.wait(CPU, 2), "after a quiet machine was found, it is waited for again"
+    assert world.neighbours.wait(CPU, 2), "after a quiet machine was found, a new wait begins"
 
 
 def test_short_bound_suffices_to_see_quiet() -> None:

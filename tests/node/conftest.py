@@ -10,7 +10,7 @@ def _all_gpus_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Passing:
-    """A fake sleep that adds up the seconds. `meanwhile` is called in each sleep with the sleep's number."""
+    """A fake sleep that adds up the seconds. Each sleep calls `meanwhile` with its number."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -36,7 +36,7 @@ def using(pid: int, used: int | None) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, usedGpuMemory=used)
 
 
-# The answers of an H100 SXM while it trains. It is at its power limit, as is normal.
+# The answers of an H100 SXM while it trains. It is at its power limit, which is normal.
 TRAINING: dict[str, Any] = {
     "nvmlDeviceGetClockInfo": (1755, 1980, 1740, 1770, 1755),
     "nvmlDeviceGetUtilizationRates": tuple(SimpleNamespace(gpu=gpu, memory=45) for gpu in (98, 100)),
@@ -82,7 +82,7 @@ CARD: dict[str, Any] = {
 
 
 class FabricInfo(ctypes.Structure):
-    """The fields of nvmlGpuFabricInfo_t that are read."""
+    """Those fields of nvmlGpuFabricInfo_t that perfsuite reads."""
 
     _fields_: ClassVar = [("status", ctypes.c_int), ("state", ctypes.c_ubyte)]
 
@@ -153,7 +153,7 @@ class Nvml:
             if isinstance(value, Exception):
                 raise value
             if function == "nvmlDeviceGetMemoryInfo" and arguments != (self.nvmlMemory_v2,):
-                return SimpleNamespace(total=(80 + handle) * GIB)  # this counts the driver's reserve as used
+                return SimpleNamespace(total=(80 + handle) * GIB)  # the driver's reserve counts as used
             return value
 
         return answer
@@ -177,7 +177,7 @@ class Clock:
 def sampled(
     steps: Iterable[int | None], *, every_s: float = 1.0, is_last: int | None = None, **settings: Any
 ) -> Health | None:
-    """Call a sampler at these steps, and return its report. At `is_last`, the job is over.
+    """Call a sampler at these steps, and return its report. If `is_last`, the job is over after them.
 
     `settings` are the sampler's, by default those of a machine without a GPU.
     """
@@ -195,7 +195,7 @@ def watched(
 ) -> Health:
     """Call a sampler every quarter of a second, once per step, and return its report.
 
-    The sampler knows nothing about the cores, because other programs use them independently of its clock.
+    The sampler does not look at the cores, because other programs use them independently of the fake clock.
     """
     gpus: dict[str, Any] = {"devices": devices or len(nvml.devices), "nvml": nvml}
     health = sampled(range(1, samples + 1), every_s=EVERY_S, proc=proc, **gpus)

@@ -67,7 +67,7 @@ def test_signal_ends_the_job_then_the_agent(
 def test_ranks_that_an_agent_kills_have_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
-    """With another exit status, a scheduler might end nodes that still write the stacks of their ranks."""
+    """With another status, a scheduler might end nodes that are still writing the stacks of their ranks."""
     ranks_are_killed = threading.Event()
     has_told = threading.Event()
     codes = Queue[int]()
@@ -172,7 +172,7 @@ def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch)
 def test_waits_for_the_stacks_of_other_nodes(
     tmp_path: Path, passing: Passing, after: float, waited: float
 ) -> None:
-    """Ranks end when those of another node are killed. After that they cannot write any stacks."""
+    """When another node's ranks are killed, ranks here end as well, and then cannot write their stacks."""
     job = job_of(tmp_path, nodes=2, node=1)
     documents.write(job.run_dir.launch(1), LaunchFile(node=1))
 

@@ -9,9 +9,9 @@ from perfsuite.node.cpu import Cpu, bind, read_cpu
 
 
 def stat(*cores: tuple[int, ...]) -> str:
-    """Return a /proc/stat.
+    """Return the text of /proc/stat.
 
-    Its columns are user, nice, system, idle, iowait, irq, softirq, steal and two of guests.
+    The columns are user, nice, system, idle, iowait, irq, softirq, steal, and two for guests.
     """
     lines = [f"cpu{index} {' '.join(map(str, (*ticks, 0, 0)))}" for index, ticks in enumerate(cores)]
     return "\n".join(["cpu 9 9 9 9 9 9 9 9 9 9", *lines, "intr 9 9 9", "cpufake 1", ""])
@@ -53,7 +53,7 @@ def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch
 
 
 def bound(cores: set[int], *, allowed: set[int], ranks: int = 1) -> set[int]:
-    """Return the cores of a process after another process, which may use the allowed cores, has bound it."""
+    """Return the cores of a process after another process has bound it. `allowed` are the other's cores."""
     mask: set[int] = set(allowed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))

@@ -63,7 +63,7 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
 
 
 def test_reads_energy_only_at_the_ends_of_steps() -> None:
-    """Each call takes a lock of the driver, and only the difference of the first and the last one counts."""
+    """Each call takes a lock of the driver, and only the first and the last value are needed."""
     nvml = Nvml({})
     steps = [1] * 40 + [2] * 40 + [3] * 40
     health = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
@@ -87,7 +87,7 @@ def test_counts_only_time_with_steps() -> None:
     steps = [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200
     health = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
     assert health.steps == 19
-    assert health.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
+    assert health.seconds == pytest.approx(3, abs=0.06)  # step 1 is seen at 10 s, 9 at 12 s, 20 at 13 s
     assert 12 <= health.samples <= 16
     assert nvml.calls.count(("nvmlDeviceGetClockInfo", 0)) <= 13.5 / EVERY_S + 3
 
@@ -100,7 +100,7 @@ def test_counts_only_time_with_steps() -> None:
     ],
 )
 def test_samples_both_ends_of_a_short_training(steps: list[int | None], between: int | None) -> None:
-    """If a training has begun before the first look, its beginning is that of the launch."""
+    """If training has begun before the first look, it counts as begun when the launch began."""
     for every_s in (0.06, 0.01):
         health = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
         assert (health and (health.samples, health.steps)) == (between and (2, between))
@@ -230,7 +230,7 @@ def used(*gib: float) -> dict[str, Any]:
 
 
 def prepared(*devices: dict[str, Any]) -> tuple[Health, list[float]]:
-    """Return what a sampler knows before the launch, and how long it slept each time."""
+    """Return the memory that a sampler found before the launch, and how long it slept each time."""
     clock = Clock()
     slept = []
 
@@ -290,8 +290,7 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     (tmp_path / "stat").write_text(stat(none, none, none))
     sampler.sample(1)
     clock.now += 5
-    # Of 2 x 500 ticks, processes used 450, and the job used 300 of these. Core 1 is not among the job's
-    # cores.
+    # Of 2 x 500 ticks, all processes used 450, of which the job used 300. Core 1 does not belong to the job.
     (tmp_path / "stat").write_text(
         stat((200, 10, 40, 100, 50, 0, 0, 100), (500, 0, 0, 0, 0, 0, 0, 0), (150, 0, 50, 250, 0, 10, 20, 20))
     )
@@ -313,7 +312,7 @@ def test_samples_every_250_ms_or_when_steps_move() -> None:
         nvml.calls.clear()
         sampler.sample(step)
         taken += [after] * nvml.calls.count(("nvmlDeviceGetPowerUsage", 0))
-    assert taken == [0, 0, 0.25, 0.3125, 0.5625], "the first is the sample of the beginning"
+    assert taken == [0, 0, 0.25, 0.3125, 0.5625], "the first sample is that of the beginning"
 
 
 def test_looks_for_processes_every_2_seconds() -> None:
@@ -356,7 +355,10 @@ def spent(*seconds: float) -> dict[str, Cpu]:
 def test_cpu_shares_span_first_to_last_sample(
     first: dict[str, Any], last: dict[str, Any], shares: tuple[float, ...]
 ) -> None:
-    """The CPU time of processes that end is lost, and ticks of 10 ms can add up to more than the total."""
+    """The CPU time of ended processes is lost.
+
+    In ticks of 10 ms, the parts can add up to more than the total.
+    """
     measured = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
     assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
@@ -433,7 +435,7 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
     assert health.foreign_cpu is not None
     cores = len(os.sched_getaffinity(0))
     assert 3 <= health.samples <= 4 + passed / EVERY_S, (
-        "one sample at each of four new steps, the others at regular times"
+        "one sample at each of four new steps, and the others at regular times"
     )
     assert 0 < health.job_cpu == pytest.approx(job_s / passed / cores, abs=0.1 / cores)
     assert 0.4 / cores < health.foreign_cpu <= 1 - health.job_cpu + 0.05

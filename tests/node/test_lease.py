@@ -40,7 +40,7 @@ def test_lease_changes_until_the_job_is_gone(file: Path) -> None:
 
 
 def test_a_text_is_written_over_the_one_before(file: Path) -> None:
-    """A file that grows would need space on the disk, and a new file might stay unseen on NFS.
+    """A growing file could fill the disk, and on NFS a new file might not be seen.
 
     If the file is gone, the driver continues.
     """
@@ -76,9 +76,9 @@ def test_agent_sees_the_end_and_a_closed_stdin(file: Path) -> None:
 def test_agent_sees_a_lease_that_stops_changing(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing, lost_s: str | None, said: list[str]
 ) -> None:
-    """The lease is ignored on the driver's machine.
+    """On the driver's machine, the lease is ignored.
 
-    The kernel would report the driver's death there, and a driver that is stopped with Ctrl-Z is not dead.
+    There the kernel reports the driver's death, and a driver that is stopped with Ctrl-Z is not dead.
     """
     monkeypatch.delenv(LEASE_S, raising=False)
     if lost_s is not None:

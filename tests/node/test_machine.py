@@ -25,7 +25,7 @@ def detected(
     visible: str | None = None,
     missing: str | None = None,
 ) -> Machine:
-    """Return this machine as a pynvml with these GPUs shows it, or one that reports what is missing.
+    """Return this machine as described by a pynvml with these GPUs, or by one that reports what is missing.
 
     The GPU with index i has the UUID GPU-i.
     """
@@ -65,7 +65,7 @@ def test_cuda_visible_devices(
     ("names", "visible", "missing", "note"),
     [
         ([H200], "-1,0", None, "{}=-1,0 hides every GPU"),
-        ([], "0", None, "{}=0 hides every GPU"),  # a value left over from another machine
+        ([], "0", None, "{}=0 hides every GPU"),  # a value from another machine
         *(
             ([H200], visible, "NVML is not asked then", "{} hides every GPU")
             for visible in ("", "-1", "NoDevFiles")
@@ -83,7 +83,7 @@ def test_no_gpu_means_processor_and_reason(
 
 @pytest.mark.parametrize("visible", ["9", "GPU-9", "nonsense"])
 def test_visible_gpus_must_exist(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    """CUDA would not see a GPU either, and every case for GPUs would be skipped."""
+    """With such a value, CUDA would not see a GPU either, and every case for GPUs would be skipped."""
     with pytest.raises(MachineError, match=rf"={visible} names no GPU of this machine, which has 1\. Give"):
         detected(monkeypatch, H200, visible=visible)
 

@@ -47,7 +47,7 @@ def test_newborn_child_is_not_foreign() -> None:
 
 
 def test_own_job_in_a_container_is_not_foreign() -> None:
-    """In a container, NVML lists no process, or lists others under other process ids."""
+    """In a container, NVML lists no processes, or lists them under the ids that they have outside."""
     listed: list[list[Any]] = [[using(OTHER, 60 * GIB)], []]
     health = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (process,)} for process in listed)))
     assert [device.foreign_memory_bytes for device in health.devices] == [0, None, None]
@@ -203,7 +203,7 @@ def test_a_job_sees_only_its_own_gpus(
 
 
 def field(value: int, *, type_of_value: int = 3, status: int = 0) -> SimpleNamespace:
-    """An nvmlFieldValue_t: the value of one counter."""
+    """A fake nvmlFieldValue_t: the value of one counter."""
     values = SimpleNamespace(uiVal=value % 2**32, ullVal=value)
     return SimpleNamespace(nvmlReturn=status, valueType=type_of_value, value=values)
 
@@ -236,7 +236,7 @@ def test_a_counter_that_was_reset_hides_no_other() -> None:
 
 
 def test_unread_nvlink_errors_are_not_noted() -> None:
-    """A counter that fell was reset, and one that was not read both times is unknown."""
+    """A counter that fell was reset. The errors of a counter that was not read twice are unknown."""
     nvml = Nvml(
         {"nvmlDeviceGetFieldValues": ([field(9)], [field(2)])},
         {"nvmlDeviceGetFieldValues": ([field(9, status=3), field(1)], [field(9), field(1)])},

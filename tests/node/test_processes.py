@@ -170,7 +170,7 @@ def test_asks_only_listeners_for_stacks(tmp_path: Path, start: Start) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file of this process, which listens to a signal that does nothing."""
+    """Return this process as its file. It listens to a signal that does nothing."""
     monkeypatch.setattr(processes, "STACKS_SIGNAL", signal.SIGCONT)
     file = RunDir(tmp_path).stacks(0, os.getpid())
     file.write_text("")
@@ -195,7 +195,7 @@ def test_waits_until_stacks_stop_growing(tmp_path: Path, file: Path, passing: Pa
     passing.meanwhile = lambda looks: file.write_text(texts[min(looks, 3) - 1])
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
     assert file.read_text() == "Thread 1\nThread 2"
-    assert passing.count == 4, "a last look, to see that nothing more came"
+    assert passing.count == 4, "the last look saw that nothing new had started"
 
 
 def test_waits_until_collective_calls_are_written(tmp_path: Path, file: Path, passing: Passing) -> None:
@@ -225,7 +225,7 @@ def test_job_is_the_agent_and_its_descendants(start: Start) -> None:
     agent.kill()
     agent.wait()
     job.scan()
-    assert job.cpu_s() == 0, "nothing is known of a process that is gone"
+    assert job.cpu_s() == 0, "nothing is known about a process that is gone"
     assert job.pids == {agent.pid, child.pid}, "NVML lists dead processes for a while"
 
 

@@ -83,7 +83,7 @@ def test_cpu_fork_server_loads_the_models_code(
 def test_script_rank_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     monkeypatch.setenv(name, "3")
-    assert ranks.rank_variables(job.topology, 0)[name] == "3", "the value that a user has set"
+    assert ranks.rank_variables(job.topology, 0)[name] == "3", "a value that the user has set wins"
     monkeypatch.delenv(name)
     assert ranks.rank_variables(job.topology, 1) == dict(
         assignment.split("=") for assignment in TORCHRUN.split()
@@ -91,9 +91,9 @@ def test_script_rank_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.
 
 
 class Process(subprocess.Popen[bytes]):
-    """A rank of a script that ends with `code` after so many polls.
+    """A rank of a script that ends with `code` after this many polls.
 
-    A code of None means that it never ends.
+    If `code` is None, it never ends.
     """
 
     def __init__(self, code: int | None, after: int = 0) -> None:
@@ -114,7 +114,7 @@ def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
     job = replace(job, tell=lambda so_far: reported.append(len(so_far)))
     failures = ranks._wait(job, dict(enumerate(started)))
     assert reported == list(range(1, len(failures) + 1)), (
-        "each failure is reported at once: this agent can be ended before its ranks"
+        "each failure is reported at once, because the agent might end before its ranks"
     )
     assert {failure.kind for failure in failures} <= {"crash"}
     return [(failure.rank, failure.message) for failure in failures]
@@ -182,7 +182,7 @@ def test_reports_a_command_that_outlives_its_reports(job: AgentJob) -> None:
 
 
 class OfADeadServer:
-    """A rank forked from a server that is gone: it does not start, or nobody knows how it ended."""
+    """A rank that is forked from a server that has died. It does not start, or nobody knows how it ended."""
 
     exitcode = 255
     pid = 1
@@ -239,7 +239,7 @@ def test_command_finds_launch_startup_and_python(job: AgentJob, monkeypatch: pyt
 
 @pytest.mark.parametrize(("code", "unreported"), [(0, f", {UNSEEN}{UNTRAINED}"), (3, f", {UNSEEN}")])
 def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreported: str) -> None:
-    """A failure is reported unless all is well. The driver notices if a rank of perfsuite left no report."""
+    """Failures are reported. If a rank of perfsuite left no report, the driver notices that instead."""
     command = python(f"raise SystemExit({code})")
     ended = f"exit code {code}"
     (failure,) = ranks._run(command, job)
@@ -290,7 +290,7 @@ def test_foreign_rank_variables_reach_no_process(job: AgentJob, monkeypatch: pyt
 
 
 def bury_orphans() -> None:
-    """Exit with 0 if orphans are reaped, but the end of a child that is not an orphan stays known."""
+    """Exit with 0 if orphans are reaped and the exit status of a child that is no orphan is still known."""
     leash.adopt_orphans()
     own = subprocess.Popen(["sh", "-c", "read word; exit 3"], stdin=subprocess.PIPE)
     ours = ranks._children()
@@ -355,7 +355,7 @@ USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
 def test_repository_file_is_the_worktrees(
     monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, str], word: str, moved: str
 ) -> None:
-    assert ranks.moved(word) == word, "nothing moves without an arm of another commit"
+    assert ranks.moved(word) == word, "without an arm of another commit, no directory changes"
     monkeypatch.setenv("PERFSUITE_MOVED", ":".join(place[:2]))
     monkeypatch.setattr(sys, "prefix", place[2])
     assert ranks.moved(word) == moved

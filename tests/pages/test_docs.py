@@ -246,7 +246,7 @@ def test_commands_and_make_targets_on_pages_exist(page: Page) -> None:
             continue
         name = " ".join(words[:2]) if words[0] in groups else words[0]
         assert name in COMMANDS, f"{page.name}: {line}"
-        own = takewhile(lambda word: word != "--", words)  # the rest is for another program
+        own = takewhile(lambda word: word != "--", words)  # the remaining words are for another program
         named = {word.partition("=")[0] for word in own if word.startswith("--")}
         assert named <= options_of(COMMANDS[name]), f"{page.name}: {line}"
 
@@ -284,7 +284,7 @@ def test_every_option_of_a_framework_is_explained(framework: type[Framework]) ->
 def test_explains_models_verdicts_and_the_lock() -> None:
     assert f"`{USUAL}`" in page_of("not-judged").text
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
-    outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # no session ends with it
+    outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # no session ends undecided
     assert outcomes - words_in_code("verdicts") == set()
 
 
@@ -297,7 +297,7 @@ def test_the_reference_is_of_every_public_package() -> None:
 
 
 def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> None:
-    options = perf_options(pytestconfig) - {"--perf-cases"}  # for commands only
+    options = perf_options(pytestconfig) - {"--perf-cases"}  # these are only for commands
     words = words_in_code("options")
     assert {name for name in options if name not in words} == set()
     keys = {option[2:].replace("-", "_") for option in options}

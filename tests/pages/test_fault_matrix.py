@@ -1,4 +1,4 @@
-"""Tests of the fault tables on pages: each row has a test that injects the fault, and each test a row."""
+"""Tests of the fault tables on pages: each row has a test that injects the fault, and vice versa."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The pictures of docs/images, their sources, and a record of the pages that were photographed.
+"""The pictures of docs/images, what they are made from, and a record of the pages that were photographed.
 
 An SVG is compared with what today's code draws. A PNG depends on the browser, so `made_from.json` has a
 digest of the page that the PNG shows.

@@ -7,7 +7,7 @@ from tests.suite import ID, read_json, run, run_cpu
 
 
 class Pedantic:
-    """Measures like pytest-benchmark: the clock's value after each call minus the value before it."""
+    """Measures like pytest-benchmark: the difference of the clock's values after and before each call."""
 
     def __init__(self, clock: ReplayClock) -> None:
         self.clock = clock

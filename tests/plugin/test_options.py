@@ -173,7 +173,7 @@ def test_reports_baselines_that_are_not_the_roots(suite: pytest.Pytester, tmp_pa
     ],
 )
 def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content: str, said: str) -> None:
-    """pytest would at most warn, and a gate that should be strict would be green."""
+    """pytest would only warn, and a gate that should be strict would pass."""
     suite.makefile(".ini", pytest=content)
     result = suite.runpytest("-m", "cpu")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

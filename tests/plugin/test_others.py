@@ -1,4 +1,4 @@
-"""Tests with other people's installed plugins: they do not harm cases, and still work for other tests."""
+"""Tests that other people's installed plugins do not harm cases, and still work for other tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests that the installed pytest still has the private names, and of what works without them."""
+"""Tests of pytest's private names: the installed pytest still has them, and some things work without them."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Tests of a session that was cut short and continues with `--perf-resume`, run like a user."""
+"""Tests of a session that was cut short and continues with `--perf-resume`, as a user would run it."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SAID = (
     "the baseline has it, but this run does not",
     "missing_report: no report from rank 1 of 2",
 )
-"""Parts of the messages of some of these failures."""
+"""Parts of the messages of some of the failures above."""
 FAULTS = dict(
     zip(random.Random(13).sample(range(1, NIGHTLY + 1), NIGHTLY // 2), filter(None, EXPECTED), strict=True)
 )
@@ -91,7 +91,7 @@ def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyt
 
 
 def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
-    """The cases differ only in the seed, which changes no figure by more than the noise."""
+    """The cases differ only in the seed, which does not change any value by more than the noise."""
     first = local_baseline(suite)
     content = json.loads(first.read_text())
     del content["digest"]

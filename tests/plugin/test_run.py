@@ -1,4 +1,4 @@
-"""Tests that no session is green with a test that measured its case badly or not at all."""
+"""Tests that no session passes if a test measured its case badly or not at all."""
 
 from pathlib import Path
 from typing import Any

@@ -129,7 +129,7 @@ def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
 
 
 def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
-    """Replace the launches of cases with micro-batches 1, 2, and so on. Their verdicts have these outcomes.
+    """Replace the launches of cases with micro-batches 1, 2, and so on. The verdicts have these outcomes.
 
     Each case takes 100 s on the clock of the budget.
     """
@@ -374,7 +374,7 @@ def test_unreadable_gpu_concerns_only_its_cases(
 
 
 def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
-    """Make launches find these healths, one after another, on a machine whose other users never stop."""
+    """Make launches report these healths, one after another, on a machine whose other users never stop."""
     remaining = itertools.cycle(healths)
 
     def beside_others(*args: Any, **options: Any) -> Run:
@@ -450,7 +450,7 @@ def test_budget_takes_failed_and_oldest_first(
         ]
     )
     began = measured_batches(suite)
-    assert len(began) == 2, "nobody knew the cost of the second one"
+    assert len(began) == 2, "the cost of the second one was unknown"
     summary = read_report(suite)[1]
     assert "2 not reached" in summary
     assert "launches 3.3 min" in summary
@@ -482,7 +482,7 @@ def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.Monkey
 
 
 def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same work is reported even if the times of no launch are judged."""
+    """The report says that the work is the same, even if no launch's times are judged."""
 
     def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
         args[-1].on_launch(case, 1)
@@ -515,7 +515,7 @@ def test_two_sessions_measure_one_after_the_other(
     run_cpu(suite, "--perf-missing-baseline=fail", status=1)  # this launches nothing
 
     def written(descriptor: int, length: int, offset: int) -> bytes:
-        held.release()  # the holder ends just now
+        held.release()  # the holder ends at this moment
         return b"pid 7 of somebody"
 
     monkeypatch.setattr(os, "pread", written)
@@ -731,7 +731,7 @@ def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch:
 
 @pytest.mark.smoke
 def test_other_repository_needs_only_the_package(tmp_path: Path) -> None:
-    """A fresh interpreter in another directory without a conftest gets the fixture from the entry point."""
+    """In a new interpreter and a directory without a conftest, the fixture comes from the entry point."""
     (tmp_path / "test_theirs.py").write_text(
         "import perfsuite, pytest\n"
         "CASE = perfsuite.Case(model='gpt2-tiny', framework='fake', sequence_length=32, micro_batch=1,\n"

@@ -77,7 +77,7 @@ def looks(first: int, last: int) -> Iterator[int]:
 
 
 def false_alarms(detect: Detector, count: int) -> float:
-    """Return the share of series without a change in which a change is reported within a year."""
+    """Return the share of series without a change for which a change is reported within a year."""
     alarms = 0
     for seed in range(count):
         series = nights(lambda night: 1, YEAR, 0.01, seed)
@@ -109,7 +109,7 @@ def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
 
 
 def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool]) -> float:
-    """Return the first night after the change on which a regression in the right place is reported."""
+    """Return the first night on which a regression is reported in the right place."""
     for end in looks(BEFORE + 1, len(series)):
         if any(relative > 0 and right(place) for place, relative in detect(series[:end])):
             return end - BEFORE
@@ -117,7 +117,7 @@ def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool
 
 
 def told(delays_found: Sequence[float]) -> str:
-    """Return the median, the 95th percentile and the share never found, as text."""
+    """Return as text the median, the 95th percentile, and the share of changes that were never found."""
     high = (
         quantiles(delays_found, n=20)[-1]
         if max(delays_found) < math.inf

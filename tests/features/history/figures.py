@@ -1,4 +1,7 @@
-"""Measures a long history: 1,000 commits, 100 benchmarks with 4 sets of parameters, 2 hardware classes."""
+"""Times commands on a long history.
+
+It has 1,000 commits, 2 hardware classes, and 100 benchmarks with 4 sets of parameters each.
+"""
 
 import itertools
 import resource
@@ -43,7 +46,7 @@ def cases() -> list[Case]:
 
 
 def levels(case: int, night: int) -> Level:
-    """Return a level. Every tenth case changes once, each on another night: slower, faster, or larger."""
+    """Return a level. Every tenth case becomes slower, faster or larger once, each on another night."""
     if case % 10 or night < 2 * case + 200:
         return Level()
     return (Level(step_s=1.05), Level(step_s=0.95), Level(memory=1.02))[case // 10 % 3]
@@ -60,7 +63,7 @@ def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process and its ended children, which a busy machine hardly changes."""
+    """Return the CPU seconds of this process and its ended children. A busy machine hardly changes them."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 

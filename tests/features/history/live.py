@@ -14,7 +14,10 @@ from tests.synthetic import make_repository
 
 
 def write_sample_history(root: Path) -> None:
-    """Write a repository of 60 commits and the history of its nights. One case gets slower; others change."""
+    """Write a repository of 60 commits and the history of its nights.
+
+    One case gets slower, and others change.
+    """
     tiny = make_case(hardware="h100")
     cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS]
     commits = make_repository(root / "trainer", 60)

@@ -54,7 +54,7 @@ def test_three_bad_nights_make_a_change() -> None:
     assert change.index == 60
     [change] = found([1000.0] * 3 + [1100.0] * 3)
     assert told(change)[:5] == pytest.approx((3, 3, 3, 1000, 1100))
-    [change] = found([1000.0] * 20 + [1010.0] * 3)  # exact repetitions need no statistics
+    [change] = found([1000.0] * 20 + [1010.0] * 3)  # without noise, no statistics are needed
     assert told(change)[:5] == pytest.approx((20, 20, 20, 1000, 1010))
 
 
@@ -67,7 +67,7 @@ def test_ignores_small_or_unclear_changes() -> None:
 
 
 def test_finds_and_measures_a_slow_drift() -> None:
-    """The drift appears as stairs. Each step is within noise of the truth, and their sum is the drift."""
+    """The drift is found as several steps. Together they are as large as the drift, within the noise."""
     luck = random.Random(3)
     values = [1.003 ** (night / 7) * math.exp(0.01 * luck.gauss(0, 1)) for night in range(140)]
     stairs = found(values)
@@ -77,8 +77,10 @@ def test_finds_and_measures_a_slow_drift() -> None:
 
 
 def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
-    """Return values without a change and with 1% noise. Each night keeps a share of the previous night's
-    luck."""
+    """Return values without a change and with 1% noise.
+
+    Each night's noise keeps a share of the previous night's noise.
+    """
     luck = random.Random(seed)
     now = luck.gauss(0, 0.01)
     values = []
@@ -136,12 +138,12 @@ def test_good_and_bad_weeks_are_no_changes() -> None:
         alike = median(correlation(values) for values in histories)
         alarms = [change_points(values, min_change=0.005, correlation=alike) for values in histories]
         assert sum(map(bool, alarms)) <= 3
-    assert sum(bool(found(values)) for values in histories) > 50  # these need the correction
+    assert sum(bool(found(values)) for values in histories) > 50  # the correction is needed
 
 
 @pytest.mark.simulation
 def test_rates_of_finding_and_of_false_alarms() -> None:
-    """The rates are those that tests/features/history/drift.py prints. The bounds leave room for chance."""
+    """tests/features/history/drift.py prints these rates. The bounds leave room for chance."""
     quiet = [series((120, 1.0), seed=seed) for seed in range(300)]
     assert sum(bool(found(values)) for values in quiet) <= 3
     for nights, step, least in ((12, 1.02, 260), (8, 1.03, 285), (5, 1.05, 297)):

@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_GET = do_POST  # used when a redirect is followed
+    do_GET = do_POST  # called if a redirect is followed
 
     def log_message(self, *args: Any) -> None:
         pass

@@ -44,7 +44,7 @@ def text(root: Path) -> str:
 
 
 def lines(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each case, and its changes."""
+    """Yield the name and the changes of each case."""
     body = text[text.index("<tbody>") : text.index("</tbody>")]
     for part in body.split('<tr class="line')[1:]:
         changes = re.findall(r'<li class="(.*?)</li>', part)

@@ -137,7 +137,7 @@ def test_keeps_results_of_a_missing_framework(history: Path, tmp_path: Path) -> 
 
 
 def test_diverged_histories_merge_by_copying(tmp_path: Path) -> None:
-    """Merging copies files, as git does. No file has different content on the two sides."""
+    """Merging copies files, like git. No file has different content on the two sides."""
     a = tmp_path / "a"
     b = tmp_path / "b"
     for day, side in enumerate((a, b), 1):
@@ -166,7 +166,7 @@ def test_excludes_injected_and_failed_results(history: Path) -> None:
     failed = make_result(RUN.replace(failure=Failure(kind="crash", message="boom")))
     timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
     sick = judged(kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9))), unhealthy_launches=(2,))
-    # Results of a throttled GPU keep the larger memory, but not the speed.
+    # Of the results of a throttled GPU, the larger memory is kept, but the speed is not.
     throttled = judged(kept(RUN, RUN), outcome="regressed", unhealthy_launches=(1, 2))
     added = add(history, injected, failed, never_run(), timeless, throttled, sick)
     reasons = ["a fault was injected", *["failed, which measures nothing"] * 2, "no launch has a step time"]
@@ -240,7 +240,10 @@ def test_refuses_a_file_unlike_its_name(history: Path) -> None:
 
 
 def test_refuses_a_session_without_verdicts(history: Path) -> None:
-    """A case that measured nothing has only a verdict. Without verdicts, its failure would be lost."""
+    """If nothing was measured, there is only a verdict.
+
+    A history without verdicts would lose this failure.
+    """
     [written] = add(history, kept(RUN), never_run().replace(case_id="lost")).written
     content = json.loads(written.read_text())
     del content["verdicts"]

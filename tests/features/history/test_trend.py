@@ -42,7 +42,10 @@ def slower(by: float, first: int, last: int = NIGHTS) -> Levels:
 
 
 def environment(night: int) -> dict[str, str]:
-    """Return an environment where torch changes with the slowdown, and the image changes long before."""
+    """Return an environment in which torch changes together with the slowdown.
+
+    The image changed long before.
+    """
     return {"torch": "2.14.0" if night >= 40 else "2.13.0", "image": "b" if night >= 10 else "a"}
 
 
@@ -86,7 +89,7 @@ def test_each_change_is_told_once_with_its_place(root: Path, whole_trend: Trend,
     assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
     assert whole_trend.since == date(2023, 12, 1), "90 days before the newest session"
     later = trend(root / "history", since=date(2024, 2, 20))
-    assert [f.case for f in later.findings] == [LARGER], "earlier nights are only evidence"
+    assert [f.case for f in later.findings] == [LARGER], "changes of earlier nights are not reported"
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
@@ -137,8 +140,10 @@ def test_unknown_case_or_class_is_an_error(root: Path) -> None:
 
 
 def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -> None:
-    """The nights were measured from the newest commit to the oldest, as in a look back. In order of time, the
-    change would be an improvement."""
+    """The nights were measured from the newest commit to the oldest, as somebody does who looks back.
+
+    In the order of measurement, the change would be an improvement.
+    """
     write_history(HISTORY, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
     assert [f.worse for f in trend(HISTORY).findings] == [False]
     [finding] = trend(HISTORY, repo=root / "repo").findings
@@ -171,7 +176,7 @@ def test_newer_baseline_accepts_a_regression(root: Path) -> None:
         assert finding.case == CASES[case].id
         assert (finding.open, finding.accepted) == (is_open, not is_open)
         assert finding.state == ("worse" if is_open else "worse, accepted")
-        assert other.open, "another case"
+        assert other.open, "it belongs to another case"
         assert (finding in judged.failing) == is_open
         documents.write_text(BASELINES / H100 / f"{CASES[case].id}.json", "{")
     unread = trend(root / "history", baselines=BASELINES)
@@ -238,7 +243,7 @@ def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.M
     assert used == [0.3, 0.0, 0.25, 0.25]
     write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
     trend(HISTORY, case=CASES[1].id)
-    assert used[4:] == [0.25, 0.25], "the machine's correlation, even for a newer case"
+    assert used[4:] == [0.25, 0.25], "a newer case gets the machine's correlation, too"
 
 
 def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:

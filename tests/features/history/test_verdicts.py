@@ -42,7 +42,9 @@ def test_keeps_verdicts_of_unmeasured_cases(tmp_path: Path) -> None:
     add(tmp_path, 2, told("regressed", excused="waived"))
     assert nights(tmp_path, case="fake-*")[-1].verdict.word == "waived"
     assert nights(tmp_path, case="lost", hardware_class="cpu-*") == lost
-    assert add(tmp_path, 3, make_result(RUN.replace(inject="slowdown=30%"))) == [], "no verdict"
+    assert add(tmp_path, 3, make_result(RUN.replace(inject="slowdown=30%"))) == [], (
+        "this session has no verdict"
+    )
 
 
 def test_old_session_has_its_results_outcomes(tmp_path: Path) -> None:

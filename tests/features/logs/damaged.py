@@ -12,7 +12,7 @@ from tests.benchmarks.damaged.world import Target
 
 
 def targets(root: Path) -> list[Target]:
-    """Write step times that were measured by others: traces, and logs of TensorBoard."""
+    """Write step times that others have measured, as traces and as logs of TensorBoard."""
     project = root / "judged"
     project.mkdir()
     noise = {"sigma": 0.01, "degrees_of_freedom": 30}

@@ -45,7 +45,7 @@ def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
 
 
 def bad(line: Any) -> tuple[str, str]:
-    """Return field and message of a line that cannot be judged. The lines around it are judged."""
+    """Return the field and the message of a line that cannot be judged. The lines around it can be judged."""
     before, answer, after = judged(trace(), line, trace(), status=1)
     assert before == after
     assert list(before) == KEYS
@@ -55,7 +55,7 @@ def bad(line: Any) -> tuple[str, str]:
 
 
 def test_each_answer_names_its_tolerance() -> None:
-    """If the answer lost a digit of the tolerance, 25% slower would pass without a visible reason."""
+    """If the answer showed 3% instead of 30%, nobody could see why a launch that is 25% slower passes."""
     line = trace(launches=slower(UNCHANGED, 0.25), tolerance=0.3, noise=QUIET)
     (answer,) = judged(line)
     assert (answer["outcome"], answer["tolerance"]) == ("passed", 0.3)
@@ -79,7 +79,9 @@ def test_agrees_with_the_engine_each_launch() -> None:
         assert answer["interval"] == pytest.approx(list(decision.interval))
         assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
         assert answer["blind"] is False
-    assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3, "from its own noise"
+    assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3, (
+        "the tolerance follows from the noise of the line"
+    )
     assert judged(trace(noise=NOISY))[0]["blind"] is True
 
 

@@ -97,7 +97,7 @@ def test_workflow_runs_where_told_or_on_slurm() -> None:
     [
         ("mkdir -p out; touch out/results.json", 0),
         ("mkdir -p out; touch out/results.json; exit 1", 1),
-        ("true", 2),  # as for a job that is cancelled in the queue
+        ("true", 2),  # like a job that is cancelled while it waits in the queue
     ],
 )
 def test_night_on_slurm_fails_without_results(
@@ -269,7 +269,7 @@ def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, argume
 
 @pytest.mark.nightly
 def test_what_it_wrote_runs_at_once() -> None:
-    """Only the number of steps is changed."""
+    """Only the number of steps differs from what `init` wrote."""
     init()
     file = Path("bench_cases/test_llama.py")
     file.write_text(file.read_text().replace("SMALL = Case(", "SMALL = Case(steps=10, max_warmup_steps=4,"))

@@ -31,14 +31,14 @@ run = partial(commands.run, "night", "--hardware", "cpu")
 
 
 def test_night_checks_machine_and_gate_first(tonight: Jobs) -> None:
-    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, so the night goes on
+    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine is not a reason to end the night
     options = ("--shard=2/8", "--budget=2h", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
     doctor, selftest, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
     assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
     assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
-    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they override earlier options"
+    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "the last options override earlier ones"
     assert {"--perf-report=out", "--perf-shard=2/8", "--perf-budget=2h"} <= {*pytest_}
     assert "## perfsuite: 1 " in PAGE.read_text()
     assert "perfsuite history push out/results.json" in said.stderr
@@ -110,7 +110,7 @@ def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.Mo
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1
     assert documents.read(Path("out/results.json"), SessionFile) == SESSION
     run("--only-summary")
-    assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "its page has it already"
+    assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "the page has the summary already"
 
 
 def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:

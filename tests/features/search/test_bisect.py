@@ -27,7 +27,7 @@ BAD = 4
 
 
 class Launches:
-    """Replaces launches. The duration of a step, in ms, is in `step_ms.txt` of the arm's commit."""
+    """Replaces launches. The file `step_ms.txt` in the arm's commit has the duration of a step in ms."""
 
     def __init__(self) -> None:
         self.arms: list[str | None] = []  # the commits of the launches

@@ -33,7 +33,7 @@ SLOWER = 0.1
 
 
 def check(cost: float, tolerance: float, name: str = "tokens_per_s", **changes: Any) -> Check:
-    """Return the check of a metric whose cost grew by `cost`, while `tolerance` is allowed."""
+    """Return the check of a metric whose cost grew by `cost`. An increase of `tolerance` is allowed."""
     metric = described(name)
     values = {
         "outcome": "regressed" if cost > tolerance else "passed",
@@ -124,7 +124,7 @@ def test_skips_undecided_candidates_with_reasons(verdict: Verdict, why: str) -> 
     assert state.suspects == ("3", "4", "5")
     whys = {step.name: step.why for step in state.steps if step.outcome == "skipped"}
     assert whys == {"3": why, "4": "4 cannot be built"}
-    assert Stand(3, 3, _1=verdict).search().suspects == ("3",), "2 is good, so that 1 does not matter"
+    assert Stand(3, 3, _1=verdict).search().suspects == ("3",), "2 is good, so 1 does not matter"
 
 
 def test_searches_for_the_bad_arms_worse_metric() -> None:
@@ -174,7 +174,10 @@ def test_short_span_allows_for_half_of_its_cost() -> None:
 
 
 def counted(kernels: int, flops: int = 1000) -> Verdict:
-    """Return the verdict on an arm with these kernels and FLOPs in a step. The good arm has 10 and 1000."""
+    """Return the verdict on an arm with these kernels and FLOPs in a step.
+
+    The good arm has 10 kernels and 1000 FLOPs.
+    """
     arms = [counts(kernels={"forward": k}, flops={"forward": f}) for k, f in ((10, 1000), (kernels, flops))]
     return judge_counts(*map(launch, arms))
 
@@ -190,7 +193,7 @@ def test_count_is_bad_beyond_half_its_growth() -> None:
 
 
 def test_event_search_looks_at_that_event() -> None:
-    """A candidate has as many extra kernels in its steps as the bad one has in its evaluation."""
+    """A candidate has the bad arm's number of extra kernels, but in steps instead of the evaluation."""
     evaluates = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
     in_evaluation = evaluates.replace(spans={"evaluate": counts(kernels={"forward": 20})})
     in_steps = evaluates.replace(kernels={"forward": 20})

@@ -53,7 +53,7 @@ class Runs:
         if (way, release) in self.refused:
             raise DryRunError("a shape depends on values")
         used = self.uses.get(case.id, self.uses.get(release, release))
-        # The distribution gives itself this name.
+        # The distribution's own metadata has this spelling of the name.
         name = {"some_thing": "Some-Thing"}.get(package, package)
         run = launch(
             counts(
@@ -91,7 +91,7 @@ class Runs:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Hold two cases and a package of six releases, and replace runs and pip."""
+    """Provide two cases and a package with six releases, and replace runs and pip."""
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
@@ -174,7 +174,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("--from 1.0 --minors", "1.0, 1.1.1, 1.2, 2.0"),
         ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
         ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
-        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # a pre-release runs if it is named
+        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # a pre-release is run only if the user names it
         ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
         ("--from main", "--from or --to is not a version (Invalid version: 'main'): give one such as 2.11.0"),
         ("--from 2.0", "some_thing has no release after 2.0: give an older one with --from"),

@@ -40,7 +40,7 @@ class Allocation:
         self._options = options
 
     def take(self, *options: str) -> None:
-        """Allocate the nodes with these options of salloc, unless they have them already and are clean."""
+        """Allocate the nodes with these options of salloc, unless they are allocated like that and clean."""
         state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
         if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
             self.release()

@@ -1,10 +1,10 @@
-"""What the Slurm launcher costs: a script over two nodes with perfsuite and with a bare `srun torchrun`.
+"""Measures what the Slurm launcher costs: a script on two nodes runs with perfsuite and with `srun torchrun`.
 
-Both run alternately, in pairs, on the emulated cluster of the tests. Counting and the probe are part of the
-cost.
+The two kinds of runs alternate, in pairs, on the emulated cluster of the tests. Counting and the probe are
+part of the cost.
 
-Prints two ratios: of the whole time from the start of the command to its end, and of the median step, which
-the script itself measures.
+Prints two ratios: that of the time from the start of the command to its end, and that of the median step,
+which the script itself measures.
 """
 
 import os

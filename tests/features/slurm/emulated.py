@@ -34,8 +34,8 @@ PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
 QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")  # commands that can be repeated safely
 SLOTS = range(16)  # one for each cluster that can run at a time
 START_S = 60  # seconds in which a part of the cluster has to start or to end
-LOG_LETTERS = 3000  # the length of the end of a log that a failure shows
-GPUS = 8  # GPUs that Slurm assumes on each node: files that no driver knows
+LOG_LETTERS = 3000  # the length of the end of a log that is shown after a failure
+GPUS = 8  # GPUs that each node pretends to have: files without a driver
 
 CONF = """\
 ClusterName=perfsuite{slot}
@@ -148,7 +148,7 @@ class Cluster:
     def sent_bytes(self, node: str) -> int:
         """Return the bytes that a node has sent through its network interface, including headers."""
         (line,) = [line for line in self.on(node, "cat", "/proc/net/dev").splitlines() if "eth0:" in line]
-        return int(line.split()[9])  # the name and eight numbers about received data come first
+        return int(line.split()[9])  # before it come the name and eight numbers about received data
 
     def state(self, node: str) -> str:
         """Return the state of a node as `sinfo` prints it: idle, mixed, down*."""
@@ -171,7 +171,7 @@ class Cluster:
         wait_until(lambda: self._is_idle(node), f"{node} to be idle")
 
     def logs(self) -> str:
-        """Return the ends of the daemons' logs, which show why a part of the cluster is late."""
+        """Return the ends of the daemons' logs. They show why a part of the cluster takes too long."""
         ends = (
             f"{log.name}:\n{log.read_text(errors='replace')[-LOG_LETTERS:]}"
             for log in sorted(self.directory.glob("*.log"))

@@ -1,4 +1,4 @@
-"""Times perfsuite from a fault on two nodes to its verdict, for a table in docs/evidence/faults.md.
+"""Measures how long perfsuite takes from a fault on two nodes to its verdict, for docs/evidence/faults.md.
 
 Two ranks of a small Llama train under DDP over both nodes of the emulated cluster. Then a process is
 killed or hangs, or the job loses its step, its allocation or a node. `tests.benchmarks.fault_times` describes

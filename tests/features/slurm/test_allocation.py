@@ -1,4 +1,7 @@
-"""Tests of what a launcher in an allocation decides before a launch and reads after it, with a fake Slurm."""
+"""Tests of what a launcher in an allocation decides before a launch and reads after a launch.
+
+Slurm is fake.
+"""
 
 import os
 from dataclasses import replace
@@ -47,7 +50,8 @@ def test_names_a_node_that_sees_other_gpus() -> None:
         ({"devices": 1}, "devices 1 instead of 2"),
         ({"hardware_class": "cpu-d"}, "hardware_class 'cpu-d' instead of 'cpu-test-2c'"),
         ({"driver": "580"}, "driver '580' instead of None"),
-        # One port of the node is down. NCCL would use sockets instead, or the other ports would wait.
+        # One port of the node is down. NCCL would either use sockets or make the other ports wait for the
+        # slower node.
         ({"interconnect": "7xib400"}, "interconnect '7xib400' instead of '8xib400'"),
         ({"interconnect": None}, "interconnect None instead of '8xib400'"),
     ],
@@ -76,7 +80,7 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
             "error",
             "an agent ended the job: no sign of the driver for 30 s, although the driver ran",
         ),
-        # When Slurm kills the agents, their end can be reported before the abort or instead of it.
+        # When Slurm kills the agents, srun can report their end before the abort, or instead of the abort.
         (KILLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
         (ABORTED + KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
         (KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
@@ -98,9 +102,9 @@ def test_tells_an_aborted_step_from_a_dead_agent(
     )
     documents.write(run_dir.launch(1), launch_file.replace(is_over=False))
     failure = said_by_slurm(run_dir, 2)
-    assert (failure is not None) is (kind == "cancelled"), "an abort makes ranks fail"
+    assert (failure is not None) is (kind == "cancelled"), "only an abort explains the failed ranks"
     documents.write(run_dir.launch(1), launch_file)
-    assert said_by_slurm(run_dir, 2) is None, "the agent's report counts more"
+    assert said_by_slurm(run_dir, 2) is None, "the agent's report takes precedence"
 
 
 def settings_of(launcher: Launcher) -> tuple[list[str], str]:
@@ -161,7 +165,7 @@ def answer_of(answers: list[T]) -> T:
 
 
 class Slurm:
-    """Knows one job, and the steps that are left of a launch, as lists of answers for `answer_of`."""
+    """A fake Slurm. Its answers about the job and the remaining steps are lists for `answer_of`."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: list[SlurmJob] = [RUNNING]
@@ -217,7 +221,7 @@ def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
 
 def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
     over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
-    slurm.jobs = [RUNNING, RUNNING, over]  # it is asked twice before the first launch
+    slurm.jobs = [RUNNING, RUNNING, over]  # Slurm is asked twice before the first launch
     ours = SlurmLauncher()
     assert slurm.launch(ours, "first") is None
     with pytest.raises(AllocationOverError, match="the Slurm job 7 is over: CANCELLED"):

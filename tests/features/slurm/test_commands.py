@@ -132,7 +132,7 @@ def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.launch
 def test_real_jobs(slurm: Cluster) -> None:
-    """The jobs are a cancelled one, some that request GPUs, but not per node, and an unknown one."""
+    """One job is cancelled, some request GPUs (but not per node), and one is unknown."""
 
     def submit(*words: str) -> str:
         return slurm.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=2", *words).strip()

@@ -1,4 +1,7 @@
-"""Tests of this repository's published comparisons over two nodes: each as a tiny twin on a real Slurm."""
+"""Tests of this repository's published comparisons over two nodes.
+
+A tiny twin of each runs on a real Slurm.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests that the Slurm of other tests leaves nothing behind, however its owner ends."""
+"""Tests that the emulated Slurm leaves nothing behind, however its owner ends."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
 
 @pytest.mark.launch
 def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel ends its processes. The rest is removed when the next cluster takes its slot."""
+    """The kernel ends the cluster's processes. The rest is removed when the next cluster takes the slot."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert owner.stdout is not None
     with owner.stdout:

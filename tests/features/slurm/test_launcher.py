@@ -1,4 +1,4 @@
-"""Tests of launches on a real Slurm of two nodes, and of each way in which they break down."""
+"""Tests of launches on a real Slurm of two nodes, and of each way in which a launch can break down."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def broken(directory: Path, action: Callable[[], object], case: Case = FAKE) -> 
 def test_steps_have_interpreter_options_and_arm(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interpreter logs its calls, and the variables from `srun` and the arm, as in a container."""
+    """The interpreter logs its calls, with the variables that it gets from `srun` and from the arm."""
     log = tmp_path / "told"
     writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {log}'
     goes_on = 'exec {} "$@"'
@@ -101,7 +101,7 @@ def test_steps_have_interpreter_options_and_arm(
 def test_steps_ignore_the_jobs_cores_per_task(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Without this, our only task on a node would get the cores of just one of the job's tasks."""
+    """Otherwise perfsuite's only task on a node would get only the cores of one of the job's tasks."""
     monkeypatch.setenv(name, "2")
     log = tmp_path / "log"
     python = executable(
@@ -127,10 +127,10 @@ def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path:
 def test_refuses_a_step_without_all_gpus(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here Slurm gives steps GPUs that no driver knows. They are counted and found to be missing."""
+    """Slurm gives GPUs to steps here, but the nodes have no driver. The missing GPUs are noticed."""
     allocation.take("--gres=gpu:4")
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of the job
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # like in the script of a job
     launcher = SlurmLauncher()
     with pytest.raises(MachineError, match=r"^n1: Slurm gave a step 4 GPUs, but it sees 0 \(.*request none"):
         launcher.machine(tmp_path)
@@ -140,7 +140,7 @@ def test_refuses_a_step_without_all_gpus(
 
 
 class Wire:
-    """Records what n1 sends while a launch trains, including network headers."""
+    """Records the bytes that n1 sends while a launch trains, including network headers."""
 
     def __init__(self, allocation: Allocation) -> None:
         self._cluster = allocation.cluster
@@ -152,7 +152,7 @@ class Wire:
             self._seen.append((step, self._cluster.sent_bytes("n1")))
 
     def models_per_step(self) -> float:
-        """Return the bytes of a step as a multiple of the bytes of the parameters in fp32."""
+        """Return the bytes sent in a step as a multiple of the bytes of the parameters in fp32."""
         first, before = self._seen[0]
         last, after = self._seen[-1]
         return (after - before) / (last - first) / (4 * 918_656)
@@ -239,7 +239,7 @@ def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: P
 def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
     with pytest.raises(AllocationOverError, match="NODE_FAIL"):
         broken(tmp_path, lambda: allocation.cluster.kill_slurmd("n2"))
-    assert not allocation.is_clean(), "the job's process continues"
+    assert not allocation.is_clean(), "a process of the job is still running"
     allocation.take()
     words = ("srun", f"--jobid={allocation.job_id}", "-N2", "hostname")
     assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "the node is repaired"
@@ -268,7 +268,7 @@ def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None
         ours = psutil.Process(process.pid)
         sruns = sruns_of(ours) if with_srun else []
         for stopped in (ours, *sruns):
-            stopped.send_signal(signal.SIGSTOP)  # all stop first, so that none sees another end
+            stopped.send_signal(signal.SIGSTOP)  # all are stopped first, so that none sees another one end
         for killed in (*sruns, ours):
             killed.kill()
 
@@ -296,7 +296,7 @@ if socket.gethostname() == "n2":
 
 @pytest.mark.usefixtures("allocation")
 def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of n2 makes all of its work seem to take ten times as long."""
+    """The clock of n2 makes all work on n2 seem to take ten times as long."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_NODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))

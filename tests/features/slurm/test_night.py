@@ -33,7 +33,7 @@ def test_project_follows_what_init_prints(
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -p no:xdist --perf-wait-quiet=0")
     said = subprocess.run(INIT, capture_output=True, text=True, check=True).stdout
     record, accept, night = said.partition("Next:\n")[2].splitlines()
-    # This is half the number of launches that a real baseline needs.
+    # A real baseline needs twice as many launches.
     subprocess.run(record.replace("launches=10", "launches=5"), shell=True, check=True)
     subprocess.run(accept, shell=True, check=True)
     ended = subprocess.run(night, shell=True, check=False).returncode

@@ -20,7 +20,7 @@ FIRST, ON_TWO, ON_THREE = (
     make_case(topology=Topology(nodes=nodes, processes_per_node=1), timeout_s=600) for nodes in (1, 2, 3)
 )
 SCRIPT = ON_TWO.replace(framework=Script(path="train.py"), model=Model.named("net"))
-SESSION_S = 300  # longer than a session takes here on a loaded machine
+SESSION_S = 300  # a session here takes less than this, even on a loaded machine
 TRAIN = """
 import os, time
 
@@ -50,7 +50,7 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
 def test_next_allocation_measures_what_is_left(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the next allocation, the ranks of a script communicate across nodes."""
+    """In the next allocation, the session continues, and the ranks of a script communicate across nodes."""
     (tmp_path / "test_cases.py").write_text(measuring(FIRST, SCRIPT, ON_TWO, ON_THREE))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
     (tmp_path / "train.py").write_text(TRAIN)

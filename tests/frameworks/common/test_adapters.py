@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """A model with names like diffusers' models: the output layer of its attention is the first of a list."""
+    """A model with names like those in diffusers: the output layer of attention is the first of a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_layer_in_a_list_is_named_with_the_list() -> None:
         (("attn1.to_q", "attn2.to_q", "to_k", "to_v", "to_out.0"), None),
         (r".*\.to_(q|k|v|out\.0)", None),
         (("to_k", "to_q", "to_v"), "lora"),
-        # peft matches it like this: `ff.0` could have an adapter, but has none.
+        # peft would match `ff.0`, too, which has no adapter.
         (("to_k", "to_q", "to_v", "0"), None),
         (("to_k", "to_q", "to_v", "to_out.0", "ff.0"), "lora"),
         (("k", "to_q", "to_v", "to_out.0"), "lora"),
@@ -149,7 +149,7 @@ def test_named_models_layer_count_is_unknown() -> None:
 
 
 def test_names_requested_adapters_briefly() -> None:
-    """Whole names are used where the adapters that ran are reported with whole names."""
+    """If the adapters that ran are reported with whole names, the suggestion has whole names, too."""
     model = adapted(target_modules=["to_q"], layers_to_transform=[0], layers_pattern="down_blocks")
     expected = partial(finetuning.expected, model=model, blocks=blocks_of(model))
     ran = finetuning.observed(model)["lora"]
@@ -163,7 +163,7 @@ def test_names_requested_adapters_briefly() -> None:
 
 
 def test_names_begin_where_peft_began() -> None:
-    """No regular expression of a script contains the names of wrappers."""
+    """The names of wrappers never appear in a script's regular expression."""
     wrapped = nn.ModuleDict({"_fsdp_wrapped_module": adapted(target_modules=["to_q"])})
     outer = nn.ModuleDict({"module": wrapped, "critic": nn.Linear(4, 4).requires_grad_(False)})
     lora = LoRA(rank=4, alpha=8, targets=r"(down_blocks\.\d|mid_block)\.attn\d\.to_q")

@@ -15,7 +15,7 @@ from tests.frameworks.common.test_loop import losses, workload
 from tests.frameworks.common.test_model import CPU, TINY
 
 ADAPTED = TINY.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
-"""Even if it is quantised, a CPU can build it. Only the driver requires a GPU for that."""
+"""A CPU can build this case even if it is quantised. Only the driver requires a GPU for quantised cases."""
 ADAPTERS_ONLY = {"trained": "adapters only", "quantised_layers": "0"}
 
 
@@ -53,7 +53,7 @@ def test_of_a_model_trained_in_full_it_is_said() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_trained_layers_belong_to_adapters() -> None:
-    """An example is peft's `modules_to_save`, which is stored with the adapter."""
+    """An example is peft's `modules_to_save`, which are stored with the adapter."""
     from peft import LoraConfig, get_peft_model
 
     built: Any = build_model(TINY, CPU)
@@ -64,7 +64,7 @@ def test_trained_layers_belong_to_adapters() -> None:
 
 
 def test_frozen_share_is_by_multiplied_weights() -> None:
-    """The share does not depend on the packing of the weights: two 4-bit weights are one byte."""
+    """The share does not depend on how weights are packed: one byte holds two 4-bit weights."""
     built: Any = build_model(TINY, CPU)
     assert finetuning.frozen_share(built) == 0
     for layer in built.model.layers:

@@ -77,7 +77,7 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_micro_batches_train_as_one_large_batch() -> None:
-    """This holds until a sequence repeats: the same tokens, in two parts or in one."""
+    """Until a sequence repeats, training is given the same tokens, whether in two parts or in one."""
     whole = losses(TINY.replace(micro_batch=2))
     parts = losses(TINY.replace(micro_batch=1, gradient_accumulation=2))
     assert parts == pytest.approx(whole, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Test degrees of accelerate's mesh: the refused ones, and what a step sends by theory and in a dry run."""
+"""Test degrees of accelerate's mesh: which are refused, and what a step sends by theory and in a dry run."""
 
 import importlib.metadata
 from pathlib import Path
@@ -60,9 +60,9 @@ def test_names_a_model_whose_mask_stays() -> None:
 
 
 def test_position_gaps_match_torchs_parts() -> None:
-    """transformers sees a gap on all ranks except the last ones.
+    """transformers finds a gap on all ranks except the last ones.
 
-    A dry run has no values, but gets the same answer.
+    A dry run has no values, but gives the same answer.
     """
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
     from transformers.masking_utils import find_packed_sequence_indices
@@ -124,7 +124,7 @@ MLP = 14336
 VOCABULARY = 128256
 TOKENS = 8192
 LONG = 131072
-BF16 = 2  # bytes of a number; accelerate reduces gradients in bfloat16 as well
+BF16 = 2  # bytes of a number; accelerate also reduces gradients in bfloat16
 
 
 def theory(degrees: Degrees) -> dict[tuple[str, str, str], tuple[int, int]]:
@@ -207,7 +207,7 @@ def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
     gathers = dict.fromkeys(("forward", "recompute", "backward"), (LAYERS, LAYERS * BF16 * both * parts))
     gathered = {("all_gather", "bfloat16", phase): calls for phase, calls in gathers.items()}
     passes = LAYERS * parts, LAYERS * parts * 4 * both
-    # The rank's own block of scores is computed in full. Of the blocks with other parts, half is computed.
+    # The block of scores with the rank's own part is computed in full. Half of the other blocks are computed.
     attention = LAYERS * 4 * HIDDEN * own * own * (1 + (parts - 1) / 2)
     matmuls = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * MLP) + VOCABULARY * HIDDEN
     assert len(run.counts) == 2, "counts of the first and the last rank"
@@ -222,6 +222,6 @@ def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
         assert of_rank.counts.host_reads == {"forward": 1}
     first, last = (memory(rank.counts) for rank in run.counts)
     assert abs(first.saved_for_backward - last.saved_for_backward - own * own) < own * own // 500, (
-        "the difference is the mask"
+        "they differ by the masked half"
     )
     assert known(known(run.dry_facts).roofline).tokens == 2 * LONG, "two sequences, each on four ranks"

@@ -26,7 +26,7 @@ def test_dropped_torch_name_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_buckets_are_those_of_the_second_step() -> None:
-    """The gradients of the last parameters are ready first."""
+    """In backward, the gradients of the last parameters are ready first."""
     assign: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
     parameters = [nn.Parameter(nn.Linear(16, 16).weight.detach()) for _ in range(5)]  # 1024 bytes each
     buckets, sizes = pretend._as_rebuilt(assign, [2048], parameters, [1 << 20, 25 << 20], [False] * 5)

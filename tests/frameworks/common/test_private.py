@@ -104,7 +104,7 @@ SET_IN: dict[str, Callable[..., Any]] = {
     "schedule_stages": PipelineScheduleMulti.__init__,
     "stage_meta": _PipelineStageBase.__init__,
 }
-"""The function that sets an attribute. Used where an object would need processes."""
+"""The function that sets an attribute. It is used if creating an object would need several processes."""
 
 
 def names(*kinds: str) -> list[str]:

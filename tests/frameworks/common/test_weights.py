@@ -82,7 +82,7 @@ def test_a_sharded_model_is_never_there_in_full() -> None:
 
 
 def test_initializes_one_unit_at_a_time() -> None:
-    """A caller can partition each unit before the next one is initialised. DeepSpeed needs this."""
+    """A caller can partition each unit before the next unit is initialised, as DeepSpeed does."""
     model = model_without_weights(TINY, CPU)
 
     def units() -> Iterator[nn.Module]:

@@ -279,8 +279,9 @@ def test_zero_trains_as_ddp_and_sends_as_claimed(
 ) -> None:
     """The expected bytes are those of Rajbhandari et al. 2020 (arXiv:1910.02054), section 7.
 
-    Each gradient is reduced to the rank that owns the parameter, and this rank then sends the parameter. Each
-    is sent once. With ZeRO 3, parameters are sent twice, before forward and before backward.
+    Each gradient is reduced to the rank that owns the parameter, and this rank then sends the parameter. So
+    gradients and parameters are each sent once. With ZeRO 3, parameters are sent twice, before forward and
+    before backward.
 
     By default, DeepSpeed's ZeRO 1 and 2 use all-reduce. ZeRO 3 sends small parameters once, after the step.
     """
@@ -291,12 +292,12 @@ def test_zero_trains_as_ddp_and_sends_as_claimed(
     total = Counter[str]()
     for call in run.counts[0].counts.collectives:
         total[call.kind] += call.bytes
-    flags = 8  # at most 8 bytes: whether gradients are finite, and their norm
+    flags = 8  # for the norm of the gradients and whether they are finite
     assert {kind for kind, size in total.items() if size > flags} == sent.keys()
     for kind, times in sent.items():
         assert total[kind] == pytest.approx(times * PARAMETERS, abs=flags)
     third = known(run.flops).per_token * COUNTED.micro_batch * COUNTED.sample_length / 3
-    # Attention in four layers, which backward computes again.
+    # In four layers, backward computes the scores of attention again.
     scores = 2 * 4 * COUNTED.micro_batch * 32**2 * 128
     assert run.counts[0].counts.flops == {"forward": third, "backward": 2 * third + scores}
 

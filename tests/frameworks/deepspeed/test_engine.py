@@ -89,7 +89,7 @@ Trainer(model=model, args=arguments, train_dataset=data).train()  # it makes two
     ids=["by hand, 0", "by accelerate, 1", "by hand, 2", "by the Trainer, 3"],
 )
 def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: int) -> None:
-    """The step has two micro-batches. Its two groups of parameters are stepped separately."""
+    """The step has two micro-batches. The optimizer steps two groups of parameters separately."""
     framework = Script(
         path=script(tmp_path, TWO_GROUPS + text),
         arguments=(str(stage),),

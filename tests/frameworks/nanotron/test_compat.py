@@ -83,7 +83,7 @@ def test_attention() -> None:
 
 
 def test_rotary_embedding() -> None:
-    """Neighbouring pairs are complex numbers, which are turned by the position times 10000^(-2i/size)."""
+    """Each pair of neighbours is a complex number. It is rotated by the position times 10000^(-2i/size)."""
     q = torch.randn(2, 5, 3, 8)
     kv = torch.randn(2, 5, 2, 3, 8)
     rotary = compat.RotaryEmbedding(8, interleaved=True)

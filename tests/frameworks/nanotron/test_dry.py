@@ -23,9 +23,9 @@ pytestmark = pytest.mark.nightly
 
 
 def mask_bytes(case: Case) -> int:
-    """Return the bytes of a batch's mask (bool).
+    """Return the bytes of a batch's mask of booleans.
 
-    The data loader makes it as a real tensor. It becomes a fake one when the step uses it.
+    The data loader makes the mask as a real tensor. When the step uses it, the mask becomes a fake tensor.
     """
     return case.micro_batch * case.sample_length
 

@@ -84,7 +84,10 @@ def test_layout_that_does_not_fit_is_a_case_error(tmp_path: Path) -> None:
 
 
 def test_unknown_precision_is_refused_before_a_layout(tmp_path: Path) -> None:
-    """nanotron knows only some precisions. To choose ranks, it makes its configuration with one of them."""
+    """nanotron has only some precisions.
+
+    Its configuration, from which ranks are chosen, needs one of them.
+    """
     with pytest.raises(DryRunError, match="nanotron"):
         dry_run(DRY.replace(precision="bf16-mixed"), tmp_path)
 

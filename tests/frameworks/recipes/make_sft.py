@@ -1,4 +1,4 @@
-"""Make the inputs of a fine-tuning without a download: a tiny Llama, its tokenizer, and conversations.
+"""Make the inputs of a fine-tuning, without any download: a tiny Llama, its tokenizer, and conversations.
 
     python make_sft.py DIRECTORY
 

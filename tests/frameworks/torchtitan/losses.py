@@ -1,7 +1,7 @@
-"""Print the losses of torchtitan for each case that is read, with weights that it has not drawn itself.
+"""Print the losses of torchtitan for each case that is read. torchtitan does not draw the weights itself.
 
 A model with a case's options gets the weights of perfsuite's own model. The weights of a registered model
-follow from the names of its parameters alone, no matter how it is split.
+follow from the names of its parameters alone, however it is split.
 """
 
 import importlib

@@ -19,7 +19,7 @@ MARKS = [
         torch_build.release() < MIN_TORCH,
         reason=f"torchtitan 0.3 needs a newer torch: {torch_build.summary()}",
     ),
-    # torch's own compiler, which torchtitan loads, warns about torch.jit, and torchdata warns about torch.
+    # torchtitan loads torch's compiler, which warns about torch.jit, and torchdata, which warns about torch.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
     # torchtitan looks in its experiments for models that it cannot import otherwise.

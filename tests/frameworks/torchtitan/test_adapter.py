@@ -35,7 +35,7 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
     ids=["replicated", "split"],
 )
 def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
-    """The worker itself refuses settings that differ from the case. This test checks that it looked."""
+    """The worker refuses settings that differ from the case. This test checks that it observes them."""
     result = measured(case, tmp_path)
     settings = observed(result).settings
     assert (settings["mesh"], settings["recomputing_blocks"]) == (mesh, recomputing)

@@ -69,9 +69,9 @@ BALANCED = "expert routing is assumed to be balanced: every expert gets its shar
 
 
 def deepseek_flops() -> Flops:
-    """Return the FLOPs of two layers of width 256 with 16 heads.
+    """Return the FLOPs of two layers of width 256 with 16 heads. The first layer is dense.
 
-    The first layer is dense. The second one has 8 experts, three of them for each token.
+    The second one has 8 experts, and each token goes to three of them.
     """
     width = 256
     layers = 2
@@ -231,7 +231,7 @@ def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_torchao_that_is_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchtitan would train in 16 bits, and mention it only in its log."""
+    """torchtitan would train in 16 bits, and only its log would mention that."""
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda of: "0.8.0" if of == "torchao" else version(of))
     reason = "it needs torchao>=0.18, and 0.8.0 is installed: pip install 'perfsuite[torchao]'"
@@ -249,7 +249,7 @@ OF_THE_SUITE = [case for case in CASES if isinstance(case.framework, TorchTitan)
 def test_suite_cases_expect_what_torchtitan_reads(
     titan: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes compiled cases, which no dry run reads."""
+    """This includes compiled cases, which cannot be run dry."""
     from torchtitan.components.quantization import float8
 
     from perfsuite.frameworks.torchtitan import configuration

@@ -5,7 +5,7 @@ backward, and its gradient is reduced in fp32 (docs/fsdp.md). Experts have a mes
 (`ParallelDims.build_mesh`). The head is gathered once more, because the loss in chunks calls it after the
 model.
 
-`tests/bench_cases/test_theory.py` tests more of them at their full width.
+`tests/bench_cases/test_theory.py` tests more configurations at full width.
 """
 
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_pipeline_end_stages_match_theory(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_sinks_and_windows_run_dry(tmp_path: Path) -> None:
-    """Only gpt-oss scales the output of attention by the sums of its softmax, so this test runs nightly."""
+    """Only gpt-oss scales attention's output with the sums of its softmax, so the test runs only at night."""
     run = passed(on_gpus(CUT, "gpt_oss_debugmodel", degree("expert", 2), degree("tensor", 2)), tmp_path)
     fused = "attention is counted as one fused kernel without a mask, instead of torchtitan's own kernel"
     assert run.notes == (BALANCED, fused, DISABLED)
