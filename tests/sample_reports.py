@@ -1,7 +1,8 @@
-"""The samples of reports on the pages: `make samples`. With a directory, writes the live report there.
+"""Makes the samples of reports on the pages: `make samples`.
 
-The session is an example. Its speeds and counts are close to those measured on two cores, and its launches
-are made up. Today's code judges and shows them, so that no sample is older than the code.
+With a directory, it writes the live report there. The session is an example. Its launches are made up, with
+speeds and counts close to those measured on two cores. Today's code judges and shows them, so no sample is
+older than the code.
 """
 
 import io
@@ -94,7 +95,7 @@ def times(start_up_s: float, **parts_s: float) -> dict[str, SpanTimes]:
 
 
 def counted(case: Case) -> CountBaseline:
-    """Return the reviewed counts of a case of `bench_cases`, without the loss, which launches make up."""
+    """Return the reviewed counts of a case of `bench_cases`, without the loss, which is made up elsewhere."""
     file = ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json"
     baseline = documents.read(file, CountBaseline)
     (entry,) = baseline.counts
@@ -160,7 +161,7 @@ def session() -> SessionFile:
 
 @cache
 def texts() -> dict[str, str]:
-    """Return each sample by name, as a terminal of `WIDTH` columns shows it."""
+    """Return all samples by name, each as a terminal of `WIDTH` columns shows it."""
     results = session().results
     (slower,) = [measured for measured in results if measured.verdict.outcome == "regressed"]
     short = explanation(slower, whole=False)

@@ -27,7 +27,7 @@ from perfsuite.verdict.sequential import Noise
 
 T = TypeVar("T")
 deterministic = settings(deadline=None, derandomize=True, database=None, max_examples=60)
-"""Settings for hypothesis: the same examples in every run, however slow the machine is."""
+"""Settings for hypothesis: the same examples in every run, no matter how slow the machine is."""
 
 
 def known(value: T | None) -> T:
@@ -183,13 +183,13 @@ ARMS = (ArmFacts(text="main X=1", facts={"commit": "0123abcd0123", "X": "1"}), A
 
 
 def make_shared() -> Measurement:
-    """Return one launch that is unhealthy because others used the machine meanwhile."""
+    """Return one launch that is unhealthy because other processes used the machine."""
     run = BEFORE.replace(health=DISTURBED)
     return make_result(run, verdict=judge([run], None, NOISE, Policy(max_unhealthy=1)))
 
 
 def never_run() -> Measurement:
-    """Return the result of a case without a baseline under `--perf-missing-baseline=fail`."""
+    """Return the result of a case that has no baseline, with `--perf-missing-baseline=fail`."""
     reason = "no baseline on cpu-test-2c in baselines (--perf-missing-baseline=fail)"
     return Measurement(
         nodeid="n",
@@ -222,7 +222,7 @@ CONDITIONS = Conditions(changes=None, options={"--perf-inject": "nothing"}, envi
 
 
 def make_session_file(*results: Measurement, **changes: Any) -> SessionFile:
-    """Return what a session of one part leaves after it ran on a clean commit."""
+    """Return the file of a session in one part on a clean commit."""
     fields: dict[str, Any] = {"status": "complete", "started_at": _RUN.started_at, **changes}
     part = PytestRun(started_at=fields["started_at"], status=fields["status"], cases=len(results))
     common = {"perfsuite": "0.1", "commit": COMMIT, "machine": make_machine(), "conditions": CONDITIONS}

@@ -1,4 +1,7 @@
-"""Whole sessions that look as if measured on 8 GPUs: made up from a seed, and judged by the real engine."""
+"""Makes whole sessions that look as if measured on 8 GPUs.
+
+They are made up from a seed, and judged by the real engine.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -121,7 +124,7 @@ def make_gpu_run(
 
 
 def make_blind(result: Measurement) -> Measurement:
-    """Return the same measurement, where noise hides changes of the first metric of up to 32.4%."""
+    """Return the same measurement, but noise hides changes of the first metric of up to 32.4%."""
     [first, *others] = result.verdict.checks
     return judged(result, checks=(first.replace(minimum_detectable=0.324), *others))
 

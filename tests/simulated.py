@@ -1,4 +1,4 @@
-"""Launches of the framework `fake` whose ranks run one after another in this process."""
+"""Helper: launches of the framework `fake`, with ranks that run one after another in this process."""
 
 import threading
 from types import SimpleNamespace

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-# pytester unloads what its sessions import, except modules that were loaded before: these are loaded once.
+# pytester unloads modules that its sessions import, except those loaded before. So these are loaded only
+# once.
 import perfsuite.frameworks.fake
 import perfsuite.frameworks.fsdp
 import perfsuite.frameworks.script
@@ -61,7 +62,7 @@ def waiver(
 
 
 def write_cases(suite: pytest.Pytester, cases: str = "[FAKE]", body: str = "bench(case)") -> None:
-    """Make the suite measure cases other than those of `CASES`, or in a test with another body."""
+    """Make the suite measure other cases than `CASES`, or measure in a test with another body."""
     suite.makepyfile(test_cases=CASES.replace("[FAKE, A100]", cases).replace("bench(case)", body))
 
 

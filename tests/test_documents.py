@@ -78,7 +78,7 @@ def test_any_text_is_written_and_read_back(
 @given(any_text)
 def test_reads_back_any_session_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "session.json"
-    word = text.replace("\0", "")  # a process cannot be given NUL, so a case with NUL is refused
+    word = text.replace("\0", "")  # a case with NUL is refused, because NUL cannot be passed to a process
     framework = Script(command=("a", word), env={"A": word}, cwd=word)
     observed = Observed(settings={"a": text}, environment={"b": text})
     failure = Failure(kind="error", message=text, traceback=text)
@@ -242,7 +242,7 @@ def test_errors_name_class_and_field(make: Callable[[], Data], said: str) -> Non
 
 
 def test_write_text_to_a_device_writes_to_it() -> None:
-    """No file can be made in the folder of this device, so a failure harms nothing."""
+    """No file can be made in this device's folder, so a failure of the test harms nothing."""
     reads, writes = os.openpty()
     documents.write_text(Path(os.ttyname(writes)), "text")
     assert os.read(reads, 100) == b"text"
@@ -263,7 +263,7 @@ def test_write_text_follows_links_and_keeps_them(tmp_path: Path) -> None:
 def test_writes_text_into_a_fifo(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
-    text = "x" * 200_000  # more than a pipe holds: the writer waits for the reader
+    text = "x" * 200_000  # more than a pipe holds, so the writer waits for the reader
     with (tmp_path / "read").open("wb") as output, subprocess.Popen(["cat", path], stdout=output):
         documents.write_text(path, text)
     assert (tmp_path / "read").read_text() == text
@@ -271,7 +271,7 @@ def test_writes_text_into_a_fifo(tmp_path: Path) -> None:
 
 
 def test_reads_a_pipe_to_its_end(tmp_path: Path) -> None:
-    """The shell gives such a pipe to `perfsuite report <(command)`."""
+    """The shell passes such a pipe in `perfsuite report <(command)`."""
     note = Note(text="x" * 200_000)  # more than a pipe holds
     documents.write(tmp_path / "note.json", note)
     with subprocess.Popen(["cat", tmp_path / "note.json"], stdout=subprocess.PIPE) as writer:

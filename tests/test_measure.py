@@ -43,7 +43,7 @@ Measured = Callable[..., tuple[list[Run], Verdict]]
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
-    """Return a function that calls `measure` with these runs, each in its directory, instead of launching."""
+    """Return a function that calls `measure` with these runs in place of launches, each in its directory."""
 
     def measured(
         *runs: Run, case: Case = CASE, reference: Reference = NOTHING, **how: Any
@@ -62,7 +62,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
 
 
 def others_who(*, end: bool = True) -> Mock:
-    """Return other users of the machine, who end, or do not, while they are waited for."""
+    """Return other users of the machine. `end` is whether they end while perfsuite waits for them."""
     others = Mock(spec=Neighbours, say=Mock())
     others.during_launch.side_effect = lambda machine, devices: f"train (pid 4711) on {devices}"
     others.wait.return_value = end
@@ -131,7 +131,7 @@ def test_waits_for_nobody_after_the_verdict() -> None:
 
 
 def test_launches_again_if_one_unhealthy_is_too_few() -> None:
-    """The rule of a judge can require more than one launch, whoever uses the machine."""
+    """A judge's rule can require more than one launch, no matter who uses the machine."""
     launch = Mock(return_value=True)
     assert until_decided(launch, Mock(side_effect=[OPEN, OPEN, DECIDED]), lambda: False) == DECIDED
     assert launch.call_count == 2
@@ -306,4 +306,6 @@ def test_profiled_launch_ends_and_leaves_traces(tmp_path: Path) -> None:
     assert sum(entry.profile.split.parts().values()) == pytest.approx(entry.profile.split.step_us, rel=0.01)
     traces = [json.loads(gzip.decompress(Path(trace).read_bytes())) for trace in taken.traces]
     assert [trace["distributedInfo"]["rank"] for trace in traces] == [0, 1]
-    assert documents.read(RunDir(tmp_path).rank(0), RankReport).step_s == (), "no part of it is judged"
+    assert documents.read(RunDir(tmp_path).rank(0), RankReport).step_s == (), (
+        "the launch has no times to judge"
+    )

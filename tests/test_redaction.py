@@ -1,4 +1,4 @@
-"""Tests of redaction: it knows secrets by name and by value, and leaves ordinary training options alone."""
+"""Tests that redaction finds secrets by name and by value, and leaves ordinary training options alone."""
 
 import pytest
 from hypothesis import given
@@ -408,7 +408,7 @@ def test_masking_twice_changes_nothing_more(text: str) -> None:
     "part", ["a", "a.", "a-", "eyJ", "sk-", "://", ":", "bearer ", "password", "hf_", "=", " ", "-----BEGIN "]
 )
 def test_a_secret_after_a_long_text_is_found(part: str) -> None:
-    """If the time were quadratic in the length, the test would take hours, and pytest would end it."""
+    """If the time grew with the square of the length, the test would take hours, and pytest would end it."""
     assert HF not in masked(f"{part * 200_000} {HF}")
 
 

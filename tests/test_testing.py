@@ -146,7 +146,7 @@ def test_an_expectation_that_says_nothing() -> None:
 
 def test_options_are_changed_one_by_one() -> None:
     variants = list(perfsuite.testing._variants(Script(path="a.py")))
-    assert Script(path="a.py", loss="falls") not in variants  # `loss` is no plain Literal: it can be None
+    assert Script(path="a.py", loss="falls") not in variants  # `loss` can also be None
     assert Script(path="a.py", tokens="vary") in variants
     assert Script(path="a.py", replicas="differ") in variants
     assert Fake(memory_mb=200) in list(perfsuite.testing._variants(Fake()))

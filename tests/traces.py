@@ -1,4 +1,4 @@
-"""Small handmade traces of three steps, in the format of torch's profiler; and profiles."""
+"""Helpers: small handmade traces of three steps in the format of torch's profiler, and profiles."""
 
 from typing import Any
 
@@ -20,15 +20,18 @@ def annotation(name: str, begin: float, length: float, tid: int = MAIN) -> Event
 
 
 def steps(count: int = 4) -> list[Event]:
-    """Return steps with a gap between them. The last one only ends the one before."""
+    """Return steps with a gap between them. The last step only marks the end of the previous one."""
     return [
         annotation(f"ProfilerStep#{number + 1}", number * STEP_US, STEP_US - 10) for number in range(count)
     ]
 
 
 def cpu_step(at: float) -> list[Event]:
-    """Return a step on a CPU: 100 us of data, 300 of compute, a collective of 400, and 100 of the optimizer.
-    Compute hides 100 us of the collective."""
+    """Return a step on a CPU.
+
+    It has 100 us of data, 300 us of compute, a collective of 400 us, and 100 us of the optimizer. Compute
+    hides 100 us of the collective.
+    """
     return [
         annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 100),
         event("aten::stack", at + 10, 20),
@@ -57,9 +60,11 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 
 
 def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
-    """Return a step on a GPU that lags 500 us behind the host: kernels of 400 us, an all-gather of 300, and
-    100 of the optimizer. Compute hides 100 us of the all-gather. The GPU is idle for 200 us; for 50 of them
-    the host waits for data."""
+    """Return a step on a GPU that lags 500 us behind the host.
+
+    It has kernels of 400 us, an all-gather of 300 us, and 100 us of the optimizer. Compute hides 100 us of
+    the all-gather. The GPU is idle for 200 us. During 50 us of these, the host waits for data.
+    """
     at = number * STEP_US
     ids = number * 10
     on_gpu = at + 500
@@ -119,13 +124,16 @@ def make_profile(**changes: Any) -> Profile:
 
 
 def unseen_profile(share: float) -> Profile:
-    """Return the profile of a step where kernels that no operator launched have this share of busy time."""
+    """Return the profile of a step.
+
+    Of its busy time, `share` belongs to kernels that no operator launched.
+    """
     split = make_profile().split
     return make_profile(split=split.replace(unseen_us=share * split.busy_us))
 
 
 def launch_profile(*profiles: Profile) -> LaunchProfile:
-    """Return the profile of a launch, from one profile of each rank."""
+    """Return the profile of a launch whose ranks have these profiles."""
     return merged(dict(enumerate(profiles or (make_profile(),))))
 
 

@@ -1,4 +1,4 @@
-"""Launches of a small Llama on two ranks, with counts of a step that are close to those of FSDP2."""
+"""Helpers: launches of a small Llama on two ranks, with counts of a step that are close to those of FSDP2."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def launch(*ranks: Counts, torch: str = "2.13.0", **changes: Any) -> Run:
 
 
 def baseline_of(*launches: Run | Counts) -> CountBaseline:
-    """Return the baseline of these launches. Counts in place of a launch are those of one launch."""
+    """Return the baseline of these launches. Instead of a launch, its counts can be given."""
     return from_runs(
         [launched if isinstance(launched, Run) else launch(launched) for launched in launches or (launch(),)]
     )
@@ -104,4 +104,4 @@ WORSE: dict[str, Counts] = {
     "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
     "growth in a step": counts(memory=memory(growth=64_505)),
 }
-"""Counts that are worse than `counts()` in a single field, by the name of the field."""
+"""For each field, counts that are worse than `counts()` in this field alone."""

@@ -1,11 +1,12 @@
 """Forks the processes of launches and dry runs from a process that has imported torch.
 
 This saves 4 to 6 CPU-seconds for each process. A test process has a server (`python -m tests.warm`) for CPUs,
-one for pretended GPUs, one for scripts and one for DeepSpeed. On a request for an agent or for a rank of a
-dry run, the server forks a process, which becomes a child of the test process as if the test process had
-started it. The agent of a script forks its ranks. The hooks that are usually attached when torch is imported
-are attached before the script begins. Four things are not forked: scripts that a command starts, cases
-without torch, other Pythons, and processes with other values of variables that are read on import.
+one for pretended GPUs, one for scripts and one for DeepSpeed. If a test asks for an agent or a rank of a dry
+run, the server forks a process. This process becomes a child of the test process, as if the test process had
+started it. The agent of a script forks its ranks. Usually hooks are attached when torch is imported. Here
+they are attached before the script begins. Four kinds of processes are not forked: scripts that a command
+starts, cases without torch, other Pythons, and processes in which variables that are read on import have
+other values.
 """
 
 import atexit
@@ -61,14 +62,17 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    JOB_MARK: "0" * 32,  # as long as a real one, which overwrites it
+    JOB_MARK: "0" * 32,  # as long as the real mark, which overwrites it
 }
 """The variables that are read on import, and the mark of a job."""
 OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(sys.prefix) / "deepspeed")}
 """Further variables of DeepSpeed's server. `make` installs DeepSpeed there, apart from other packages."""
 READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
 READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
-"""Prefixes of variables that torch reads at each use: those of torchrun, and those that torch sets itself."""
+"""Prefixes of variables that torch reads at each use.
+
+They belong to torchrun, or torch sets them itself.
+"""
 LOCK = threading.Lock()
 FIRST = dict(os.environ)
 """The environment before any test has changed it."""
@@ -135,7 +139,7 @@ def kind_of(command: Sequence[str], environment: Mapping[str, str]) -> Kind | No
 
 
 def _reads_the_same(environment: Mapping[str, str], kind: Kind) -> bool:
-    """Whether this environment agrees with the server's in all variables that are read on import."""
+    """Whether the server has the same values of all variables that are read on import."""
     server = _environment(kind)
     names = {name for name in {*environment, *server} if name.startswith(READ_ON_IMPORT)}
     return all(environment.get(name) == server.get(name) for name in names if not name.startswith(READ_LATER))
@@ -334,7 +338,7 @@ def _finalize() -> None:
 
 
 def _mark(mark: str) -> None:
-    """Show the job's mark in /proc/PID/environ, the memory of a process's first environment."""
+    """Make /proc/PID/environ show the job's mark. It shows the memory of a process's first environment."""
     *_, start, end = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[:49]
     place = int(start) + ctypes.string_at(int(start), int(end) - int(start)).index(
         VARIABLES[JOB_MARK].encode()
@@ -343,7 +347,7 @@ def _mark(mark: str) -> None:
 
 
 def _spawn(spawn: Callable[..., int], path: Any, arguments: Sequence[str], files: Sequence[int]) -> int:
-    """Like `spawnv_passfds`, but fork the server of an agent's ranks, which need not import torch again."""
+    """Like `spawnv_passfds`, but forks the server of an agent's ranks, so it need not import torch again."""
     if "multiprocessing.forkserver" not in arguments[-1]:
         return spawn(path, arguments, files)
     pid = os.fork()

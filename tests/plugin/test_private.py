@@ -1,4 +1,4 @@
-"""Tests of pytest's private names: the installed pytest still has them, and some things work without them."""
+"""Tests of private names: the installed pytest still has them, and perfsuite can do without some of them."""
 
 from types import SimpleNamespace
 

@@ -48,7 +48,7 @@ def test_package_metrics_have_a_column_if_present() -> None:
 
 
 def cells(*results: Measurement) -> dict[str, str]:
-    """Return the cells of the last of these cases, by heading."""
+    """Return the cells of the last of these cases as a dictionary from headings to cells."""
     return {column.heading: column.text(results[-1]) for column in of_cases(results, [])}
 
 
@@ -62,7 +62,9 @@ def test_dry_runs_have_columns_of_their_own() -> None:
     toy = FACTS.replace(roofline=limit(flops=1, wire_bytes=0))
     assert cells(both, make_dry(dry_facts=toy))["max tokens/s"] == "-"
     assert cells(make_dry(counts=())) == {}
-    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "cells of the busiest rank"
+    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, (
+        "the cells are those of the busiest rank"
+    )
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 

@@ -86,7 +86,7 @@ def test_tables_of_a_compiled_dry_run_say_what_is_unknown() -> None:
 
 
 def test_separates_judged_findings_from_listed() -> None:
-    """The same sentence on several findings appears once, although their bytes can differ by rank."""
+    """A sentence that several findings have appears once, even if their bytes differ by rank."""
     sentence = "regressed: host reads in forward 1 -> 2"
     other = "host reads in forward 1 -> 3"
     judged = [f"regressed: {FIRST.sentence}", sentence]

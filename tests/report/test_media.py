@@ -1,4 +1,4 @@
-"""Tests that terminal, Markdown and HTML show all that `explained` says of a case, each in its own order."""
+"""Tests that terminal, Markdown and HTML show everything in `explained`, each in its own order."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -63,7 +63,7 @@ ORDER: dict[Medium, str] = {
     in_markdown: "why reasons decisive findings excuses held not_counted changed traces notes",
     on_page: "why excuses reasons tracebacks checks predicted counts remarks traces held notes files",
 }
-"""The fields of `Explained` that each medium shows, in its order. `step` is what a step did."""
+"""For each medium, the fields of `Explained` that it shows, in order. `step` is what a step did."""
 
 
 def lines(result: Measurement, field: str) -> list[str]:

@@ -36,7 +36,7 @@ def launch(*counts: Counts, **changes: Any) -> Run:
 
 
 def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
-    """Return a launch whose steps 4 to 15 are counted. `changed` has the differences of some steps."""
+    """Return a launch whose steps 4 to 15 are counted. `changed` has the fields that differ in some steps."""
     done = make_counts(memory=None)
     for step in range(5, 16):
         done = done.with_step(make_counts(memory=None, step=step, **changed.get(step, {})))
@@ -67,7 +67,7 @@ def test_spans_come_in_the_order_of_a_run() -> None:
 
 
 def test_parts_of_the_start_up_come_as_they_run() -> None:
-    """In files they are in alphabetical order."""
+    """In files, the parts are in alphabetical order."""
     parts = ("build", "first step", "imports")
     run = launch(spans=times({f"start-up: {part}": 1.0 for part in parts} | {"start-up": 3.0}))
     assert [*of(run)][:4] == ["start-up", "start-up: imports", "start-up: build", "start-up: first step"]
@@ -99,7 +99,7 @@ def test_an_event_has_what_all_ranks_wrote() -> None:
 
 
 def test_kernels_of_an_event_are_unknown() -> None:
-    """Only steps are counted operator by operator."""
+    """Operators are counted only in steps, not in events."""
     saved = {"save checkpoint": Counts(bytes_written=2**30)}
     row = of(launch(Counts(spans=saved), spans=EVENTS))["save checkpoint"]
     assert (row.kernels, row.host_reads, row.collectives, row.peak_bytes) == (None,) * 4
@@ -182,7 +182,9 @@ def test_cold_start_up_is_of_the_launch_with_it() -> None:
     rows = of(launch(spans=times(COLD)), launch())
     assert list(rows)[:6] == [*WARM, *COLD]
     assert rows["cold start-up: first step"].median_s == 53.0
-    assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), "of the launch itself"
+    assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), (
+        "it is the share of its own launch"
+    )
 
 
 def test_uncounted_launch_gives_way_to_an_older() -> None:
@@ -200,7 +202,7 @@ def test_span_of_one_arm_is_unknown_in_the_other() -> None:
 
 
 def test_steps_of_two_arms_are_grouped_together() -> None:
-    """The row of arm A has its own counts, even if only arm B changes in this step."""
+    """The row of arm A has the counts of arm A, even if only arm B's counts change in this step."""
     rows = of(stepping({10: {"kernels": {"forward": 1}}}), before=(stepping({}),))
     assert (rows["step 10 A"].kernels, rows["step 10 B"].kernels) == (11_891, 1)
 
@@ -227,7 +229,7 @@ def test_omits_a_column_without_known_values() -> None:
 
 @pytest.mark.parametrize("runs", [[], [launch(spans={})]])
 def test_steps_alone_make_no_table(runs: list[Run]) -> None:
-    """The times of steps are in other tables."""
+    """A table of steps alone would repeat other tables."""
     assert not spans.table(spans.rows(runs))
 
 
@@ -258,7 +260,7 @@ def test_all_reports_show_the_table() -> None:
 
 
 def test_longest_event_of_a_step_names_the_step() -> None:
-    """Earlier events do not name it, and neither do events that most steps contain."""
+    """The step is not named after earlier events, nor after events that most steps contain."""
     assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == [
         "step 7 contained: save checkpoint 3.0 s"
     ]

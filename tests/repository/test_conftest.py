@@ -1,4 +1,4 @@
-"""Tests of a promise of `conftest.py`: `make test` passes on a machine with GPUs."""
+"""Tests that `conftest.py` keeps its promise: `make test` passes on a machine with GPUs."""
 
 import os
 import re

@@ -1,4 +1,7 @@
-"""Tests of the pins in `constraints.txt`, against directories of stub wheels as a fresh machine's indexes."""
+"""Tests of the pins in `constraints.txt`.
+
+Directories of empty wheels replace the indexes of a fresh machine.
+"""
 
 import json
 import subprocess

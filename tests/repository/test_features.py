@@ -19,8 +19,8 @@ class Removable(NamedTuple):
     """A part of perfsuite that can be deleted."""
 
     package: str
-    paths: tuple[str, ...]  # deleted paths: its code, its tests and its pages
-    named_by: tuple[str, ...] = ("tests/pictures",)  # other files that name it, but do not need it
+    paths: tuple[str, ...]  # the paths to delete: its code, tests and pages
+    named_by: tuple[str, ...] = ("tests/pictures",)  # other files that name the part, but do not need it
 
 
 def feature(name: str, *pages: str) -> Removable:
@@ -38,14 +38,14 @@ def framework(name: str) -> Removable:
 
 OF_ALL_FRAMEWORKS = (
     "bench_cases",
-    "perfsuite/__init__.py",  # for type checkers
+    "perfsuite/__init__.py",  # its imports for type checkers
     "tests/bench_cases",
     "tests/benchmarks",
     "tests/gpu",
     "tests/repository/test_imports.py",
     "tests/repository/test_public.py",
 )
-"""Files that name every framework. Their tests need each framework, or skip one that is gone."""
+"""Files that name every framework. Their tests need all frameworks, or skip those that are gone."""
 
 REMOVABLE = {
     "exports": feature("exports", "docs/dashboards.md"),
@@ -68,9 +68,10 @@ ABOUT_THE_REPOSITORY = (
     "tests/repository/test_features.py",
     "tests/repository/test_workflows.py",
 )
-"""Tests that do not run without a feature: those of other features, of pages and pictures, and of workflows.
+"""Tests that are not run without a feature: tests of other features, of pages and pictures, and of workflows.
 
-Pages link to the pages of features, and workflows run their commands. Whoever deletes a feature edits them.
+Pages link to the pages of features, and workflows run commands of features. Whoever deletes a feature has to
+edit both.
 """
 
 
@@ -115,7 +116,7 @@ def test_only_its_own_files_name_it(name: str) -> None:
 
 
 def test_only_modules_with_commands_write_to_the_terminal() -> None:
-    """Import-linter checks this for the core. For features, its contract would have to name each of them."""
+    """For the core, import-linter checks this. For features, its contract would have to name each feature."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     with_commands = {value.partition(":")[0] for value in points["perfsuite.commands"].values()}
     writing = set()

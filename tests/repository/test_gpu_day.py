@@ -48,7 +48,10 @@ def test_it_says_which_parts_there_are(part: str) -> None:
 
 
 def test_its_first_parts_end_within_45_minutes() -> None:
-    """Each is as long as the limits of its commands. The loop of part 5 runs three times."""
+    """The length of a part is the sum of the time limits of its commands.
+
+    The loop of part 5 runs three times.
+    """
     text = DAY.read_text()
     parts = re.findall(r"^(\d)\) # (\d+) minutes(.*?)^    ;;", text, re.MULTILINE | re.DOTALL)
     assert [part for part, _, _ in parts] == ["1", "2", "3", "4", "5", "6"]
@@ -58,7 +61,7 @@ def test_its_first_parts_end_within_45_minutes() -> None:
         repeated = loop[0] if loop else ""
         limits = [int(limit) for limit in re.findall(r"(?:timeout|sleep) (\d+)", body + 2 * repeated)]
         limits = [limit for limit in limits if limit < 600]
-        spare = 60 if part == "6" else 0  # of the clocks, which few users may lock
+        spare = 60 if part == "6" else 0  # for locking the clocks, which few users may do
         assert sum(limits) <= 60 * int(minutes) + spare, part
 
 
@@ -73,7 +76,7 @@ esac
 
 @pytest.mark.launch
 def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
-    """Nothing is measured, so every answer is that nothing was seen."""
+    """Nothing is measured, so every answer is `NOT SEEN`."""
     python = executable(tmp_path / "python", STAND_IN.format(python=sys.executable))
     for name in ("sleep", "pgrep"):
         executable(tmp_path / name, "exit 0")
@@ -97,7 +100,7 @@ def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("ending", ["true", "kill -TERM $PPID", "kill -INT $PPID"])
 def test_locked_clocks_never_stay_locked(tmp_path: Path, ending: str) -> None:
-    """Not even if the script is ended. Only the first of the visible GPUs is touched."""
+    """The clocks are reset even if the script is ended. Only the first of the visible GPUs is touched."""
     log = tmp_path / "log"
     python = executable(
         tmp_path / "python", f'echo "python $*" >> {log}', 'case "$*" in *clock*) echo x ;; esac'
@@ -115,12 +118,14 @@ def test_locked_clocks_never_stay_locked(tmp_path: Path, ending: str) -> None:
     lines = log.read_text().splitlines()
     locked = lines.index("-i 3 --lock-gpu-clocks=900")
     assert "-i 3 --reset-gpu-clocks" in lines[locked:]
-    assert "-k noise --perf-record-launches=1" in lines[0], "changed clocks are listed against a baseline"
+    assert "-k noise --perf-record-launches=1" in lines[0], (
+        "changed clocks are listed only if there is a baseline"
+    )
     assert any("locked.json" in line for line in lines[locked:]) == (ending == "true")
 
 
 def session(tmp_path: Path, *measured: Any, name: str = "results.json", **changes: Any) -> str:
-    """The file of a session with these results."""
+    """Return the file of a session with these results."""
     file = tmp_path / name
     documents.write(file, make_session_file(*measured, **changes))
     return str(file)
@@ -256,7 +261,7 @@ def test_a_failed_check_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_one_arm_has_no_sampler() -> None:
-    """Only in agents: ranks need not import it."""
+    """The sampler is turned off only in agents, so ranks need not import it."""
     code = "from perfsuite.node import health_sampler; print(health_sampler.EVERY_S)"
     environment = {**os.environ, "PYTHONPATH": str(DAY.parent / "no_sampler")}
     assert (

@@ -88,8 +88,8 @@ def test_developer_page_shows_a_ranks_rooms() -> None:
 def test_tests_mirror_the_folders(module: str) -> None:
     _, *folders, name = module.split(".")
     has_file = TESTS.joinpath(*folders, f"test_{name}.py").exists()
-    assert has_file or module in NO_TEST_FILE, "give it a test file of its own"
-    assert not (has_file and module in NO_TEST_FILE), "remove it from NO_TEST_FILE"
+    assert has_file or module in NO_TEST_FILE, "give the module its own test file"
+    assert not (has_file and module in NO_TEST_FILE), "remove the module from NO_TEST_FILE"
 
 
 def test_keeps_no_reason_for_a_deleted_module() -> None:
@@ -113,7 +113,7 @@ def test_imports_every_module_without_a_warning() -> None:
     modules = [module for module in FILES if not module.endswith("__main__")]
     titan = "perfsuite.frameworks.torchtitan"
     if titan in modules and torch_build.release() < importlib.import_module(titan).MIN_TORCH:
-        for name in ("configuration", "trainer"):  # then torchtitan itself cannot be imported
+        for name in ("configuration", "trainer"):  # without them, torchtitan itself cannot be imported
             modules.remove(f"{titan}.{name}")
     python(IMPORT_ALL, *modules)
 

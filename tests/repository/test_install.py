@@ -1,8 +1,7 @@
-"""Tests of the released wheel in two environments with nothing but its requirements: a driver's and a rank's.
+"""Tests of the released wheel in a driver's and in a rank's environment, which have only its requirements.
 
 Each environment is a venv whose packages are links to those of the environment that runs the tests. It has
-the named packages and everything that they depend on, directly or not, and nothing else. Nothing is
-downloaded.
+only the named packages and everything that they depend on, directly or not. Nothing is downloaded.
 """
 
 import importlib.metadata
@@ -86,7 +85,7 @@ def run(*words: str, cwd: Path = ROOT, status: int = 0, **variables: str) -> str
 
 
 def has(python: str, *packages: str) -> list[str]:
-    """Return those of these packages that an environment has."""
+    """Return which of these packages an environment has."""
     code = "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name)))"
     return run(python, "-c", code, *packages).split()
 

@@ -1,4 +1,4 @@
-"""Tests that private names of other packages occur in one module for each side, or have a reason here."""
+"""Tests that private names of other packages are only in one module for each side, or have a reason here."""
 
 import ast
 import re
@@ -44,7 +44,7 @@ ALLOWED_NAMES = {
         ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
         "counting/counter.py: operators, where torch has them",
     ),
-    # Names of nanotron 0.4 and torchtitan 0.3, which are pinned, for the folders of these frameworks
+    # Names of nanotron 0.4 and torchtitan 0.3 for the folders of these frameworks. The versions are pinned.
     "_contiguous_fp32_grad_buffer": "nanotron",
     **dict.fromkeys(
         ("_EMBEDDING_SKIP_INIT", "_build_llama3_layers", "_output_linear_init", "_owner"), "torchtitan"
@@ -100,7 +100,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def parts_of(value: object) -> list[str]:
-    """Return the parts of a text between its dots if it is a name in another package."""
+    """Return the parts between the dots of a text if the text is a name in another package."""
     if not isinstance(value, str) or not NAME.fullmatch(value) or OPERATORS.match(value):
         return []
     return [] if value in functions() else value.split(".")
@@ -125,7 +125,7 @@ def all_uses() -> tuple[tuple[str, int, str], ...]:
 
 @cache
 def functions() -> frozenset[str]:
-    """Return the names of all functions of perfsuite, because a dry run replaces some of them by name."""
+    """Return the names of all functions of perfsuite. A dry run replaces some of them by name."""
     return frozenset(
         node.name for tree in trees().values() for node in tree.body if isinstance(node, ast.FunctionDef)
     )
@@ -172,7 +172,7 @@ def test_finds_private_names_of_others(code: str, names: list[str]) -> None:
 
 
 def looked_up(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a file takes from the module."""
+    """Yield the names that a file takes from the module `MODULE`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "perfsuite.frameworks.common.private":
             yield from (alias.name for alias in node.names)

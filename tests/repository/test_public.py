@@ -23,7 +23,7 @@ def test_every_public_name_exists_once(name: str) -> None:
     assert len(set(names)) == len(names)
     for public_name in names:
         assert getattr(module, public_name) is not None
-    if name != "perfsuite.testing":  # perfsuite.testing is a module of functions, which imports what it needs
+    if name != "perfsuite.testing":  # perfsuite.testing consists of functions, and imports what they need
         others = {
             defined
             for defined, value in vars(module).items()

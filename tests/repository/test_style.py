@@ -1,4 +1,4 @@
-"""Tests of style that linters lack, in all Python files: one plain statement a line, short test names."""
+"""Tests of style in all Python files that linters do not have: one statement a line, short test names."""
 
 import ast
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,10 @@ MOST_TUPLES = 1.5
 """The allowed number of assignments like `a, b = x, y` per 1,000 lines. Swaps need them. Other values get a
 line each."""
 MOST_WALRUSES = 1.0
-"""The allowed number of walruses per 1,000 lines. Loops and chains of `elif` need them to call only once."""
+"""The allowed number of walruses per 1,000 lines.
+
+Loops and chains of `elif` need walruses to call a function only once.
+"""
 LONGEST_NAME = 70
 """The largest number of letters in the name of a test, including `test_`."""
 
@@ -61,7 +64,7 @@ def files_of(area: str) -> dict[str, Counted]:
 
 
 def too_many(by_file: Mapping[str, int], lines: int, most: float) -> str | None:
-    """Return what is wrong with these numbers, worst files first, or None if they are small enough."""
+    """Return a message with the worst files first, or None if the numbers are small enough."""
     rate = 1000 * sum(by_file.values()) / lines
     if rate <= most:
         return None
@@ -71,7 +74,7 @@ def too_many(by_file: Mapping[str, int], lines: int, most: float) -> str | None:
 
 
 def too_long(names: Mapping[str, Iterable[str]]) -> str | None:
-    """Return what is wrong with these test names by file, longest first, or None if all are short enough."""
+    """Return a message with the longest test names first, or None if all are short enough."""
     long = [(file, name) for file, tests in names.items() for name in tests if len(name) > LONGEST_NAME]
     if not long:
         return None

@@ -31,7 +31,7 @@ def test_forks_a_dry_rank_with_torchrun_variables() -> None:
 
 
 def test_forks_a_launch_after_torch_set_its_cache() -> None:
-    """torch sets it in a test process that imports as much of torch as most tests do."""
+    """torch sets the variable in a process that imports as much of torch as most tests."""
     assert kind_of(DRY_RUN, {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": "of the test process"})
 
 

@@ -114,7 +114,7 @@ def use_this_interpreter(where: Path) -> None:
 
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put a directory on PYTHONPATH that makes the doctor and the self-test, which take long, end at once."""
+    """Put a directory on PYTHONPATH that ends the doctor and the self-test at once, since both take long."""
     directory = tmp_path / "trusted"
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(CONTENT)
@@ -250,8 +250,10 @@ SHAPES = {
     },
     "image without git and make": {"HOME": "/nonexistent", "GITHUB_SHA": "f" * 40},
 }
-"""The environments of a job in each shape in which projects measure, all without sudo and make. The image
-also lacks git."""
+"""The environments of a job, for each way in which projects measure.
+
+All lack sudo and make, and the image also lacks git.
+"""
 
 
 def installed() -> list[tuple[str, str]]:
@@ -276,7 +278,7 @@ def test_night_in_an_image_installs_nothing(
         shutil.rmtree(repository / ".git")
     variables = {name: value.format(home=tmp_path) for name, value in SHAPES[shape].items()}
     variables |= {
-        "PYTHONPATH": "" if "git" in shape else trusted,  # without git, these two really run
+        "PYTHONPATH": "" if "git" in shape else trusted,  # these two really run on a machine without git
         "PATH": str(tools),
         "GITHUB_WORKSPACE": str(repository),
         "GITHUB_ACTIONS": "true",
@@ -307,7 +309,7 @@ def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def init(*words: str) -> list[str]:
-    """Write the files that a repository needs with a command, and return the next commands that it prints."""
+    """Write a repository's files with `perfsuite init`, and return the commands that it suggests next."""
     words = ("perfsuite", "init", "--script", "train.py", *words)
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "kept: bench_cases/test_train.py, which already exists" in said
@@ -315,7 +317,7 @@ def init(*words: str) -> list[str]:
 
 
 def record_and_accept(record: str, accept: str) -> None:
-    """Record and accept a first baseline, from half as many launches."""
+    """Record and accept a first baseline, from half of the usual number of launches."""
     assert "--perf-min-launches=10" in record.split()
     subprocess.run(record.replace("launches=10", "launches=5"), shell=True, check=True)
     subprocess.run(accept, shell=True, check=True)
@@ -443,7 +445,7 @@ def test_builds_no_tag_unlike_the_version(tmp_path: Path) -> None:
 
 
 def test_gpu_runners_install_no_cpu_torch() -> None:
-    """GPU runners measure the environment that is installed, so no index of CPU builds may interfere."""
+    """GPU runners measure the installed environment, so an index of CPU builds must not interfere."""
     jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
     with_gpus = [job for job in jobs if "container" in job]
     assert len(with_gpus) == 3
@@ -456,7 +458,7 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
     base, this = (git(repository, "rev-parse", name)[:12] for name in ("HEAD~1", "HEAD"))
     assert re.search(rf"arm A: HEAD~1 \S+/base/.venv/bin/python .*commit {base}", said)
     assert re.search(rf"arm B: \. .*commit {this}", said)
-    assert re.search(r"fake-llama-tiny\S+\s.* 3 of 3 +passed", said)  # a row can be wider than its line
+    assert re.search(r"fake-llama-tiny\S+\s.* 3 of 3 +passed", said)  # a row can be too long for a line
     assert "1 passed" in (repository / "out" / "summary.md").read_text()
     assert not (repository / ".perfsuite" / "baselines").exists()
 
@@ -506,7 +508,7 @@ def test_always_uploads_results_not_checkpoints() -> None:
 
 
 def test_night_knows_earlier_costs_however_it_ended() -> None:
-    """A budget needs them to order the cases. The checkout must not delete the store."""
+    """A budget needs the earlier results to order the cases. The checkout must not delete them."""
     steps = workflow("night")["jobs"]["measure"]["steps"]
     checkout, restore, *_, save = steps
     assert "clean" not in checkout["with"]
@@ -521,4 +523,4 @@ def test_code_of_a_pull_request_sees_no_token() -> None:
     steps = workflow("pull-request")["jobs"]["answer"]["steps"]
     assert steps[0]["with"]["ref"] == "${{ github.event.pull_request.base.sha }}"
     download = workflow("new-baselines")["jobs"]["propose"]["steps"][-2]
-    assert download["with"]["path"] == "measured", "it must not overwrite the checkout"
+    assert download["with"]["path"] == "measured", "the download must not overwrite the checkout"

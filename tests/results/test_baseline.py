@@ -85,7 +85,7 @@ def test_loss_curve_is_ten_means() -> None:
 
 @pytest.mark.parametrize("steps", [10, 11, 14, 19, 25, 37, 90])
 def test_every_step_counts_in_one_tenth(steps: int) -> None:
-    """A step that stands out raises exactly one mean, at its own place in the curve."""
+    """A single high step raises exactly one mean, at the step's place in the curve."""
     for step in range(steps):
         curve = loss_curve([float(index == step) for index in range(steps)])
         [position] = [part for part, value in enumerate(curve) if value]

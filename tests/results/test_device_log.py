@@ -36,5 +36,5 @@ def test_peak_of_live_bytes_begins_after_the_first_step() -> None:
     first: list[Entry] = [Allocate(0, 10, 0), Allocate(1, 90, 1), Free(1), EndOfStep(1)]
     assert peak_of_live(first) == 10
     assert peak_of_live([*first, Allocate(2, 5, 0), Free(0), Allocate(3, 7, 0), EndOfStep(2)]) == 15
-    assert peak_of_live([*first, Allocate(0, 30, 0)]) == 30, "a storage that is resized counts once"
+    assert peak_of_live([*first, Allocate(0, 30, 0)]) == 30, "a storage that was resized counts only once"
     assert peak_of_live([]) == 0

@@ -42,7 +42,7 @@ def test_compute_time_is_flops_over_peak() -> None:
     assert half.tokens_per_s == pytest.approx(1000 * 989.5 / 19)
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
     several = roofline_of(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
-    assert several.flops == 5, "FLOPs of the busiest rank"
+    assert several.flops == 5, "the FLOPs are those of the busiest rank"
     for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
         counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
         assert roofline_of(counts).compute_s == pytest.approx(1 / (2 * 989.5))
@@ -66,7 +66,8 @@ def test_wire_bytes_determine_the_binding_limit() -> None:
 
 
 def test_unknown_links_take_no_time() -> None:
-    # The last entry has 12 ranks on each machine: of its pairs (0, 4), (8, 12), ..., the second spans two.
+    # The last entry has 12 ranks on each machine. Of its pairs (0, 4), (8, 12), ..., the second spans two
+    # machines.
     inside = [(8, 1, 8), (2, 4, 8), (4, 2, 8)]
     across = [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
     for ranks, apart, processes in inside + across:
@@ -88,8 +89,10 @@ def test_no_limit_without_all_flops_and_a_peak() -> None:
 
 
 def test_the_range_of_a_need() -> None:
-    """The need is at least the live tensors, and at most what the allocator would hold. Both include memory
-    outside of the allocator."""
+    """The case needs at least its live tensors, and at most what the allocator would hold.
+
+    Memory outside of the allocator is added to both bounds.
+    """
     a, b = (MemoryPart(name="x", low=low, high=high, source="s") for low, high in ((5, 10), (1, 4)))
     fit = FIT.replace(allocated=100, reserved=130, reserved_upper=None, outside=(a, b))
     assert (fit.least, fit.most) == (106, 144)

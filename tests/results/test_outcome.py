@@ -28,7 +28,9 @@ def test_styles_go_from_worst_to_best() -> None:
     letters = {style.word: style.letter for style in STYLES.values() if style.letter is not None}
     measured = ("inconclusive", "regressed", "unhealthy", "improved", "recorded")
     assert letters == dict(zip(measured, "IRUir", strict=True))
-    assert not set(letters.values()) & set(".FEsxX"), "pytest uses these for failed, passed and excused"
+    assert not set(letters.values()) & set(".FEsxX"), (
+        "pytest uses these letters for failed, passed and excused"
+    )
     with pytest.raises(TypeError, match="positional"):
         type(STYLES["failed"])("failed", "x", "red")  # type: ignore[call-arg]
     with pytest.raises(FrozenInstanceError):

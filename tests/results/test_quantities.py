@@ -141,7 +141,7 @@ def test_peak_differs_beyond_asynchronous_work(share: float) -> None:
 
 
 def test_compiled_dry_runs_have_unknown_kernels_and_peak() -> None:
-    """An unknown count is neither better nor worse, whichever side has it."""
+    """An unknown count is neither better nor worse, no matter which side has it."""
     dry = compiled(kernels=None, extern_calls=None).replace(kernels=None, memory=counts().memory)
     unknown = {"kernels", "peak of live tensors", "generated kernels", "extern calls of compiled code"}
     assert {

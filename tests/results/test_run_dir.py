@@ -33,7 +33,7 @@ def test_run_dir_files_are_distinct_and_frozen() -> None:
 
 
 def test_each_process_of_each_launch_has_an_address(tmp_path: Path) -> None:
-    """The kernel allows 108 bytes for an address."""
+    """For the address of a socket, the kernel allows 108 bytes."""
     one, other = RunDir(tmp_path / ("x" * 200) / "launch-1"), RunDir(tmp_path / ("x" * 200) / "launch-2")
     addresses = {one.request_address(7), one.request_address(8), other.request_address(7)}
     assert len(addresses) == 3
@@ -65,7 +65,7 @@ def test_orders_files_of_nodes_and_ranks(tmp_path: Path) -> None:
 
 
 def test_a_new_report_is_seen_on_a_slow_file_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on NFS, a name that was missing stays missing until its directory is opened."""
+    """On NFS, a file that was missing is not seen until its directory is opened. The test simulates this."""
     run_dir = RunDir(tmp_path)
     names: set[str] = set()
 

@@ -95,10 +95,10 @@ def test_of_class_prefers_the_first_directory() -> None:
     assert speeds_of_class(REVIEWED, LOCAL) == [1000, 2000, 30000]
     assert speeds_of_class(LOCAL, REVIEWED) == [10000, 30000, 2000]
     assert speeds_of_class(Path("nowhere"), LOCAL) == [10000, 30000]
-    (REVIEWED / NAME).write_text("{")  # an error only when its own case is judged
+    (REVIEWED / NAME).write_text("{")  # this is an error only when the file's own case is judged
     (REVIEWED / CLASS / "notes.txt").write_text("not a baseline")
     (REVIEWED / CLASS / "directory.json").mkdir()
-    assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "no other baseline is left out"
+    assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "the other baselines are still there"
 
 
 def test_lists_reviewed_files_first() -> None:
@@ -144,7 +144,9 @@ def test_counts_have_a_folder_for_each_target() -> None:
     assert BaselineStore(REVIEWED).counts.local is None
     file = counts.write_reviewed(baseline_of())
     assert (counts.find("cpu", CASE), counts.find("dry-cpu", CASE)) == ((baseline_of(), file), None)
-    assert (BASELINES.files(), BASELINES.of_class("counts")) == ([], []), "counts are not a hardware class"
+    assert (BASELINES.files(), BASELINES.of_class("counts")) == ([], []), (
+        "the directory of counts is not a hardware class"
+    )
 
 
 def test_profile_belongs_to_its_baseline_alone() -> None:

@@ -1,4 +1,4 @@
-"""Tests that directories and variables that are not UTF-8 lose nothing, in real processes."""
+"""Tests with real processes that nothing is lost if directories and variables are not UTF-8."""
 
 import json
 import os

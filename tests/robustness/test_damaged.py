@@ -1,4 +1,4 @@
-"""Tests of which results `tests.benchmarks.damaged` calls wrongly green, and which ones it excuses."""
+"""Tests of which improved results `tests.benchmarks.damaged` counts as wrong, and which it excuses."""
 
 import json
 from typing import Any

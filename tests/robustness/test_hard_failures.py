@@ -1,7 +1,6 @@
-"""Tests of hard failures that are injected into real processes.
-
-Each failure has a type, its message names the cause, and no process is left. Tests of faults have the mark
-`fault`, and `docs/evidence/faults.md` lists the faults of all test files.
+"""Tests of hard failures that are injected into real processes. Each failure must have a type and a message
+that names the cause, and no process may be left. Tests of faults have the mark `fault`, and
+`docs/evidence/faults.md` lists the faults of all test files.
 """
 
 import json
@@ -120,7 +119,7 @@ while True:
 @pytest.mark.fault("hang in forward")
 @pytest.mark.parametrize("is_command", [False, True], ids=["ranks of a script", "a command"])
 def test_hang_in_forward_shows_every_rank(tmp_path: Path, is_command: bool) -> None:
-    """Here a command is a single process: perfsuite starts no ranks for it."""
+    """This command is a single process, for which perfsuite starts no ranks."""
     file = tmp_path / "train.py"
     file.write_text(STUCK_IN_FORWARD)
     script = Script(command=("python", str(file))) if is_command else Script(path=str(file))

@@ -1,4 +1,4 @@
-"""Makes sessions that launch nothing, and replaces what they measure."""
+"""Helpers: make sessions that launch nothing, and replace what they measure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

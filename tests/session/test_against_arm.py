@@ -64,7 +64,7 @@ class Launches:
         self.end: tuple[int, BaseException] | None = None
         """The number of launches after which an error is raised, and the error."""
         self.counts: dict[str, Counts] = {}
-        self.first_counts: dict[str, Counts] = {}  # of the first launch of an arm, if it has other counts
+        self.first_counts: dict[str, Counts] = {}  # counts of an arm's first launch, if they differ
         self.norms: dict[str, float] = {}
         self.profiled: list[tuple[str, str | None]] = []
         self.profile_of_b = taken(EAGER)
@@ -72,7 +72,7 @@ class Launches:
         self.error: Exception | None = None  # why a dry run of arm B is not possible
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
-        self.counted_steps: list[int | None] = []  # of launches, and of dry runs
+        self.counted_steps: list[int | None] = []  # those of launches and of dry runs
 
     @property
     def order(self) -> str:
@@ -272,7 +272,7 @@ def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
         ours.measure(SIMULATED, "test")
     stored = ours.record.session_file("interrupted")
     assert stored.interrupted_case == SIMULATED.id
-    assert len(stored.interrupted_launches) == 2, "one of each arm: the second pair was incomplete"
+    assert len(stored.interrupted_launches) == 2, "one launch of each arm: the second pair was incomplete"
 
 
 def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:
@@ -391,7 +391,7 @@ def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, e
 
 
 def test_arms_run_dry_in_parallel_without_quiet(launches: Launches) -> None:
-    result = launches.compare_counts(dry=True)  # otherwise the barrier of two breaks
+    result = launches.compare_counts(dry=True)  # otherwise the barrier, which needs two, breaks
     assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
     assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
 

@@ -131,7 +131,7 @@ def test_only_excused_cases_lack_a_baseline(
     assert (result.outcome, result.excused, bool(result.runs)) == ("failed", excused, launched)
     assert result.verdict.failure == (failure or "no_baseline")
     assert result.verdict.launches == len(result.runs)
-    assert result.verdict.unhealthy_launches == ((2,) if launched else ()), "it stays set aside"
+    assert result.verdict.unhealthy_launches == ((2,) if launched else ()), "the launch stays set aside"
     assert not (sessions.directory / "store" / "baselines").exists()
 
 

@@ -1,4 +1,7 @@
-"""Tests of which cases of arm A a comparison loses, in real repositories with changes like pull requests'."""
+"""Tests of which cases of arm A a comparison loses.
+
+Real repositories have changes like those of pull requests.
+"""
 
 import os
 import sys
@@ -198,7 +201,7 @@ def test_lists_cases_deselected_by_hook_or_option(repo: Path, file: str, text: s
 
 @pytest.mark.nightly
 def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
-    """The worktree of arm A is in .perfsuite. The branch's own settings must not deselect arm A's cases."""
+    """The worktree of arm A is in .perfsuite, but the branch's settings must not deselect arm A's cases."""
     (repo / "sub").mkdir()
     (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
     commit(repo, "arm A has settings, arm B has none")
@@ -293,7 +296,10 @@ def test_shared_working_tree_is_not_collected(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_older_perfsuite_lists_only_its_selection(repo: Path) -> None:
-    """Arm A's own interpreter collects the cases. An older perfsuite might not write the list of tests."""
+    """Arm A's own interpreter collects the cases.
+
+    If its perfsuite is older, it might not write the list of tests.
+    """
     edit(repo, PARAMETERS, "[CASE]")
     old = repo / "python"
     old.write_text(

@@ -88,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_case_begins_if_its_launch_fits(clock: list[float]) -> None:
-    """Cases of unknown duration are expected to take 50 s, the median of the other cases."""
+    """Cases whose duration is unknown are expected to take 50 s, which is the median of the other cases."""
     long, short, *_ = CASES
     budget = Budget(100, {long.id: 90, short.id: 10})
     assert all(map(budget.allows, CASES))
@@ -121,7 +121,7 @@ def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
 
 
 def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
-    """The machine can be slower today, and on the first day nothing is known."""
+    """The machine can be slower today than before. On the first day, no duration is known."""
     first, second, third, _ = CASES
     budget = Budget(100, {}, {first.id, second.id, third.id})
     assert budget.allows(first)
@@ -147,7 +147,7 @@ def test_time_for_a_case_excludes_waiting_ones(clock: list[float]) -> None:
     budget = Budget(100, {first.id: 20, second.id: 40}, {second.id, unknown.id})
     assert budget.has_time_for(first, 1), "20 s, 40 s, and the median of 30 s"
     assert not budget.has_time_for(first, 2)
-    assert budget.has_time_for(second, 1), "a case does not wait for itself"
+    assert budget.has_time_for(second, 1), "a case need not wait for its own time"
     clock[0] += 40
     assert not budget.has_time_for(second, 1)
 

@@ -278,7 +278,7 @@ def test_measures_again_with_another_baseline(in_git: Sessions, is_counted: bool
     else:
         file = first.setup.baselines.write_reviewed(baseline.from_runs([run] * 3))
         assert in_git.resumed().record.earlier_result(make_case(), "one") is None
-        file.write_text("{")  # the case's own test reports the damage
+        file.write_text("{")  # the test of this case reports the damage
     assert in_git.resumed().record.earlier_result(make_case(), "one") is None
 
 

@@ -39,7 +39,7 @@ BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine
 def judged(
     runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
 ) -> Verdict:
-    """Judge these launches, and check that the verdict survives being written as JSON and read back."""
+    """Judge these launches. Checks that the verdict is the same after it is written as JSON and read back."""
     verdict = judge(runs, baseline, noise, Policy(**policy))
     written = json.dumps(plain(verdict), allow_nan=False)
     assert plain(Verdict.model_validate_json(written)) == json.loads(written)
@@ -95,7 +95,7 @@ PROBED = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, probe_s_p50=0.
 
 
 def on_machine(speed: float, *, tokens: float = 1) -> Run:
-    """Return a launch on a machine that runs, according to the probe, at `speed` relative to the baseline."""
+    """Return a launch on a machine that, according to the probe, runs at `speed` relative to the baseline."""
     return make_launches(tokens, probe_s_p50=0.010 / speed)[0]
 
 
@@ -115,8 +115,8 @@ SICK_GPU = on_gpu(600)
 
 CHOSEN = frozenset(
     [
-        # If dtypes or compilation differ from the case, the launch is a `mismatch`. The differences that
-        # remain were not asked for, for example the dtype of adapters or a loss that a library compiles.
+        # If dtypes or compilation differ from the case, the launch is a `mismatch`. All other differences
+        # were not asked for, for example the dtype of adapters or a loss that a library compiles.
         *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
         *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
         *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),

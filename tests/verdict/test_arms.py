@@ -1,4 +1,4 @@
-"""Test the judgement of each metric over pairs of launches. test_paired_comparison.py tests the decision."""
+"""Test how each metric is judged over pairs of launches. test_paired_comparison.py tests the decision."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def arm(speeds: tuple[float, ...] = A, factor: float = 1.0, **figures: Any) -> l
 
 
 def judged(a: list[Run], b: list[Run], **options: Any) -> Verdict:
-    """Judge these launches, and check that the verdict survives being written as JSON and read back."""
+    """Judge these launches. Checks that the verdict is the same after it is written as JSON and read back."""
     verdict = judge_pairs(a, b, **options)
     assert Verdict.model_validate(json.loads(json.dumps(plain(verdict)))) == verdict
     return verdict
@@ -100,7 +100,7 @@ def test_ends_after_the_most_pairs_allowed() -> None:
         assert check_of(verdict, "tokens_per_s").outcome == "inconclusive"
     unhealthy = [make_run(health=DISTURBED)] * 3
     assert judged(arm(A[:2]), unhealthy[:2]).outcome == "undecided"
-    assert judged(arm(A[:2]), arm(B[:2], 0.5)).outcome == "undecided", "two pairs decide nothing"
+    assert judged(arm(A[:2]), arm(B[:2], 0.5)).outcome == "undecided", "two pairs are too few for a decision"
     assert judged(arm(A[:3]), unhealthy).outcome == "unhealthy"
     assert judged(arm(A[:1]), unhealthy[:1], max_unhealthy=1).outcome == "unhealthy"
 
@@ -138,7 +138,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
         assert reason.startswith(expected)
         assert reason.endswith(", in 2 forward calls per rank)")
     both = judge_counts(doubled, doubled).reasons
-    assert ["Correct the case" in reason for reason in both] == [True, True], "the case might be wrong"
+    assert ["Correct the case" in reason for reason in both] == [True, True], (
+        "the case might be what is wrong"
+    )
     assert "Correct the case" in judge_counts(doubled, make_run()).reasons[0]
 
 
@@ -200,7 +202,7 @@ def test_never_passes_a_metric_an_arm_lacks() -> None:
 
 
 MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)
-"""How slow the machine is in the launches of an arm."""
+"""For each launch of an arm, how slow the machine is."""
 
 
 def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> list[Run]:
@@ -269,14 +271,14 @@ def test_counts_only_explain_a_timed_change() -> None:
 
 
 def test_growth_is_judged_beside_times() -> None:
-    """A leak ends a long run, but hardly slows down a short window."""
+    """A leak makes a long run fail, but hardly slows down a short window."""
     clean = counted(1.0, kept=KeptObjects())
     leaking = counted(1.0, kept=KeptObjects(by_type={"Spec": 5}))
     verdict = compared(clean, leaking)
     assert verdict.outcome == "regressed"
     (finding,) = known(verdict.counts).findings
     assert (finding.outcome, finding.quantity) == ("regressed", "objects kept per step")
-    assert compared(leaking, clean).outcome == "passed", "less growth is only an explanation"
+    assert compared(leaking, clean).outcome == "passed", "less growth only explains a verdict"
 
 
 def later(flops: int) -> dict[str, Any]:
@@ -286,7 +288,7 @@ def later(flops: int) -> dict[str, Any]:
 
 
 def test_steps_that_shrink_later_are_no_faster() -> None:
-    """The number of tokens is compared with the case in the second step only."""
+    """The number of tokens is compared with the case only in the second step."""
     whole = counted(1.0, **later(10**9))
     shrunk = counted(1.5, **later(6 * 10**8))
     verdict = compared(whole, shrunk)
@@ -302,7 +304,7 @@ def test_steps_that_shrink_later_are_no_faster() -> None:
 
 
 def test_a_new_event_is_more_work() -> None:
-    """Against a baseline from another perfsuite, a new event would only be noted."""
+    """If a baseline came from another perfsuite, a new event would only be noted."""
     saving = launch(counts(spans={"save checkpoint": Counts(bytes_written=9)}))
     verdict = judge_counts(launch(), saving)
     assert verdict.outcome == "regressed"
@@ -353,7 +355,7 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
-    """With enough launches that all differ, the reason for doubt becomes the reason for a failure."""
+    """If enough launches differ, what was a reason for doubt becomes a reason for a failure."""
     difference = "the norm of the gradients in step 4, after clipping: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
@@ -371,7 +373,7 @@ def test_less_work_with_other_gradients_is_no_gain() -> None:
         ((1.0, 1.0), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.001), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.0), (2.0, 2.0), 1.0, "failed"),
-        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # the sums have another order
+        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # the order of the sums differs
         ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # the launches have no seed
         ((1.0, 1.0), (0.5, None), 1.0, "passed"),
     ],
@@ -415,7 +417,7 @@ def test_an_arm_that_waits_for_data_regresses(now: float, outcome: str) -> None:
 
 
 def test_certain_wait_below_the_floor_passes() -> None:
-    """A wait of 0.9 ms is 9% of a step of 10 ms, but is still negligible."""
+    """A wait of 0.9 ms is negligible, although it is 9% of a step of 10 ms."""
     before = waits(0.0005, step_s=0.01)
     now = waits(0.0014, B, step_s=0.01)
     check = check_of(compared(before, now), "data_wait_s")
@@ -441,7 +443,10 @@ def test_slower_start_up_regresses(now: float, outcome: str) -> None:
 
 
 def test_span_search_continues_until_decided() -> None:
-    """A nightly run would not launch again for a span that looks unchanged, and would leave it open."""
+    """A nightly run would not launch again for a span that looks unchanged.
+
+    It would leave the span undecided.
+    """
     a, b = (lasts(6, tuple(speed**6 for speed in speeds)) for speeds in (A, B))
     name = "seconds of start-up: imports"
     assert judged(a[:3], b[:3], metric=name, tolerance=0.05).outcome == "undecided"

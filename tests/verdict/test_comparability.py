@@ -116,7 +116,7 @@ def test_lists_all_reasons_of_a_disturbed_machine() -> None:
 
 
 def on_gpus(*rates: float) -> Run:
-    """Return a launch on eight GPUs of two nodes. Each GPU copied at the given rate before the workload."""
+    """Return a launch on eight GPUs of two nodes. Before the workload, each GPU copied at the given rate."""
     case = make_case(topology=Topology(nodes=2, processes_per_node=4))
     cards = tuple(
         DeviceHealth(index=index, pci_bus_id=f"00000000:{index}B:00.0", node=node)
@@ -167,7 +167,8 @@ LIMIT = "the GPUs' power limit is {} W, and was {} W at the baseline (`nvidia-sm
         (RATES, on_gpu(900, copy=9000), None),
         (RATES, on_gpu(None, copy=3000), None),
         ([on_gpus(*[3000] * 8)] * 5, on_gpus(*[2500] * 6, 2490, 2500), slower("copy 2490 3000", GPU_6)),
-        # The allowed slowdown of a GPU follows from the number of launches and their scatter, by Student's t.
+        # The allowed slowdown of a GPU follows from the number and the scatter of launches, using Student's
+        # t.
         *(
             ([on_gpu(rate) for rate in rates], on_gpu(now), reason)
             for rates, healthy, unhealthy, median, allowed in (
@@ -207,7 +208,9 @@ SLOWEST = (
 
 def test_gpu_that_falls_behind_its_peers_is_unhealthy() -> None:
     equal = from_runs([on_gpus(*[2400] * 8)] * 5)
-    assert launch_problems(on_gpus(*[*UNEQUAL[:5], 2710, *UNEQUAL[6:]]), equal) == [], "10% is allowed"
+    assert launch_problems(on_gpus(*[*UNEQUAL[:5], 2710, *UNEQUAL[6:]]), equal) == [], (
+        "a difference of 10% is allowed"
+    )
     run = on_gpus(*UNEQUAL)
     assert launch_problems(run, equal) == [f"{SLOWEST} (0% less at the baseline, up to 10% less is healthy)"]
     unlike = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4")
@@ -218,7 +221,7 @@ def test_gpu_that_falls_behind_its_peers_is_unhealthy() -> None:
 
 
 def test_a_gpu_that_was_always_slower_is_healthy() -> None:
-    """Chips of one model differ, and a machine with a slow chip needs verdicts as well."""
+    """Chips of one model differ, and a machine with a slow chip also needs verdicts."""
     run = on_gpus(*UNEQUAL)
     assert launch_problems(run, from_runs([run] * 5)) == []
     before = from_runs([run] * 5)
@@ -235,7 +238,7 @@ def test_only_a_very_slow_gpu_is_unhealthy_without_a_baseline() -> None:
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
 def test_new_software_blames_no_machine(changed: str) -> None:
-    """A new NCCL whose all-reduce is 15% slower is a regression that the gate has to find."""
+    """If the all-reduce of a new NCCL is 15% slower, that is a regression, which the gate has to find."""
     before, after = (
         [with_stack(run.replace(device_probe={"all_reduce": rate})) for run in usual(speed, machine=H100)]
         for rate, speed in ((200, 1), (170, 0.92))
@@ -271,7 +274,7 @@ def test_changed_surroundings_are_only_listed(speed: float, outcome: str) -> Non
 
 
 def test_lists_another_clock_as_a_change() -> None:
-    """`nvidia-smi -lgc` changes neither the highest clock nor the applications clock."""
+    """`nvidia-smi -lgc` locks clocks without changing the highest clock or the applications clock."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
         (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
@@ -289,7 +292,7 @@ def test_lists_another_clock_as_a_change() -> None:
 
 
 def holding(mib: int | None) -> Run:
-    """Return a launch in which this many MiB more than usual were in use on a GPU."""
+    """Return a launch in which this many more MiB than usual were in use on a GPU."""
     return make_launches(1, machine=H100, device_memory_bytes=None if mib is None else 2e10 + mib * 2**20)[0]
 
 
@@ -312,7 +315,7 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
     [
         ([holding(0)], holding(257), [GROWN]),
         *(([holding(then)], holding(now), []) for then, now in ((0, 256), (0, -5000), (None, 0), (0, None))),
-        *(  # the probe may change by a tenth
+        *(  # the probe may differ by a tenth
             ([run_with(probe_s_p50=then)], run_with(probe_s_p50=now), expected)
             for then, now, expected in (
                 (0.01, 0.01106, ["probe between the steps (s): 0.01 -> 0.01106 (+11%)"]),
@@ -370,7 +373,7 @@ def test_unexplained_library_choice_comes_first() -> None:
     ("then", "now", "is_explained"), [("a", "a", False), (None, "a", False), ("a", "b", True)]
 )
 def test_other_code_explains_a_library_choice(then: str | None, now: str | None, is_explained: bool) -> None:
-    """The code of older baselines is unknown, which explains nothing."""
+    """The code of older baselines is unknown, so it cannot explain a difference."""
     before, later = (seen(usual(), OLD, attention_kernel=kernel) for kernel in ("Flash", "math"))
     before, later = ([with_code(run, code) for run in runs] for runs, code in ((before, then), (later, now)))
     verdict = judged(later[:1], from_runs(before[:5]))

@@ -1,4 +1,4 @@
-"""Test that each mode notices, by tokens and dtypes, when the two sides compute different things."""
+"""Test that each mode notices from tokens and dtypes when the two sides compute different things."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +53,7 @@ MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
         ({"bfloat16": 990, "float32": 10}, {"bfloat16": 1980, "float32": 20}, [], []),
         ({"float32": 3}, {"float32": 3, "bfloat16": 1}, [], []),
         ({"float32": 10**8, "bfloat16": 1}, {"float32": 10**8 - 1, "bfloat16": 2}, [], []),  # padding
-        # One half is no longer trained, and the other half has a lower precision.
+        # One half is no longer trained, and the other half now has a lower precision.
         ({"float32": 100}, {"bfloat16": 50}, ["x: float32 -> bfloat16"], []),
         ({"float32": 10}, {"int4": 10}, ["x: float32 -> int4"], []),
         ({"float8_e4m3fn": 10}, {"uint4": 10}, ["x: float8_e4m3fn -> uint4"], []),
@@ -143,7 +143,7 @@ def tokened(tokens: float | None, **changes: Any) -> Run:
 
 
 def test_other_tokens_are_another_computation() -> None:
-    """63 instead of 64 tokens is 1.6% less work, but not an improvement."""
+    """With 63 instead of 64 tokens, there is 1.6% less work, but no improvement."""
     more = launch(MORE, figures=make_figures(tokens_given=64.0))
     said = "in the second step, the model was given 63 instead of 64"
     for mode, verdict in each_mode(more, tokened(63.0)).items():
@@ -180,7 +180,7 @@ def test_less_work_without_a_value_is_not_improved() -> None:
     assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
     baseline = baselines.from_runs([launch()] * 3)
     assert with_counts(timed, [launch()], old, times=baseline).outcome == "improved", (
-        "the loss is in that of times"
+        "the loss is judged with the times"
     )
 
 

@@ -1,4 +1,4 @@
-"""Test that findings in several steps are combined and named after the steps in which they occur."""
+"""Test that findings in several steps are combined, and named after the steps where they occur."""
 
 from typing import Literal
 
@@ -74,7 +74,10 @@ def test_listed_change_needs_the_reported_step() -> None:
 
 
 def in_steps(**kernels: int) -> Counts:
-    """Return counts of steps 4 to 15: 100 kernels each, unless given otherwise, as in `step10=117`."""
+    """Return counts of steps 4 to 15.
+
+    Each step has 100 kernels unless given otherwise, for example `step10=117`.
+    """
     counts = Counts(kernels={"forward": kernels.get("step4", 100)})
     for step in STEPS[1:]:
         counts = counts.with_step(Counts(step=step, kernels={"forward": kernels.get(f"step{step}", 100)}))
@@ -123,7 +126,7 @@ def test_an_event_is_judged_under_its_name() -> None:
 
 
 def imported(**modules: int) -> Counts:
-    """Return the counts of a step and of a start-up that imported this many modules of each package."""
+    """Return the counts of a step, and of a start-up that imported this many modules of each package."""
     return in_steps().replace(spans={"start-up": Counts(modules=modules)})
 
 
@@ -157,7 +160,7 @@ def test_judges_warm_imports_beside_a_cold_start() -> None:
 
 
 def building(calls: int) -> Counts:
-    """Return the counts of a step and of a start-up that made this many calls while it built the model."""
+    """Return the counts of a step, and of a start-up that made this many calls while it built the model."""
     python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={"library.build": calls})
     spans = {"start-up": Counts(modules={"torch": 1}), "start-up: build": Counts(python=python)}
     return in_steps().replace(spans=spans)
@@ -186,7 +189,7 @@ def test_start_up_part_of_one_side_is_a_note() -> None:
 
 @pytest.mark.parametrize("is_counted_before", [True, False])
 def test_calls_uncounted_on_one_side_are_no_note(is_counted_before: bool) -> None:
-    """A timed launch does not count Python calls, so their absence is not worth a note."""
+    """A timed launch does not count Python calls, so there is no note that they are missing."""
     counted = building(20_000)
     timed = imported(torch=1)
     before, now = (counted, timed) if is_counted_before else (timed, counted)

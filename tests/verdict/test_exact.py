@@ -74,7 +74,7 @@ def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
         (reduced(1, 10_000_000), reduced(1, 9_934_463), "improved"),
         (reduced(1, 10_000), reduced(1, 10_101), "regressed"),  # more than 1%
         (reduced(1, 10_000), reduced(1, 10_100), "passed"),
-        # A call takes time, no matter how little it sends.
+        # Every call takes time, no matter how little it sends.
         (reduced(1, 10_000_000), reduced(2, 10_000_004), "regressed"),
         (reduced(0, 0), reduced(1, 4), "regressed"),
         (reduced(2, 10_000_004), reduced(1, 10_000_000), "improved"),
@@ -146,11 +146,11 @@ def test_doubled_calls_regress_at_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("now", "fields"),
     [
-        # The memory of an unmodified script with loader workers grew this much in launches of the same code.
+        # In launches of the same script, with loader workers, memory grew by these different amounts.
         *((memory(growth=growth), ["growth in a step"]) for growth in (6148, 12292, 64_400)),
         *((memory(growth=growth), []) for growth in (-6140, -524_796)),
         (memory(peak=12_964_000, saved_for_backward=4_019_000, growth=5), ["growth in a step"]),
-        # These fields only explain a change.
+        # These fields are not judged. They only explain a change.
         (memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"), []),
     ],
 )
@@ -250,7 +250,7 @@ def test_ignores_what_differs_between_launches() -> None:
 def test_unsteady_if_one_launch_is_within_the_allowed() -> None:
     some = judged(counts(memory=memory(growth=64_400)), counts(memory=memory(growth=200_000)))
     assert (some.findings, some.unsteady) == ((), ("growth in a step",)), (
-        "one launch is within the allowed change"
+        "one launch changed no more than allowed"
     )
 
 
@@ -260,7 +260,7 @@ phases = st.fixed_dictionaries({phase: st.integers(0, 6) for phase in PHASES})
 @given(phases, st.lists(phases, min_size=1, max_size=4))
 @deterministic
 def test_the_rule_for_any_counts(before: dict[str, int], today: list[dict[str, int]]) -> None:
-    """The sum over the phases decides, and it must have moved in the same direction in all launches."""
+    """The sum over the phases decides. In all launches it must have changed in the same direction."""
     check = judged(*(counts(host_reads=by_phase) for by_phase in today), before=counts(host_reads=before))
     by = [sum(by_phase.values()) - sum(before.values()) for by_phase in today]
     expected = "regressed" if min(by) > 0 else "improved" if max(by) < 0 else "passed"
@@ -337,7 +337,7 @@ def test_old_method_compares_all_but_host_reads() -> None:
     none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None
     assert [finding.outcome for finding in none.findings] == ["regressed"], (
-        "no reads are the same by both methods"
+        "if there are no reads, the method does not matter"
     )
 
 
@@ -429,7 +429,7 @@ def test_what_vanished_is_not_improved(now: Counts, reason: str) -> None:
     assert check.outcome == "not counted"
     assert {finding.outcome for finding in check.findings} == {"passed"}
     assert check.notes[0].startswith(reason)
-    assert judged(now, counts()).notes == (), "one launch that does all of the work is enough"
+    assert judged(now, counts()).notes == (), "one launch with all of the work is enough"
     more = judged(now.replace(host_reads={"forward": 99}))
     assert more.outcome == "regressed"
     assert "improved" not in {finding.outcome for finding in more.findings}
@@ -468,9 +468,9 @@ def test_sorts_findings_by_outcome_and_share() -> None:
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_costs_of_time_precede_those_of_memory(on_gpu: bool) -> None:
-    """Costs of time come first, even though memory and calls change by far larger shares here.
+    """Findings that cost time come first, even though memory and calls change by far larger shares.
 
-    Host reads come last on a CPU, because no device waits for them there.
+    On a CPU, host reads come last, because no device waits for them.
     """
     now = python(forward=60_000).replace(
         collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0)),
@@ -502,15 +502,16 @@ def test_does_not_judge_stalls_without_a_baseline() -> None:
     check = judged(counts(stalls={"gc.collect": 1}), before=counts())
     assert check.outcome == "passed"
     assert check.notes == ("stalling calls: not judged, not in the baseline",)
-    assert judged(counts(stalls={}), before=counts()).notes == (), (
-        "without any stalling call, none can be new"
-    )
+    assert judged(counts(stalls={}), before=counts()).notes == (), "if no call stalls, none can be new"
     lost = judged(counts(), before=counts(stalls={}))
     assert lost.notes == ("stalling calls: not judged, not counted in these launches",)
 
 
 def test_python_calls_are_listed_up_to_a_fifth() -> None:
-    """Changes below 2% are not listed, because a progress bar, for example, is redrawn by the clock."""
+    """Changes below 2% are not listed.
+
+    For example, how often a progress bar is redrawn depends on the time.
+    """
     field = "Python 3.11 calls in forward"
     for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):
         now = python(forward=forward, backward=4_000)

@@ -66,7 +66,7 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 def test_slowness_of_other_sessions_is_allowed() -> None:
     """Sessions of unchanged code differ by 2%.
 
-    With only one of them as the baseline, the next one would be called a regression.
+    If the baseline has only one of them, the next session would be called a regression.
     """
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
@@ -166,12 +166,12 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
 @pytest.mark.parametrize(
     ("said", "launches", "runs", "how"),
     [
-        # 9% slower with a noise of 6% neither passes nor regresses. Three launches are enough to find a
-        # larger slowdown.
+        # With a noise of 6%, a launch that is 9% slower neither passes nor regresses. Three launches are
+        # enough to find a larger slowdown.
         *(("inconclusive", n, usual(0.92), {"noise": SIX_PERCENT, "max_launches": n}) for n in (3, 6, 15)),
         ("inconclusive", 9, usual(0.92), {"noise": SIX_PERCENT, "max_launches": 3, "min_launches": 9}),
         ("regressed", 3, usual(0.8), {"max_launches": 3}),
-        # A regression needs enough launches, like any other result. A failure is not delayed.
+        # A regression needs the required number of launches, like any other result. A failure needs only one.
         ("passed", 5, usual(), {"min_launches": 5}),
         ("passed", 20, usual() * 2, {"min_launches": 20}),
         ("improved", 5, usual(1.3), {"min_launches": 5}),
@@ -187,8 +187,8 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
         ("improved", 3, [run_with(tokens_per_s=2000, peak_memory_bytes=32 * MIB)] * 5, {}),
         ("improved", 3, [run_with(tokens_per_s=2000)] * 5, {}),
         ("missing_metric", 1, [run_with(tokens_per_s=500, peak_memory_bytes=None)] * 5, {}),
-        # Without a baseline, perfsuite records as many launches as it needs to know their noise. Launches
-        # that are set aside count towards the maximum.
+        # Without a baseline, perfsuite records enough launches to estimate the noise. Launches that are set
+        # aside count towards the maximum.
         *(("recorded", n, usual(), {"baseline": None, "record_launches": n}) for n in (1, 5)),
         ("recorded", 6, usual(), {"baseline": None, "min_launches": 6}),
         ("recorded", 5, usual(), {"baseline": None, "record_launches": 5, "min_launches": 2}),
@@ -269,7 +269,10 @@ KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": QUIET.by_metr
 @pytest.mark.parametrize(("now", "outcome"), [(0.100, "passed"), (0.140, "regressed"), (0.070, "improved")])
 @pytest.mark.parametrize("probe", [{}, {"probe_s_p50": 0.01}])
 def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float, outcome: Outcome) -> None:
-    """The probe does not correct CPU time: a machine that is slow because it is busy does the same work."""
+    """The probe does not correct CPU time.
+
+    A machine that is slow because it is busy uses the same CPU time.
+    """
     noise = replace(KNOWN, probe_exponent=1.0, knows_exponent=True) if probe else KNOWN
     before = from_runs(usual(cpu_s_per_step=0.1, **probe)[:5])
     verdict = session(usual(cpu_s_per_step=now, **probe), before, noise)
@@ -300,7 +303,7 @@ WITHOUT_LOSS = make_run(machine=H100, loss=())
 
 
 def stalling(rng: random.Random, share: float) -> Run:
-    """Return a run of 50 steps with a noise of 1%, and of 0.5% between runs.
+    """Return a run of 50 steps. The noise is 1% between steps and 0.5% between runs.
 
     A share of the steps takes twice as long.
     """
@@ -387,7 +390,10 @@ def test_metric_missing_in_baseline_never_passes() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize(("good", "place"), [(0, 0), (2, 0), (2, 1), (2, 2)])
 def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: int, place: int) -> None:
-    """The median alone would hide such a value, and it has no logarithm. The first of several is reported."""
+    """Such a value has no logarithm, and the median would hide it.
+
+    If there are several, the first is reported.
+    """
     runs = usual()[:good]
     runs.insert(place, run_with(**{metric: value}))
     on_gpus = [run.replace(machine=H100) for run in runs]
@@ -426,7 +432,7 @@ def test_three_unhealthy_launches_end_a_session(speed: float, tokens: float) -> 
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
     said = f"according to the probe, the machine ran at {speed:.0%} of its speed at the baseline"
     assert verdict.reasons == tuple(f"launch {number} set aside: {said}" for number in (1, 2, 3))
-    assert session(runs, PROBED, max_unhealthy=1).launches == 1, "further launches would be in vain"
+    assert session(runs, PROBED, max_unhealthy=1).launches == 1, "further launches would not help"
 
 
 def test_failure_reports_an_ailing_machine() -> None:
@@ -528,11 +534,11 @@ IGNORES = replace(QUIET, knows_exponent=True)
         (FOLLOWS, "2.13.0", 1.2, 1.2, "passed", None),
         (FOLLOWS, "2.13.0", 1.0, 0.8, "regressed", None),  # the code is slower
         (FOLLOWS, "2.13.0", 0.85, 0.68, "regressed", None),  # the code and the machine are slower
-        # The code is slower, and a faster machine hides it.
+        # The code is slower, and a faster machine hides that.
         (FOLLOWS, "2.13.0", 1.2, 0.96, "regressed", None),
         (FOLLOWS, "2.13.0", 0.85, 1.05, "improved", None),
-        # With other software, a verdict has to hold both with and without the correction by the probe.
-        # Either the machine or the matrix product is slower.
+        # If the software differs, a verdict has to hold both with and without the correction by the probe.
+        # Here, either the machine or the matrix product is slower.
         (FOLLOWS, "2.14.0", 0.7, 0.7, "inconclusive", OTHER),
         (FOLLOWS, "2.14.0", 1.2, 1, "inconclusive", OTHER),  # only the matrix product is faster
         *(
@@ -594,8 +600,8 @@ NO_SPEED = run_with(tokens_per_s=None, probe_s_p50=0.012)
         ([on_machine(0.85)], FOUR, 0, None, 0),
         *((runs, FOUR, 1, None, 0.85 - 1) for runs in ([SLOW, BARE], [BARE, SLOW])),
         *(([SLOW], [*FOUR, run_with(probe_s_p50=none)], 1, None, 0.85 - 1) for none in (None, 0.0, math.nan)),
-        # One launch lacks the speed and another one lacks the probe. The two lists are equally long, but
-        # never paired.
+        # One launch lacks the speed, and another one lacks the probe. So the lists of speeds and probes are
+        # equally long, but must not be paired.
         ([SLOW], [NO_SPEED, run_with(), *FOUR[:3]], 1, None, 0.85 - 1),
         ([SLOW], [NO_SPEED, *FOUR[:3]], 1, 1, 0),
     ],
@@ -609,7 +615,7 @@ def test_probe_corrects_as_far_as_speed_follows_it(
 
 
 def test_uncorrected_speed_has_uncorrected_noise() -> None:
-    """The noise of corrected launches would be too small: it would raise false alarms and miss drops."""
+    """The noise of corrected launches would be too small here. It would raise false alarms and miss drops."""
     corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
     noise = ClassNoise(
         by_metric=dict.fromkeys(NAMES, corrected),
@@ -657,7 +663,7 @@ def test_every_session_ends(
     verdict = session(runs, WITHOUT_LOSSES, noise, max_launches=max_launches, min_launches=min_launches)
     assert verdict.outcome != "undecided"
     most = max(max_launches, min_launches)
-    # There are fewer unhealthy launches than MAX_UNHEALTHY, or fewer than healthy ones so far.
+    # The number of unhealthy launches is below MAX_UNHEALTHY, or below the number of healthy launches so far.
     assert verdict.launches <= most + max(MAX_UNHEALTHY, most - 1) - 1
 
 
@@ -670,7 +676,7 @@ def test_exact_metric_may_change_by_its_tolerance() -> None:
 
 
 def waiting(seconds: float, *, step_s: float = 1.0) -> list[Run]:
-    """Return launches on a GPU whose speed is unchanged, and which wait about this long for data."""
+    """Return launches on a GPU with unchanged speed that wait about this long for data."""
     return [
         run.replace(figures=run.figures.replace(data_wait_s=seconds * speed, step_s_mean=step_s))
         for run, speed in zip(usual(machine=H100), USUAL, strict=True)
@@ -713,7 +719,7 @@ def test_a_baseline_without_data_wait_judges_none() -> None:
 
 
 def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
-    """Return launches on a GPU whose speed is unchanged, with a span that takes about this many seconds."""
+    """Return launches on a GPU with unchanged speed and a span that takes about this many seconds."""
     factors = [1 + scatter * sign for sign in (0, 1, -1, 0.5, -0.5)] * 3
     several = [*seconds] * 15 if len(seconds) == 1 else seconds
     return [
@@ -746,7 +752,7 @@ def test_the_seconds_of_a_span_are_judged(before: float, now: float, outcome: st
     baseline = from_runs(lasting(IMPORTS, before)[:5])
     verdict = session(lasting(IMPORTS, now), baseline, OF_SPANS)
     assert outcomes(verdict)[OF_IMPORTS] == outcome
-    assert verdict.outcome in (outcome, "inconclusive"), "there is no proof that both compute the same"
+    assert verdict.outcome in (outcome, "inconclusive"), "nothing shows that both compute the same"
 
 
 def test_a_change_of_a_span_is_a_share_of_it() -> None:

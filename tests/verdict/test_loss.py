@@ -42,7 +42,7 @@ def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = No
     ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
 )
 def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
-    """An example is a library that takes the mean over micro-batches after backward instead of before."""
+    """One cause is a library that divides by the number of micro-batches after instead of before backward."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
     assert (verdict.outcome, verdict.failure) == ("improved", None)
@@ -54,7 +54,7 @@ def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> Non
 
 @pytest.mark.parametrize("norm", [7.0, 0.1])
 def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
-    """The norm before clipping is unchanged, but the clipping was removed or has another limit."""
+    """The norm before clipping is unchanged, but the clipping is gone or has another limit."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(norm, 4, unclipped=7.0)], baseline)
     said = f"the norm of the gradients in step 4, after clipping is {norm:.4g}, the baseline's 1 +- 0.02"
@@ -86,7 +86,10 @@ def test_common_factor_fails_with_any_clipping(factor: float, speed: float, clip
     ],
 )
 def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | None, words: str) -> None:
-    """A baseline from before these norms were recorded is such a case: clipped norms prove nothing."""
+    """In older baselines, for example, these norms were not recorded.
+
+    The norms after clipping prove nothing.
+    """
     baseline = from_runs([with_norm(1.0, unclipped=before)] * 5)
     verdict = judged([with_norm(1.0, 4, unclipped=now)], baseline)
     assert (verdict.outcome, verdict.failure) == ("failed", "loss")
@@ -126,7 +129,7 @@ def test_other_gradient_norm_fails_at_equal_loss() -> None:
     for before, now, differs in (
         *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
         *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
-        *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # nothing is allowed
+        *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # no difference is allowed
         ([1.0] * 2, with_norm(0.36), False),  # two launches are too few for a scatter
         *(([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(norm), norm > 5.65) for norm in (1.5, 5.6, 5.7)),
     ):
@@ -145,12 +148,12 @@ def computing(loss: tuple[float, ...], norm: float, unclipped: float) -> Run:
 
 
 def once(before: Run, now: Run) -> str | None:
-    """Return what might differ, judged by one launch of each side."""
+    """Return what might differ according to one launch of each side."""
     return may_differ(from_runs([before]).launches, from_runs([now]).launches)
 
 
 def few(before: list[Run], now: list[Run]) -> str | None:
-    """Return what differs, judged by two launches of each side."""
+    """Return what differs according to two launches of each side."""
     difference = few_differ(now, before, "arm A")
     return None if difference is None else difference.removesuffix(", in 2 launches of each arm")
 
@@ -193,9 +196,9 @@ def test_one_launch_each_shows_a_common_factor() -> None:
     before = with_norm(1.0, unclipped=7.0)
     now = with_norm(1.0, 4, unclipped=28.0)
     assert "loss and gradients x 4.000 in every step, compared with arm A" in str(few([before], [now]))
-    assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "only the loss differs"
+    assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "the gradients are the same"
     assert few([before], [with_norm(1.0, -1, unclipped=7.0)]) is None, (
-        "that is another loss, but two launches have to show it"
+        "the loss differs, but one launch is not enough to show that"
     )
     assert few([before] * 2, [with_norm(1.0, -1, unclipped=7.0)] * 2) is not None
 
@@ -259,8 +262,8 @@ def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float
 def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> None:
     """No alarm is raised in 200 nights.
 
-    A limit of 6 standard deviations of each tenth alone would raise one in every fourth night (at 2% and 3
-    launches).
+    If the limit were 6 standard deviations of each tenth alone, every fourth night would raise one (at 2% and
+    3 launches).
     """
     rng = random.Random(4)
     for _ in range(200):
@@ -280,7 +283,7 @@ def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> N
 def test_a_loss_of_unseeded_data_is_not_another(first: float, last: float, sigma: float, steps: int) -> None:
     """No alarm is raised in 300 nights (2,000 were simulated).
 
-    Judged by the spread of each tenth alone, up to 1.7% of the nights would raise one.
+    If only the spread of each tenth counted, up to 1.7% of the nights would raise one.
     """
     rng = random.Random(1)
 
@@ -315,14 +318,14 @@ def test_late_scatter_keeps_early_losses_sharp() -> None:
     late = [scaled(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
     assert reason_of(late, scaled(1.03, last=5)) is not None
     assert reason_of(late, scaled(1.15, first=20)) is None
-    # Where a few launches agree by chance, the scatter of most steps is used.
+    # If a few launches agree by chance in some steps, the scatter of most steps is used.
     usual = [scaled(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)]
     assert reason_of([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
 
 def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     for launches, allowed in (
-        *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # too few launches: 2% for another order of sums
+        *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # too few launches for a scatter: 2% is allowed
         *(((1.0,) * 3, 0.02), ((1.0,) * 4, 0.02)),  # launches without any scatter
         ((0.99, 1.0, 1.01), 0.1474),  # t of 6 degrees of freedom at 4.3 standard deviations: 12.77
         ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # t of 12: 6.91
@@ -344,7 +347,7 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
         ([*[(1.0,) * 9] * 3, (1.0,) * 9 + (0.97,), (1.0,) * 9 + (1.03,)], (1.0,) * 9 + (1.1,), False),
         ([()] * 5, scaled(1.3), False),  # the baseline has no loss
         ([(), (), scaled(1)], scaled(1.3), True),
-        # Where most of a loss is zero, the rest may not differ by more than usual.
+        # Even if most of a loss is zero, the rest must not differ by more than usual.
         *(
             ([(1.0, *ZEROS)] * 3, (first, *ZEROS), differs)
             for first, differs in ((1.0199, False), (1.0201, True))
@@ -417,9 +420,10 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 @pytest.mark.parametrize("factor", [1e-9, -3.0, 1.4, 1e6, math.inf])
 @pytest.mark.parametrize("launches", [3, 5, 10])
 def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
-    """One launch is odd.
+    """One launch of the baseline is odd.
 
-    A new launch may still differ by at most 17% after three launches and 7% after five.
+    A new launch may still differ by at most 17% from a baseline of three launches, and by 7% from one of
+    five.
     """
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
     assert reason_of(baseline, TENTHS) is None

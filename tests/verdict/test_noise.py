@@ -30,7 +30,7 @@ ONE = from_runs(make_launches(*SPEEDS))
 
 
 def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any) -> list[Run]:
-    """Return launches that scatter by 5% with the machine, which the probe sees, and slightly by `own`."""
+    """Return launches that scatter by 5% with the machine, as the probe shows, and in addition by `own`."""
     rng = random.Random(seed)
     runs = []
     for _ in range(launches):
@@ -42,7 +42,7 @@ def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any
 
 
 def noise_of(*groups: list[Run]) -> ClassNoise:
-    """Return the noise on a hardware class, from one baseline for each group of launches."""
+    """Return the noise on a hardware class that has one baseline for each group of launches."""
     return class_noise([from_runs(group) for group in groups])
 
 
@@ -53,9 +53,9 @@ def noise_for(noise: ClassNoise, metric: Metric = TOKENS_PER_S, *, corrected: bo
 
 
 def degrees_of(noise: ClassNoise, metric: Metric = TOKENS_PER_S) -> float:
-    """Return the degrees of freedom in launches, before the clipped estimate's loss of efficiency.
+    """Return the degrees of freedom before clipping makes the estimate less efficient.
 
-    Each baseline adds its launches less one.
+    Each baseline adds the number of its launches less one.
     """
     return round(noise_for(noise, metric).degrees_of_freedom / SCALE_EFFICIENCY, 9)
 
@@ -102,9 +102,9 @@ def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
         assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
     for speeds, degrees in (
         ([[1.0, 1.03, 0.97]], 2),
-        ([[1.0, 1.02], [1.0, 0.99]], 2),  # together they show a noise, but neither alone does
+        ([[1.0, 1.02], [1.0, 0.99]], 2),  # only together do they show a noise
         ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # the noise is within baselines
-        ([SPEEDS, [0.001]], 9),  # a baseline of one launch neither helps nor harms
+        ([SPEEDS, [0.001]], 9),  # a baseline of one launch changes nothing
     ):
         noise = noise_of(*(make_launches(*session_speeds) for session_speeds in speeds))
         assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
@@ -121,7 +121,7 @@ def test_noise_is_that_of_the_cost() -> None:
 
 @pytest.mark.parametrize("lacking", [None, 0])
 def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
-    """The peak memory of a tiny model on a CPU can be 0 above the level before it."""
+    """On a CPU, the peak memory of a tiny model can be 0 bytes above the level before."""
     bare = make_launches(*SPEEDS, peak_memory_bytes=lacking)
     assert noise_of(bare).of(PEAK_MEMORY) is None
     noise = noise_of(bare, make_launches(*SPEEDS[:4]))
@@ -182,8 +182,8 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
         noise_for(less, m) for m in PROBE_CORRECTED
     ]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
-    # One launch lacks the speed and another one lacks the probe. The two lists are equally long, but never
-    # paired.
+    # One launch lacks the speed, and another one lacks the probe. So the lists of speeds and probes are
+    # equally long, but must not be paired.
     first, second, *rest = GROUPS[0]
     lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
     noise = noise_of([*lacking, *rest], *GROUPS[1:])
@@ -192,7 +192,7 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
 
 
 def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
-    """Return a baseline with launches of several sessions, which have these speeds."""
+    """Return a baseline with launches of several sessions. Each session has these speeds."""
     by_name = [(speed, name) for held, name in zip(speeds, names, strict=False) for speed in held]
     return from_runs(make_launches(*(speed for speed, _ in by_name)), sessions=[name for _, name in by_name])
 
@@ -209,7 +209,7 @@ def test_session_noise_needs_two_sessions() -> None:
 
 
 def test_session_noise_stays_out_of_launch_noise() -> None:
-    """Other values are as usual. Memory is the same in each session, and its noise floor explains that."""
+    """The other values are as usual. Memory is the same in each session, so its noise is the floor."""
     pooled = class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)])
     noise = noise_for(pooled)
     assert noise.sigma == pytest.approx(of_speed(ALIKE).sigma, rel=0.01)
@@ -232,7 +232,7 @@ def test_few_agreeing_sessions_prove_less() -> None:
 
 
 def test_cases_of_one_session_are_one_witness() -> None:
-    """Cases that agree show more reliably than a single case how similar their sessions are."""
+    """Several cases that agree show more reliably than one case how similar their sessions are."""
     (one, ten), (same_one, same_ten) = (
         [of_speed(*[of_sessions(LAUNCHES, other)] * n).session_sigma for n in (1, 10)]
         for other in (SLOWER, LAUNCHES)
@@ -248,7 +248,7 @@ def test_cases_of_one_session_are_one_witness() -> None:
 
 
 def test_cases_of_other_sessions_add_witnesses() -> None:
-    """In a chain of sessions the number of witnesses is the number of sessions less one."""
+    """If baselines link sessions, the number of witnesses is the number of linked sessions less one."""
     for sessions, limit in ((("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)):
         noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
         half = math.log(0.95) ** 2 / 2
@@ -287,7 +287,7 @@ def test_probe_explained_session_is_no_noise() -> None:
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
-    """Return the shares of sessions of unchanged code that are called regressed, and that are called blind.
+    """Return two shares of sessions of unchanged code: those called regressed, and those called blind.
 
     The tolerance is 3%. Each trial pools 10 cases of the same sessions, and judges the first case.
     """
@@ -331,9 +331,9 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])
 def test_sessions_1_percent_apart_rarely_alarm(within: float, sessions: int) -> None:
-    """If sessions were assumed to be alike, 5% would alarm.
+    """If sessions were assumed to be alike, 5% of them would raise an alarm.
 
-    A gate that cannot see a change of 3% reports that.
+    A gate that cannot see a change of 3% reports that it is blind.
     """
     alarms, blind = false_alarms(within, 0.01, sessions)
     assert alarms <= 0.009
@@ -368,7 +368,7 @@ def test_exponent_is_0_to_1_and_lowers_noise() -> None:
         ([[(1 / p, p) for p in PROBES]], 0),  # the probe moves against the steps
         ([[(p, 0.02) for p in PROBES]], 0),  # the probe never varies
         ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # the scatter is at the floor of the noise
-        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # it needs 3 degrees of freedom in addition to the slope
+        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # besides the slope, 3 degrees of freedom are needed
         *(([EXACT[:3], EXACT[3:5]], 0), ([EXACT[:3], EXACT[2:5]], 1)),
     ):
         assert probe_exponent(groups) == pytest.approx(exponent)
@@ -395,7 +395,7 @@ PARTLY = [
 
 
 def test_shrinks_a_slope_by_the_part_of_chance() -> None:
-    """By hand, the exponent is the slope within the groups times (1 - E[F] / F).
+    """Worked out by hand, the exponent is the slope within the groups times (1 - E[F] / F).
 
     F is the squared t statistic of the slope.
     """
@@ -418,7 +418,7 @@ def test_shrinks_a_slope_by_the_part_of_chance() -> None:
 def followed(
     count: int, seed: int, *, exponent: float, effect: float = 0.0
 ) -> tuple[Differences, Differences]:
-    """Return differences of costs that follow the probes, and the differences of the probes."""
+    """Return the differences of costs that follow probes, and the differences of these probes."""
     rng = random.Random(seed)
     x = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
     y = [exponent * probe + rng.gauss(0, 0.01) for probe in x]

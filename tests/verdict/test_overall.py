@@ -39,10 +39,10 @@ ALL: tuple[Outcome, ...] = (
 
 @pytest.mark.parametrize("outcome", ALL)
 def test_verdict_is_the_worse_of_time_and_counts(outcome: Outcome) -> None:
-    """Counts can make a verdict worse than its times.
+    """Counts can make a verdict worse than that of the times.
 
-    Where times are merely recorded, as on a new machine, less work is reported too: otherwise nobody would
-    accept it. A verdict of "unlike" hides no counts.
+    If times are only recorded, as on a new machine, less work is reported as well, because otherwise nobody
+    would accept it. If the verdict is "unlike", counts are still shown.
     """
     failure = "unlike" if outcome == "failed" else None
     timed_alone = timed(outcome, failure=failure)
@@ -95,7 +95,7 @@ def test_growth_explains_before_other_splits() -> None:
     both: tuple[Literal["regressed", "improved"], ...] = ("regressed", "improved")
     checks = [timed(outcome).checks[0] for outcome in both]
     why = explained_by_counts(checks, verdict.counts, now, both)
-    assert why == verdict.explained, "if any metric is slower, growth explains it"
+    assert why == verdict.explained, "growth explains any metric that is slower"
     shrank = explained_by_counts(checks[1:], verdict.counts, now, both)
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
 
@@ -156,7 +156,7 @@ def test_records_counts_unless_worse_or_injected(outcome: Outcome, inject: str |
     for baseline, file in ((baseline_of(), "b.json"), (None, None)):
         check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
         assert check is not None
-        assert check.baseline_file == file, "a file is named only where a baseline exists"
+        assert check.baseline_file == file, "a file is named only if there is a baseline"
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}
@@ -171,7 +171,7 @@ def test_counts_without_profiled_work_say_nothing(outcome: Outcome, run: Run) ->
     assert check is not None
     assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
     assert check.baseline_file == "b.json"
-    assert check.notes[:-1] == run.hidden, "the note adds to those of the launch"
+    assert check.notes[:-1] == run.hidden, "the note comes in addition to the launch's notes"
     assert check.notes[-1].startswith("according to the profile, 90% of the GPU's computing time")
     first = with_unseen(with_counts(timed("passed"), [SAME], None, "b.json"), UNSEEN).counts
     assert first is not None

@@ -1,4 +1,7 @@
-"""Test each part of the paired procedure, and properties of any pairs. Rates: test_simulated_pairs.py."""
+"""Test each part of the paired procedure, and properties of any pairs.
+
+test_simulated_pairs.py tests the rates.
+"""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +40,7 @@ def look(
     max_pairs: int = MAX_PAIRS,
     probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
-    """Look at all pairs together, no matter what fewer pairs showed."""
+    """Judge all pairs together, no matter what fewer pairs showed."""
     probe = None if probes is None else pair_differences(*probes)
     return paired_comparison._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
@@ -46,7 +49,7 @@ def test_three_pairs_pass_and_five_show_a_change() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
     assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), (
-        "while it is undecided, it is the last look"
+        "an undecided comparison returns its last look"
     )
     for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
         for pairs in (enough, too_few):
@@ -55,9 +58,9 @@ def test_three_pairs_pass_and_five_show_a_change() -> None:
 
 
 def test_change_must_survive_without_its_best_pair() -> None:
-    """The four other pairs must show it by 2.6 standard errors.
+    """The four other pairs must show the change by 2.6 standard errors.
 
-    A fitted exponent doubles their noise here.
+    Here, a fitted exponent doubles their noise.
     """
     noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
     seen = paired_comparison._Evidence(ordered=[], change=0.0, **noise)
@@ -82,9 +85,9 @@ def test_launches_alternate_as_abba() -> None:
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
 def test_finds_change_and_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
-    """The machine slows down by up to a factor of two between pairs.
+    """Between pairs, the machine slows down by up to a factor of two.
 
-    Only the neighbours see that as noise.
+    Only the differences of neighbours show that as noise.
     """
     a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
     decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)
@@ -96,7 +99,7 @@ def test_finds_change_and_cancels_shared_noise(machine: list[float], change: flo
 
 
 def test_neighbours_of_one_arm_tell_of_noise() -> None:
-    """In both samples the ratio of every pair is 1. Only in the second do launches of one arm differ."""
+    """In both samples the ratio of every pair is 1. In the second one, launches of the same arm differ."""
     quiet, noisy = (look(arm, arm) for arm in ([1.0] * 4, [1.0, 1.1, 0.9, 1.0]))
     assert (quiet.outcome, noisy.outcome == "passed") == ("passed", False)
     assert noisy.pair_sigma > 5 * quiet.pair_sigma
@@ -114,7 +117,7 @@ def test_noise_as_large_as_change_is_inconclusive() -> None:
 
 
 MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
-"""How slow the machine is in the launches of A. Those of B have the same values in another order."""
+"""For each launch of A, how slow the machine is. Launches of B have the same values in another order."""
 PROBES = (MACHINE, MACHINE[3:] + MACHINE[:3])
 
 
@@ -146,7 +149,7 @@ CORRECTED = (-0.0006065, -0.0100627, 0.0089399, 0.0075250, 0.0140821, 0.4787495)
 
 
 def test_figures_of_a_decision_are_what_they_were() -> None:
-    """A plain decision, one by few pairs, and one whose exponent is estimated from the same launches."""
+    """One decision is plain, one has few pairs, and one has an exponent estimated from its own launches."""
     a, b = followed()
     for decision, expected in (
         (look(A[:8], [1.06 * cost for cost in B[:8]]), PLAIN),
@@ -158,7 +161,7 @@ def test_figures_of_a_decision_are_what_they_were() -> None:
 
 
 def test_ignores_a_probe_launches_do_not_follow() -> None:
-    """It also ignores a probe of only three pairs, which are too few for an exponent."""
+    """A probe is also ignored if there are only three pairs, because these are too few for an exponent."""
     a = A[:8]
     b = [1.06 * cost for cost in B[:8]]
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
@@ -183,8 +186,8 @@ def test_differing_probes_need_both_to_agree() -> None:
         assert (decision.outcome, decision.disputed) == (outcome, disputed)
     surely = (PROBES[0], [5 * probe for probe in PROBES[1]])
     assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "nothing is corrected"
-    # A pass must be likely without the correction as well: arm B slows down step and probe by as much as
-    # chance might.
+    # A pass must be likely without the correction as well. Arm B slows down its steps and the probe no more
+    # than chance could.
     a, b = followed(1.09)
     by_chance = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
     decision = look(a, b, tolerance=0.1, max_pairs=8, probes=by_chance)
@@ -195,7 +198,7 @@ def test_differing_probes_need_both_to_agree() -> None:
 def test_fitted_exponent_widens_the_error() -> None:
     """The uncertainty of the exponent adds to the error.
 
-    It adds more if the probes of the arms differ more.
+    The addition is larger if the probes of the arms differ more.
     """
     a, b = followed()
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
@@ -215,7 +218,7 @@ def test_fitted_exponent_widens_the_error() -> None:
 @given(some_pairs)
 @deterministic
 def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:
-    """This needs symmetric neighbours: every launch of a pair is followed by a launch of the same arm."""
+    """This requires that neighbours are symmetric: after each pair, a launch of the same arm follows."""
     a = [1.0] * len(pairs)
     b = [second / first for first, second in pairs]
     reverse = [1 / cost for cost in b]
@@ -242,9 +245,9 @@ def test_decisions_are_consistent_in_any_unit(pairs: list[tuple[float, float]], 
 
 
 def test_detectable_change_shrinks_with_pairs() -> None:
-    """The lab's table has 7.1 sigma / sqrt(8) by simulation.
+    """A simulation gave a detectable change of 7.1 sigma / sqrt(8).
 
-    The formula gives a factor of 6.5 for 8 pairs, and of 6.0 for 12 pairs.
+    In the formula, the factor is 6.5 for 8 pairs, and 6.0 for 12 pairs.
     """
     sigma = 1e-6
     assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)

@@ -61,7 +61,7 @@ def test_unsteady_calls_are_not_compared() -> None:
     once = plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",))
     assert not calls(once)
     assert compare(once).notes == ("new, but not in every step, so calls cannot be compared: aten::bmm",)
-    assert not compare(once, once).notes, "it was already called in some steps before"
+    assert not compare(once, once).notes, "some earlier steps already called it"
     seven = [f"aten::new{number}" for number in range(7)]
     many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
     assert compare(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")

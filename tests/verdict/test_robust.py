@@ -48,7 +48,7 @@ def test_quantiles_logs_and_squares_are_exact() -> None:
 def test_t_quantile_is_close_and_never_too_small(degrees: float, exact: dict[float, float]) -> None:
     for z, quantile in exact.items():
         assert quantile * 0.9999 <= t_quantile(z, degrees) <= quantile * (1.09 if degrees < 6 else 1.012)
-        assert t_quantile(z, 0.001) == math.inf, "without any knowledge it is infinite"
+        assert t_quantile(z, 0.001) == math.inf, "if nothing is known, it is infinite"
 
 
 def test_location_clips_values_at_two_sigmas() -> None:

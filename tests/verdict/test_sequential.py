@@ -71,7 +71,7 @@ def test_outcome_matches_its_interval_in_any_unit(
 def test_larger_drop_is_never_judged_milder(
     baseline: list[float], launches: list[float], drop: float, further: float
 ) -> None:
-    """This is certain within the noise of the class.
+    """This holds for launches within the noise of the class.
 
     With more noise, a repeated "outlier" can be a second mode.
     """
@@ -111,12 +111,12 @@ def test_one_bad_launch_is_harmless() -> None:
         ([1.1, 1.11, 1.0], {}, "undecided"),  # two of three launches are bad
         ([1.05, 1.14, 1.02, 1.3], {}, "undecided"),  # the launches disagree
         ([1.03, 1.19, 1.24], {}, "undecided"),
-        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a large drop in spite of noise
+        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a drop far beyond the noise
         ([1.012, 1.02, 1.016], {}, "undecided"),
         ([1.012, 1.02, 1.016], {"max_launches": 3}, "inconclusive"),
         ([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # well inside the tolerance
-        # A result 1.645 standard errors (1.7% here) below the baseline earns another launch, because it could
-        # be improved.
+        # If a result is 1.645 standard errors (1.7% here) below the baseline, it might be improved, so
+        # another launch follows.
         ([0.995], {}, "passed"),
         *(([0.98], {"max_launches": most}, "undecided") for most in (MAX_LAUNCHES, 3)),
         ([0.98, 0.982, 0.981], {"max_launches": 3}, "passed"),  # the last launch looked faster
@@ -181,7 +181,7 @@ def test_noise_has_a_floor_and_resists_outliers() -> None:
 
 
 def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
-    """Return the shift of the launches, as a logarithm from 0 to `far`, where the outcome begins or ends."""
+    """Return at which shift of the launches (a logarithm from 0 to `far`) the outcome begins or ends."""
 
     def has(shift: float) -> bool:
         today = [*UNCHANGED, *UNCHANGED][:launches]
@@ -238,7 +238,7 @@ def test_outcomes_change_where_they_did(
             {"noise": Noise(sigma=0.02, degrees_of_freedom=8, session_sigma=0.01), "max_launches": 6},
             (-0.0015839, -0.0585915, 0.0588758, 0.0981955),
         ),
-        (  # a case noisier than its class is judged by its own noise
+        (  # a case that is noisier than its class is judged with its own noise
             UNCHANGED[:5],
             {"baseline": [s**3 for s in BASELINE]},
             (-0.0006691, -0.0278573, 0.0272795, 0.0447136),

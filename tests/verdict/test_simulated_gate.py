@@ -1,4 +1,4 @@
-"""Test the simulation of the gate, and the rates that it is built for, with few trials and a fixed seed.
+"""Test the simulation of the gate and the gate's intended rates, with few trials and a fixed seed.
 
 The bounds leave room for the noise of 2,000 trials: 0.1% is 2 of them.
 """
@@ -15,7 +15,7 @@ from tests.benchmarks.simulated_gate import _draws, simulate
 
 TRIALS = 2_000
 LITTLE = (0.5, 0.005, MAX_LAUNCHES, 0.99)
-"""Few false alarms in as many launches as are allowed, and a drop of a third is found."""
+"""With the allowed number of launches, there are few false alarms, and a drop of a third is found."""
 
 
 def test_without_scatter_each_drop_has_one_outcome() -> None:
@@ -87,7 +87,7 @@ def test_known_session_noise_raises_the_minimum() -> None:
 def test_finds_a_tolerance_sized_drop() -> None:
     """The baseline has 10 launches, its class has a known noise of 1%, and the tolerance is 3%.
 
-    Two fixed thresholds are shown for comparison.
+    Two fixed thresholds are simulated for comparison.
     """
     table = simulate(sigma=0.01, drops=(-0.03, 0.0, 0.02, 0.03, 0.05), trials=TRIALS, seed=1)
     faster, same, _, slower, slowest = table.rows

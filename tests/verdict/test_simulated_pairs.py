@@ -1,4 +1,4 @@
-"""Test the simulation of paired comparisons, and the rates that they are built for, with fixed seeds."""
+"""Test the simulation of paired comparisons and their intended rates, with fixed seeds."""
 
 import math
 from statistics import fmean, pstdev
@@ -75,7 +75,7 @@ def test_false_alarms_are_few_with_any_drift(drift: float) -> None:
 @pytest.mark.simulation
 @pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
 def test_two_speed_machine_rarely_alarms(sigma: float, two_speeds: float) -> None:
-    """Before most pairs had to show a change, 3% to 4.5% of such comparisons reported a change."""
+    """When a change did not yet have to show in most pairs, 3% to 4.5% of such comparisons reported one."""
     table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=2_000, seed=5)
     none = table.row(0.0)
     large = table.row(0.3)
@@ -99,7 +99,7 @@ def test_followed_probe_finds_more_without_alarms() -> None:
 
 @pytest.mark.simulation
 def test_slow_process_is_no_slow_machine() -> None:
-    """Such a process slows down the probe as much as its steps.
+    """Arm B slows down the probe as much as its steps.
 
     It rarely passes, and never if it is much slower.
     """

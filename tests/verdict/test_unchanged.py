@@ -1,4 +1,4 @@
-"""Test that only a machine is blamed for a session in which nothing changed since the baseline."""
+"""Test that if nothing changed since the baseline, only the machine is blamed."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ CHANGED = {
     "hardware class": RUN.replace(machine=RUN.machine.replace(hardware_class="cpu-another")),
     "injected fault": RUN.replace(inject="slow"),
 }
-"""A launch that differs from the baseline in one thing alone, by its name."""
+"""For each field, a launch that differs from the baseline in this field alone."""
 
 
 @pytest.mark.parametrize("run", CHANGED.values(), ids=CHANGED)
@@ -119,7 +119,7 @@ def test_keeps_every_other_outcome(outcome: Outcome) -> None:
 
 
 def test_counts_decide_before_times() -> None:
-    """With counts that changed, something did change. Without a baseline of times, nothing is known."""
+    """If counts changed, something did change. Without a baseline of times, nothing is known."""
     slow = timed("regressed", counts=None)
     assert with_counts(slow, [RUN], baseline_of(), times=BASELINE).outcome == "unhealthy"
     more = launch(counts(host_reads={"forward": 80}), observed=SEEN)

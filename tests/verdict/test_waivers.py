@@ -31,7 +31,7 @@ def waiver(**changes: Any) -> Waiver:
 def counted(
     *findings: Finding, outcome: Any = "regressed", timed: Any = None, counts: Any = None
 ) -> Measurement:
-    """Return a case whose counts changed, and whose times did not, unless `timed` is given."""
+    """Return a case in which counts changed. Its times did not change unless `timed` is given."""
     run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=make_counts()),))
     checks = (timed or GOOD).verdict.checks
     counts = CountCheck(outcome=counts or outcome, findings=findings)
@@ -60,7 +60,7 @@ NEW = make_finding(quantity="host reads", field="host reads in backward", unit="
         (counted(GATHER), {"metric": "all_gather of 64 ranks"}),  # names a quantity
         (counted(GATHER), {"metric": "all_gather"}),  # names a kind of collective
         (counted(GATHER), {"metric": "all_gather", "tolerated": 14}),  # limits the growth
-        (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # limits a growth from none
+        (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # limits a growth from 0
         (counted(NEW), {"metric": "host reads in backward", "tolerated": 24}),  # names a field
         (counted(WRITTEN), {"metric": "save checkpoint: bytes written"}),  # names the work of an event
     ],
@@ -82,7 +82,7 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
             f"of tokens_per_s for fake-* ended on 2026-11-23, owner @me, issue {ISSUE}",
         ),
         (SLOW, {"tolerated": 22}, 'tolerates 22, which is a growth of counts. Give a share, such as "22%"'),
-        # Growth from none is beyond any percentage.
+        # Growth from 0 exceeds any percentage.
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
         (counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond the waiver"),

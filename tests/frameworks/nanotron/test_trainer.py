@@ -15,7 +15,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.nightly
 def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
-    """In the first four steps of four sequences, no sequence repeats."""
+    """The losses agree until a sequence repeats, which takes four steps of four sequences."""
     case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4, max_warmup_steps=4)
     split = measured(case, tmp_path)
     assert split.loss[:4] == pytest.approx(pipeline.loss[:4], rel=1e-4)

@@ -65,7 +65,7 @@ def test_thins_only_long_series_despite_nan() -> None:
 def test_ticks_are_few_and_clamp_to_the_scale(low: float, span: float) -> None:
     scale = Scale(low=low, high=low + span, start=100, end=0)
     if scale.high - scale.low < 1e-9 * abs(low):
-        return  # the ends hardly differ as floats
+        return  # as floats, the ends hardly differ
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 6
     slack = 1e-6 * span + 1e-9

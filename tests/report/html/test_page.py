@@ -205,7 +205,9 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert is_said == (True, True, False)
     some = parsed(make_result(now()), make_result(now(mfu=None)))
     none = parsed(make_result(now(mfu=None)))
-    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), "no column without values"
+    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), (
+        "a column without values is left out"
+    )
 
 
 def test_says_if_nothing_changed_or_is_corrected() -> None:

@@ -6,7 +6,7 @@ from tests.sessions import make_gpu_result
 
 
 def columns(table: Table) -> list[dict[str, str]]:
-    """Return the cells of each row, by heading."""
+    """Return each row as a dictionary from headings to cells."""
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 

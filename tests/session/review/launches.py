@@ -1,4 +1,4 @@
-"""Runs in a store, as pytest sessions leave them, and the command `perfsuite baseline` on them."""
+"""Helpers: write launches into a store, like a pytest session, and run `perfsuite baseline` on them."""
 
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ def told(*words: str, status: int = 0) -> str:
 def measured(
     session: str, count: int, *, tokens_per_s: float = 50_000, against: Baseline | None = None, **changes: Any
 ) -> list[Run]:
-    """Write `count` launches into the store, as a pytest session leaves them that judged them against
-    `against`.
+    """Write `count` launches into the store, like a pytest session that judged them against `against`.
 
     Cases that the session measured before stay in its results.
     """

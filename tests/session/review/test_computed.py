@@ -21,7 +21,7 @@ RUN = make_run(
 
 
 def differences(**changes: Any) -> list[str]:
-    """Return the differences of a baseline after all of its launches are changed like this."""
+    """Return how a baseline differs after all of its launches are changed like this."""
     before, now = (baseline.from_runs([run] * 5) for run in (RUN, RUN.replace(**changes)))
     return [*of_times(before, now)]
 

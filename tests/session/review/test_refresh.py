@@ -68,7 +68,7 @@ def test_unacceptable_results_keep_their_reason(jobs: Jobs) -> None:
     assert "no measured run" in new_baselines(status=2)
     assert Path("out/before-after.txt").read_text().startswith("no measured run")
     accept(f"mkdir baselines; echo new > {BASELINE}; exit 1")
-    new_baselines()  # some cases have one, though others were not accepted
+    new_baselines()  # some cases have a baseline, although others were not accepted
     assert BASELINE.exists()
 
 

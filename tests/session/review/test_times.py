@@ -75,7 +75,10 @@ def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
 
 
 def test_never_accepts_unjudged_launches(repository: Path) -> None:
-    """An interrupted case is not in the results. If those cannot be read, nothing is known of the session."""
+    """An interrupted case is not in the results.
+
+    If the results cannot be read, nothing is known about the session.
+    """
     run = measured("1", 5)[0]
     results = Path(".perfsuite/runs/1/results.json")
     write_session(results.parent)
