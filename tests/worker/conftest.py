@@ -18,7 +18,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 
 @pytest.fixture
 def new_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `living` ignore what tests/conftest.py froze. These objects belong to no test."""
+    """Let `living` ignore the objects that tests/conftest.py froze. They do not belong to any test."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
 
 

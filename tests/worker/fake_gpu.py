@@ -1,4 +1,4 @@
-"""Fake a GPU and its allocator on a machine without a GPU."""
+"""Fakes of a GPU and its allocator, for machines without a GPU."""
 
 import weakref
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ GPU = torch.device("cuda", 3)
 
 
 class FakeGPU:
-    """Fake GPU 3 while another device is the current one: a queue of work that the host fills in advance.
+    """A fake of GPU 3, while another device is the current one.
 
-    `ahead_ms` is the queued work that is not done yet. An event is complete when the work before it is done.
+    It is a queue of work that the host fills in advance. `ahead_ms` is the queued work that is not done yet.
+    An event is complete when the work before it is done.
     """
 
     cycles_per_ms = 1.5e6

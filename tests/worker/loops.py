@@ -1,4 +1,7 @@
-"""Helpers: count the work of a step, either any work or a training that a rank drives."""
+"""Helpers: count the work of a step.
+
+The work is either a function or a training that is driven like a rank's.
+"""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +39,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 
 class Loop:
-    """A training with a `Counting` around its steps. Tests replace the model or the training."""
+    """A training loop with a `Counting` around its steps. Tests replace the model or the training."""
 
     def __init__(self, steps: StepsToCount = ONE_STEP) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A library whose engine steps an optimizer of torch, and a framework of another package that supports it."""
+"""Helper: a library with an engine that steps an optimizer of torch, and a package that supports it."""
 
 import importlib
 from typing import Any
@@ -87,7 +87,7 @@ def install(packages: Packages) -> None:
 
 
 def install_as_one_file(packages: Packages) -> None:
-    """Do the same for a library that is a single file."""
+    """Do the same as `install`, for a library that is a single file."""
     (packages.directory / "motor.py").write_text(LIBRARY)
     framework = FRAMEWORK.replace("motor.driving:", "motor:")
     packages.install("perf-motor", framework, frameworks="motor = perf_motor:Motor")

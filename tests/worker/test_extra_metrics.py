@@ -78,7 +78,7 @@ def test_recorder_without_a_value_leaves_no_metric(calls: Asked) -> None:
 def test_recorder_error_names_the_metric(calls: Asked) -> None:
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
         after_steps(3, "failing", "called")
-    assert ("boundary", 3) not in calls  # the recorder is not called any more
+    assert ("boundary", 3) not in calls  # the recorder is no longer called
 
 
 def test_metric_unknown_to_the_rank_is_an_error() -> None:

@@ -16,7 +16,10 @@ from tests.processes import Left, leave
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Record what the kernel is asked for, which would bind this process for good, and never exit."""
+    """Record what the kernel is asked for. A real call would bind this process for good.
+
+    The process never exits.
+    """
     calls: list[tuple[int, int]] = []
     libc = SimpleNamespace(prctl=lambda option, by: calls.append((option, by)))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)

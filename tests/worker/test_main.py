@@ -65,7 +65,10 @@ def test_nccl_connects_lazily_if_the_library_would(
 
 
 def test_backward_is_watched_in_loops_of_ours(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library can clip with an unknown function. Then the norm before clipping is unknown."""
+    """A library can clip with a function that perfsuite does not know.
+
+    Then the norm before clipping is unknown.
+    """
     original = Mock(spec=())
     original.__name__ = "backward"
     monkeypatch.setattr(torch.autograd, "backward", original)

@@ -32,7 +32,7 @@ def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
 
 
 def simulated(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
-    """Return such a rank with its training built."""
+    """Return one of the two ranks with its training built."""
     this = made(directory, inject=inject, rank=rank)
     this.build(SimulatedTimer())
     return this
@@ -47,7 +47,7 @@ def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     assert (report.rank, report.world_size, report.clock) == (0, 2, "simulated")
     assert len(report.step_s) == len(losses) == 25
     assert report.wall_s == pytest.approx(sum(report.step_s))
-    assert report.tokens_per_step == 256, "the tokens of both ranks"
+    assert report.tokens_per_step == 256, "these are the tokens of both ranks"
     assert report.memory == Memory(peak=100 * 10**6, method="simulated")
     assert report.device_probe == {"matmul_tflops": 1.0}
     assert (report.probe_s, report.observed, report.evidence, report.failure) == ((), None, None, None)
@@ -63,7 +63,7 @@ def test_looks_again_for_engines_when_training_begins(
     looked: list[int] = []
     monkeypatch.setattr(engines, "look_again", lambda: looked.append(rank.recorder.steps))
     rank.start()
-    assert looked == [0], "it looks once, before the first step"
+    assert looked == [0], "the rank looks once, before the first step"
 
 
 def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
 def test_reads_memory_after_clock_before_observer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mismatch: str | None
 ) -> None:
-    """A run that differs from the case keeps its measured values."""
+    """If a run differs from the case, the measured values are kept."""
     rank = simulated(tmp_path, rank=1)
     observed = Observed(settings={"wrapper": "none"}, environment={})
     evidence = Evidence(data_parallel=2)

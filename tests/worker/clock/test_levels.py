@@ -39,7 +39,7 @@ def test_on_a_gpu_live_and_pinned_memory_are_read(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_cannot_be_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Levels are left out from the failure on, and so are those that were read before it."""
+    """If a level cannot be read once, its earlier values are left out, too."""
 
     def fails(*args: Any) -> Any:
         raise RuntimeError("an allocator of its own")

@@ -23,7 +23,7 @@ MODULE = "a_users_module"
 
 
 class Slow:
-    """A dataset whose rows take time, according to `Clock`."""
+    """A dataset in which loading a row takes time on `Clock`."""
 
     def __init__(self) -> None:
         self.is_data = list[bool]()
@@ -143,7 +143,7 @@ def test_ended_loader_is_not_of_the_counted_step(wait: DataWait) -> None:
 
 
 def test_torch_still_has_the_private_names() -> None:
-    """If torch renamed `_workers` or `_dataset`, workers would not be counted."""
+    """perfsuite counts workers with torch's private names `_workers` and `_dataset`."""
     loader: Any = DataLoader([torch.ones(1)] * 4, num_workers=1)  # type: ignore[arg-type]
     batches = iter(loader)
     assert isinstance(batches, _MultiProcessingDataLoaderIter)

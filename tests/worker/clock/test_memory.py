@@ -43,7 +43,7 @@ def test_resetting_peaks_in_a_script_keeps_ours(allocator: FakeAllocator, owner:
     allocator.allocate(70)
     held()
     assert allocator.stats["allocated_bytes.all.peak"] == 0, (
-        "the script's own peak is reset, as the script requested"
+        "the script's own peak is reset, because the script requested it"
     )
     assert (memory.read().peak, memory.read().reserved) == (100, 120)
 
@@ -64,7 +64,7 @@ def test_gpu_peaks_exclude_what_counting_keeps(allocator: FakeAllocator) -> None
     memory.end_counting()
     allocator.allocate(70)
     assert memory.read().peak == 70
-    assert allocator.emptied == 1, "reserved memory excludes it as well"
+    assert allocator.emptied == 1, "reserved memory excludes what counting keeps, too"
 
 
 def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

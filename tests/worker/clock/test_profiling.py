@@ -1,4 +1,4 @@
-"""Test what the profiler of a rank records, and that each cause of a slower step is named first."""
+"""Test what the profiler of a rank records, and that the cause of a slower step is named first."""
 
 import re
 import warnings
@@ -28,7 +28,7 @@ def fused(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """A model of two layers with an attention between them."""
+    """A model with attention between two linear layers."""
 
     def __init__(self, attend: Callable[[Tensor], Tensor] = fused) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 def taken(
     directory: Path, model: nn.Module | None = None, *, warmup: int = WARMUP, **limits: int
 ) -> Profiling:
-    """Return the profiling after up to 20 steps, with the profiler between the steps like in a rank.
+    """Return the profiling after up to 20 steps. Like in a rank, the profiler is called between the steps.
 
     The profiler ends the training when it is done, unless the warm-up is too long.
     """
@@ -92,7 +92,7 @@ def test_records_three_steps_after_warm_up(usual: Profile) -> None:
 
 
 def test_an_error_of_the_profiler_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch still ends together with the other ranks."""
+    """The training still ends after the same number of steps as on the other ranks."""
     monkeypatch.setattr(torch.profiler, "profile", Mock(side_effect=RuntimeError("no profiler here")))
     assert taken(tmp_path).notes == ["no profile: RuntimeError: no profiler here"]
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ def test_times_steps_without_what_lies_between() -> None:
     recorder = after_steps(Recorder(timer, probe=lambda: timer.sleep(7)), 3, 1, 2)
     assert recorder.step_s == [3, 1, 2]
     assert recorder.probe_s == [7, 7, 7]
-    timer.sleep(100)  # like a library that goes on after its last step
+    timer.sleep(100)  # like a library that goes on after the last step
     recorder.finish()
     assert recorder.wall_s == 6
     assert recorder.cpu_s == [], "a simulated clock has no CPU time"
@@ -111,7 +111,7 @@ def test_keeps_the_trainings_collector_settings(is_on: bool, monkeypatch: pytest
 
 
 def test_the_collectors_time_is_that_of_each_step() -> None:
-    """A collection between two steps, for example one for counting objects, is not included."""
+    """A collection between two steps is not included. An example is a collection for counting objects."""
     timer = SimulatedTimer()
     recorder = Recorder(timer, probe=lambda: collector.collect(100))
     collector = recorder.collector = FakeCollector(timer)
@@ -157,7 +157,10 @@ def test_counting_objects_is_in_no_step_or_peak() -> None:
 
 
 def test_perfsuite_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
-    """The recorder does everything that it does between steps on a GPU, where each stamp is an object."""
+    """The recorder does everything that it does between steps on a GPU.
+
+    There, each time stamp is an object.
+    """
     recorder = Recorder(CudaTimer(GPU), probe=lambda: None, before_end=lambda step, recorder: None)
     recorder.collector = CollectorClock(recorder.timer.host)
     recorder.levels = MemoryLevels(torch.device("cpu"), 100)
@@ -212,7 +215,7 @@ def test_gpu_slowdown_is_exact_and_never_waits(gpu: FakeGPU) -> None:
     recorder = Recorder(CudaTimer(GPU), before_end=lambda step, recorder: recorder.lengthen(0.3))
     compiling = [9000, 400]
     after_steps(recorder, *compiling, *[100] * 17, work=partial(gpu.work, ahead_ms=50))
-    assert len(gpu.waits) == 3, "it waits at the start, to measure a cycle, and at the end"
+    assert len(gpu.waits) == 3, "the recorder waits at the start, once to measure a cycle, and at the end"
     assert recorder.step_s[:2] == pytest.approx([9, 0.4])
     assert recorder.step_s[6:] == pytest.approx([0.13] * 13), (
         "the slowdown is relative to the original step, not to the step that became slower"

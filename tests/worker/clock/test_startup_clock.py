@@ -31,7 +31,7 @@ from tests.worker.loops import in_a_thread
 
 
 class Clock(StartUpClock):
-    """A clock of start-up whose time is advanced by the test. Its process started a second ago."""
+    """A clock of start-up that the test advances. The process of this clock started a second ago."""
 
     def __init__(self) -> None:
         self.time = 1.0
@@ -59,7 +59,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def now() -> float:
-    """Return the current time as the start of a young process. The real one might be too old for a clock."""
+    """Return the current time as the start of this process.
+
+    The real start might be too long ago for a clock.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -141,7 +144,7 @@ def test_another_thread_is_not_timed(clock: Clock) -> None:
 
 
 def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
-    """This is where perfsuite attaches itself."""
+    """perfsuite then attaches itself in that thread."""
 
     def attaches() -> None:
         startup_clock.pause()
@@ -159,7 +162,7 @@ def test_other_threads_first_step_is_unknown(clock: Clock) -> None:
 
 
 def test_other_threads_first_step_ends_the_clock(clock: Clock) -> None:
-    """Otherwise each later step would wait for the device, like the first step does."""
+    """Otherwise each later step would wait for the device, as the first step does."""
     in_a_thread(clock.end)
 
     assert clock.is_over
@@ -262,7 +265,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def work() -> None:
-    """Fake the work of a training."""
+    """Replaces the work of a training."""
 
 
 def calls_of_work(clock: Clock) -> dict[str, int]:

@@ -9,7 +9,7 @@ from tests.worker.fake_gpu import GPU, FakeGPU
 
 
 def test_injected_slowdown_keeps_the_host_busy(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host sets the pace, a delay of the device alone would end before the host sends more work."""
+    """If the host is the bottleneck, a delay of only the device would end before the host sends more work."""
     spun: list[float] = []
     monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
     CudaTimer(GPU).sleep(0.25)

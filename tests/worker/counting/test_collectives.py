@@ -38,7 +38,7 @@ def world() -> str:
         (lambda: all_reduce(FULL, "sum", ALL), "all_reduce", 1, 32),
         (lambda: all_gather_tensor(SHARD, 0, ALL), "all_gather", 1, 32),
         (lambda: reduce_scatter_tensor(FULL, "sum", 0, ALL), "reduce_scatter", 1, 32),
-        # Keys and values are sent separately.
+        # Keys and values are sent in separate calls.
         (lambda: in_parts.flex_cp_allgather(SHARD, SHARD, 0, world()), "all_gather", 2, 64),
         (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter", 2, 64),
     ],

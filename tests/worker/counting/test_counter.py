@@ -95,7 +95,7 @@ TIMES = torch.tensor([1, 2, 1, 1])
         (1, lambda x: x.unique()),
         (1, lambda x: x.unique_consecutive()),
         (1, lambda x: x.int().bincount()),
-        (0, lambda x: in_a_thread(x.tolist)),  # like a logger of the user's
+        (0, lambda x: in_a_thread(x.tolist)),  # like a logger of the user
     ],
 )
 def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
@@ -107,9 +107,9 @@ def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], ob
 
 @pytest.mark.parametrize("foreach", [False, True])
 def test_step_counters_are_no_host_reads(foreach: bool) -> None:
-    """The counters are on the host on every machine.
+    """Step counters of the optimizer are always on the host.
 
-    Without a GPU, those of another optimizer are counted.
+    Without a GPU, reads of another optimizer's counters are counted.
     """
     training = Training()
     training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=foreach)
@@ -182,7 +182,7 @@ def received() -> Tensor:
 
 @pytest.mark.parametrize("arriving", [(0, 1, 1), (0, 2, 0), (0, 1, 2), (1, 0, 2), (1, 1, 0)])
 def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
-    """`arriving` has the numbers of batches that arrive before the counted steps, and in each of the two.
+    """`arriving` has the number of batches that arrive before the two counted steps, and in each of them.
 
     Each step takes one batch.
     """
@@ -207,7 +207,7 @@ def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
 
 
 def test_loader_without_workers_has_no_activations() -> None:
-    """Batches of such a loader are classified like those that a worker sends."""
+    """Batches of a loader without workers are classified like batches from a worker."""
 
     def memory_with(batches: Iterator[Any]) -> StepMemory:
         training = Training()
@@ -224,9 +224,7 @@ def test_loader_without_workers_has_no_activations() -> None:
     assert loaded == memory_with(iter([received() for _ in range(2)]))
     held = torch.stack(data[:BATCH])
     batches = memory_with(held * 2 for _ in range(2)).at_peak["forward"] - loaded.at_peak["forward"]
-    assert batches == 4 * BATCH * WIDTH, (
-        "a loop can make its own batches, and nobody can know that they are data"
-    )
+    assert batches == 4 * BATCH * WIDTH, "if a loop makes its own batches, nothing shows that they are data"
 
 
 @pytest.mark.parametrize(("device", "counts_host"), [("cpu", True), ("meta", False)])
@@ -312,7 +310,7 @@ def test_optimizer_of_optimizers_has_their_state() -> None:
     [
         ((10, 16), (4, 16, 32), 2 * 10 * 16 * 32),  # the rows of the first matrix belong to 4 experts
         ((4, 8, 16), (16, 24), 2 * 8 * 16 * 24),  # the columns of the second matrix are grouped
-        # The dimension of the sum is grouped, as in a weight's gradient.
+        # The dimension that is summed over is grouped, as in a weight's gradient.
         ((8, 48), (48, 24), 2 * 8 * 48 * 24),
         ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
     ],
@@ -324,7 +322,7 @@ def test_grouped_products_have_the_flops_of_rows(a: tuple[int, ...], b: tuple[in
 
 
 def test_the_dtype_of_a_result_changes_no_flops() -> None:
-    """`torch.mm(a, b, out_dtype)` passes the dtype as its third argument, and no CPU has that kernel."""
+    """`torch.mm(a, b, out_dtype)` passes the dtype as its third argument. CPUs have no kernel for that."""
     with FakeTensorMode():
         a = torch.empty(4, 8).bfloat16()
         b = torch.empty(8, 2).bfloat16()
@@ -334,7 +332,7 @@ def test_the_dtype_of_a_result_changes_no_flops() -> None:
 
 
 def test_blocking_copies_lack_non_blocking() -> None:
-    """The copies go to a device that this torch does not support, which fake tensors allow."""
+    """The copies go to a device that this torch does not support. With fake tensors, that is possible."""
     with FakeTensorMode():
         made = torch.empty(2)
         counts = counted(lambda: [made.to("hpu:0", non_blocking=each) for each in (True, False, True)])
@@ -359,7 +357,7 @@ def test_products_without_a_formula_are_named() -> None:
 
 
 def test_no_other_operator_is_taken_for_a_product() -> None:
-    """The step belongs to a model with norms, softmax, attention and an optimizer."""
+    """In the step, a model with norms, softmax and attention is trained with an optimizer."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     optimizer = torch.optim.AdamW(layer.parameters())
 

@@ -15,7 +15,7 @@ TINY = {"layers": 2, "heads": 4, "hidden": 64, "mlp": 96, "vocab": 101}
 
 
 def by_torch(built: Any, sequences: int, sequence_length: int) -> dict[str, int]:
-    """Return the FLOPs of a forward and a backward by operator, as torch counts them."""
+    """Return the FLOPs that torch counts in a forward and a backward, by operator."""
     tokens = torch.arange(sequences * sequence_length).view(sequences, sequence_length)
     with FlopCounterMode(display=False) as counter:
         built(input_ids=tokens, labels=tokens).loss.backward()
@@ -52,7 +52,7 @@ def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence
 def test_mamba_counts_include_the_small_scan() -> None:
     """Linear layers are counted exactly.
 
-    The scan's product of states of 16 is left out, which is 4.4% in a tiny model.
+    The product of the scan, with states of 16, is left out. In a tiny model, this is 4.4%.
 
     torch counts the backward of a depthwise convolution like that of a full one, so convolutions are ignored.
     """
@@ -109,7 +109,7 @@ EXPERTS = {
 
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_formula_counts_the_experts_of_a_token(kind: str) -> None:
-    """torch counts the same, no matter which experts the router chooses."""
+    """torch's count is the same, no matter which experts the router chooses."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 101}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4 if kind == "deepseek_v3" else 2}
@@ -140,7 +140,7 @@ def test_unfit_configuration_costs_only_the_mfu(config: dict[str, Any], why: str
     "lora", [LoRA(rank=4, alpha=8), LoRA(rank=3, alpha=8, targets=("q_proj", "k_proj", "v_proj"))]
 )
 def test_frozen_weights_and_adapters_match_torch(lora: LoRA) -> None:
-    """The counts agree exactly, except for the gradient of the first block's input, which nothing needs."""
+    """The counts agree exactly except for the gradient of the first block's input, which is not needed."""
     case = TINY_CASE.replace(model="llama-tiny", lora=lora, sequence_length=16, attention="eager")
     built: Any = build_model(case, torch.device("cpu"))
     counted = count(case.model, 16, lora)

@@ -1,4 +1,4 @@
-"""Test the norm of the gradients before they are clipped, in the counted step of a loop."""
+"""Test the norm that gradients have before they are clipped, in the counted step of a loop."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def norms(clip: Clip | None = None, scale: float = 1.0) -> tuple[Counting, float]:
     """Run a loop that clips like this.
 
-    Return its counting and the counted step's squared norm before clipping.
+    Return its counting, and the squared norm before clipping in the counted step.
     """
     seen = list[float]()
 
@@ -89,7 +89,7 @@ def test_reading_adds_no_kernel_to_the_step() -> None:
 
     ops = known(norms(clip)[0].counts).ops
     assert ops.get("aten._foreach_norm", 0) + ops.get("aten.linalg_vector_norm", 0) <= 3, (
-        "only those of the clipping"
+        "only the kernels of the clipping"
     )
 
 
@@ -155,7 +155,7 @@ def test_notices_functions_of_libraries_that_clip(packages: Packages) -> None:
 
 
 class Scaler:
-    """torch's loss scaler for fp16, with the parts that are read for its scale."""
+    """A fake of torch's loss scaler for fp16, with the parts that its scale is read from."""
 
     def __init__(self, scale: float | None, stage: str | None = None, *, enabled: bool = True) -> None:
         self._scale = None if scale is None else torch.tensor(scale)

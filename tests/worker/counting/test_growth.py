@@ -33,7 +33,7 @@ def _nothing_is_kept() -> Iterator[None]:
 
 
 def counted(step: Callable[[int], object], *, first: int = 5, last: int = 25) -> Growth:
-    """Return the growth after the steps of a launch. Objects are counted after three of them."""
+    """Return the growth after the steps of a launch. Objects are counted after three of these steps."""
     counting = Growth(first, last)
     for number in range(1, last + 1):
         step(number)
@@ -85,7 +85,7 @@ def test_finds_a_leak_where_many_old_objects_die() -> None:
 
 
 def test_full_collection_midway_names_no_holder() -> None:
-    """It changes the order of objects, which tells old objects from new ones."""
+    """A full collection changes the order of objects. By that order, old objects are told from new ones."""
 
     def leak_and_collect(number: int) -> None:
         leak(number)
@@ -102,7 +102,7 @@ def test_clean_training_has_no_holder() -> None:
 
 @pytest.mark.parametrize("at", [10, 20])
 def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
-    """The cache is filled in either half, with more objects than there are steps."""
+    """The cache is filled in the first or in the second half, with more objects than there are steps."""
 
     def fill(number: int) -> None:
         if number == at:
@@ -188,7 +188,7 @@ def test_own_refreezing_is_not_the_trainings() -> None:
 def test_notes_frozen_objects_counts_the_rest() -> None:
     LEAK.update({each: Spec() for each in range(1000)})
     gc.freeze()
-    LEAK.clear()  # frozen objects can be freed as well
+    LEAK.clear()  # frozen objects can still be freed
     counting = counted(leak)
     assert known(counting.result()).by_type == {"Spec": 2, "list": 1, "tuple": 2}
     assert counting.notes == [FROZEN]
@@ -197,7 +197,7 @@ def test_notes_frozen_objects_counts_the_rest() -> None:
 
 @pytest.mark.parametrize("is_due", [(7).__eq__, (20).__eq__, bool], ids=["once", "once late", "each step"])
 def test_objects_frozen_in_between_still_count(is_due: Callable[[int], bool]) -> None:
-    """The types of these objects are unknown, and frozen garbage is never freed."""
+    """The types of objects that were frozen in between are unknown, and frozen garbage is never freed."""
 
     def freeze(number: int) -> None:
         leak(number)

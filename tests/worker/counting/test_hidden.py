@@ -1,4 +1,4 @@
-"""Test ways to hide work from a counted step: each is reported, or hides nothing (docs/limits.md)."""
+"""Test ways to hide work from a counted step: each way is reported, or hides nothing (docs/limits.md)."""
 
 import _thread
 import os
@@ -34,13 +34,13 @@ FLOPS = "weights of linear layers take at least"
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake CUDA graphs: a replay does the captured work, but torch's dispatcher sees none of it."""
+    """Fake CUDA graphs. A replay does the captured work, but torch's dispatcher does not see the work."""
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", without_the_dispatcher)
     calls.watch()
 
 
 def without_the_dispatcher(work: Callable[[], object]) -> None:
-    """Run the work out of sight of this thread's dispatch modes."""
+    """Run the work so that this thread's dispatch modes do not see it."""
     with torch._C._DisableTorchDispatch():
         work()
 
@@ -90,7 +90,7 @@ def partly(training: Loop) -> None:
 
 
 class Swallowing(TorchDispatchMode):
-    """A mode of the training itself, which computes out of sight of the modes below it."""
+    """A mode of the training itself. The modes below it do not see what it computes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._DisableTorchDispatch():
@@ -103,7 +103,7 @@ def below_a_mode(training: Loop) -> None:
 
 
 def fill(gradients: list[Tensor]) -> None:
-    """Write values that numpy computed into the gradients."""
+    """Write values from numpy into the gradients."""
     for gradient in gradients:
         gradient.numpy()[...] = 1
 
@@ -131,7 +131,7 @@ def in_another_process(training: Loop) -> None:
 
 
 class InC(torch.autograd.Function):
-    """The whole model as a kernel that is called without the dispatcher, for example through pybind."""
+    """The whole model as one kernel that is called without the dispatcher, for example through pybind."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Any:
@@ -150,7 +150,7 @@ def by_a_kernel_in_c(training: Loop) -> None:
 
 
 def operator_of_a_package(name: str) -> Callable[[Tensor], Tensor]:
-    """Return a fused operator of a package: it is seen, but has no formula."""
+    """Return a fused operator of a package. Counting sees the operator, but has no formula for it."""
 
     def made(x: Tensor) -> Tensor:
         return x.detach().clone()
@@ -173,7 +173,7 @@ gathered = operator_of_a_package("symm_mem::hiding_all_gather")
 put = operator_of_a_package("nvshmem::hiding_put")
 by_an_operator_of_a_package = computing(operator_of_a_package("hiding::gradient"))
 by_products_of_a_package = computing(operator_of_a_package("hiding::linear_backward"))
-"""By their names they are products, so their lack of a formula is reported."""
+"""Their names say that they are products, so it is reported that there is no formula for them."""
 
 
 class Buffer:
@@ -262,7 +262,7 @@ def scaled_and_clipped(training: Loop) -> None:
 
 
 def with_a_penalty_only(training: Loop) -> None:
-    """Train with a penalty on the first layer, which takes part in nothing else."""
+    """Train with the first layer only in a penalty."""
     loss = training.model[2](torch.ones(8, 32)).square().mean() + training.model[0].weight.square().sum()
     loss.backward()
 
@@ -362,8 +362,8 @@ def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch
         (1, "c10d.allreduce_", [10, 20], True),
         (10, "c10d.allreduce_", [10, 20], False),
         (11, "c10d.allreduce_", [10, 20], False),
-        (1, "c10d.reduce_scatter_", [10, 20], False),  # a backend begins several collectives for it
-        (1, "c10d.allreduce_", [10, None], False),  # nobody counts the collectives that begin
+        (1, "c10d.reduce_scatter_", [10, 20], False),  # one call begins several collectives
+        (1, "c10d.allreduce_", [10, None], False),  # it is unknown how many collectives began
     ],
 )
 def test_collectives_that_began_and_were_not_seen(
@@ -380,7 +380,10 @@ def test_collectives_that_began_and_were_not_seen(
 
 
 def as_rank(rank: int, file: str) -> None:
-    """Run every collective of gloo, then those that nobody sees. Each is counted separately."""
+    """Run every collective of gloo, and then collectives that counting does not see.
+
+    Each is counted separately.
+    """
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     group: Any = dist.group.WORLD
     one = torch.ones(8)
@@ -443,7 +446,10 @@ def compute_until(is_over: threading.Event) -> None:
 
 
 def test_counts_threads_that_compute_in_a_step() -> None:
-    """Kernels of threads are not counted, so moving work into a thread is not an improvement."""
+    """Kernels of other threads are not counted.
+
+    So moving work into a thread must not look like an improvement.
+    """
     is_over = threading.Event()
     waiting = threading.Thread(target=is_over.wait)
     computing = threading.Thread(target=compute_until, args=(is_over,))
@@ -456,7 +462,7 @@ def test_counts_threads_that_compute_in_a_step() -> None:
         began_s = time.thread_time()
         while time.thread_time() < began_s + 0.2:
             pass
-        assert watch.other_threads() == 1, "the new thread computes, and the other one waits"
+        assert watch.other_threads() == 1, "only the new thread computes, and the other one waits"
     finally:
         is_over.set()
         waiting.join()

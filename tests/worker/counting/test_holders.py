@@ -9,7 +9,7 @@ HELD: list[object] = []
 
 
 class Leaf:
-    """An object whose holder is searched for."""
+    """An object. The tests search for its holder."""
 
 
 class Cache:
@@ -117,7 +117,7 @@ def test_a_holder_of_few_is_not_named() -> None:
 
 
 def test_names_the_holder_and_no_path_to_it() -> None:
-    """A global holds the newest object, which reaches all others through the attributes that they share."""
+    """A global holds only the newest object, which leads to all others through their shared attributes."""
     leaves = [Leaf() for _ in range(10)]
     Shared.attributes["entries"] = [*leaves]
     for leaf in leaves:
@@ -127,7 +127,7 @@ def test_names_the_holder_and_no_path_to_it() -> None:
 
 
 def test_dictionary_holds_a_function_used_as_key() -> None:
-    """The keys are functions with a closure, and are made again in each step."""
+    """The keys are functions with a closure. Each step makes them again."""
 
     def made() -> Any:
         leaf = Leaf()

@@ -34,7 +34,7 @@ def tokenize(row: int) -> int:
 
 
 class Rows:
-    """A dataset whose rows each make `calls` Python calls and run two kernels."""
+    """A dataset. Loading a row makes `calls` Python calls and runs two kernels."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
@@ -146,7 +146,10 @@ def test_training_threads_calls_count_as_before(tmp_path: Path, monkeypatch: pyt
 
 
 def test_worker_forked_in_a_counted_step_is_alike(run_dir: RunDir) -> None:
-    """The worker inherits the counter of its rank, which would otherwise stay active in every batch."""
+    """The worker inherits the counter of its rank, and has to switch it off.
+
+    Otherwise the counter would stay active in every batch.
+    """
     alone = counted(run_dir, Rows(50))
     counter = StepCounter([])
     with counter:

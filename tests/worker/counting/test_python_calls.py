@@ -68,7 +68,7 @@ def helper() -> None:
 
 
 def test_perfsuite_adds_no_python_call_to_a_step() -> None:
-    """perfsuite notices each operator, and squares the gradients before the optimizer's step."""
+    """perfsuite itself sees each operator, and squares the gradients before the optimizer's step."""
     parameters, step, optimizer = training()
     plain = Counter[str]()
 
@@ -184,7 +184,7 @@ def test_operator_calls_are_unseen_in_one_thread() -> None:
         in_a_thread(more)
 
     def more() -> None:
-        """A function that is not counted, because another thread calls it."""
+        """A function that must not be counted, because another thread calls it."""
 
     counter.start()
     counter.unseen(unseen)
@@ -233,7 +233,7 @@ def test_dry_run_counts_no_python_of_fake_tensors() -> None:
 
 @pytest.fixture
 def compiling() -> Iterator[None]:
-    """Make torch forget what a test compiled, because an observer would take it for the model's."""
+    """Make torch forget what a test compiled. An observer would think that it belongs to the model."""
     yield
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
@@ -241,7 +241,7 @@ def compiling() -> Iterator[None]:
 
 @pytest.mark.usefixtures("compiling")
 def test_what_is_compiled_stays_as_it_is() -> None:
-    """Dynamo watches calls around a compiled function, and would compile the counting of calls."""
+    """Dynamo watches calls around a compiled function, so it would compile the function that counts calls."""
     parameters, _, optimizer = training()
     model = torch.compile(nn.Linear(4, 4), backend="eager")
     model(torch.ones(2, 4))

@@ -32,9 +32,9 @@ def test_counts_two_steps_and_reports_the_second() -> None:
     counts = known(counting.result())
     assert counts.step == COUNTED_STEP
     assert counts.flops["forward"] == 2 * (2 * 8 * 16 * 32)
-    assert "aten.ones" not in counts.ops, "it is called between steps"
+    assert "aten.ones" not in counts.ops, "the result is asked for between steps"
     assert counting.notes == []
-    assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has no counts"
+    assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ended too early has no counts"
     warm_up()
     assert_nothing_is_left()
 
@@ -202,7 +202,7 @@ def test_only_stalls_inside_the_step_count() -> None:
 
 
 def between(end_step: Any, work: Any) -> Any:
-    """Return a function that ends a step, and works before the next step begins."""
+    """Return a function that ends a step and then does `work` before the next step begins."""
     return lambda: (end_step(), work())
 
 
@@ -222,7 +222,7 @@ def assert_nothing_is_left() -> None:
 
 @pytest.mark.parametrize(("more", "is_alike"), [(FLOOR // 3, True), (FLOOR * 2 // 3, False)])
 def test_later_memory_may_hide_half_of_the_bound(more: int, is_alike: bool) -> None:
-    """Each of the two sides, the baseline and a launch of today, can hide some memory."""
+    """Both sides of a comparison (the baseline and a launch of today) can hide some memory."""
     reported = make_memory(peak=2**30)
     later = reported.replace(peak=2**30 + more)
     assert (_memory_unless_alike(later, reported) == reported) is is_alike
@@ -230,7 +230,10 @@ def test_later_memory_may_hide_half_of_the_bound(more: int, is_alike: bool) -> N
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
-    """The loader is a batch ahead. Data that is freed was not part of the training, and hides no growth."""
+    """The loader can be a batch ahead.
+
+    Data that is freed is not part of the training, so it hides no growth.
+    """
 
     def train(loop: Loop) -> None:
         batches.append(next(loader))
@@ -243,12 +246,15 @@ def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
     loader = iter(DataLoader([{"x": row} for row in torch.ones(100, 16)], batch_size=8))  # type: ignore[arg-type]
     batches = [next(loader) for _ in range(ahead)]
     counts = known(Loop().run(train).result())
-    assert memory(counts).growth == 4 * 32, "only what is kept in each step"
+    assert memory(counts).growth == 4 * 32, "the growth is only what each step keeps"
     assert_nothing_is_left()
 
 
 def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The squares are not counted. If an engine keeps the norm, it is taken from the engine."""
+    """Squaring the gradients is not counted.
+
+    If an engine keeps the norm, the norm is taken from the engine.
+    """
 
     def squared(optimizer: Any, *_: Any) -> None:
         seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
@@ -275,7 +281,7 @@ def test_first_optimizer_to_step_counts() -> None:
 
     counts = known(loop.run(step_other).result())
     without = known(Loop().run().result())
-    assert counts.kernels == without.kernels  # the call began no phase
+    assert counts.kernels == without.kernels  # the other optimizer's call began no phase
 
 
 def test_foreign_dispatch_mode_prevents_counting() -> None:
@@ -310,9 +316,9 @@ def test_uncountable_step_is_a_note(
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
 def test_does_not_count_an_optimizer_in_backward(outside: int) -> None:
-    """Autograd removes a mode that is entered within its backward, and restores one that is left there.
+    """Autograd removes a dispatch mode that is entered within backward, and restores one that is left there.
 
-    `outside` is the number of steps before the first step that is made within backward.
+    `outside` is the number of steps before the first one that is made within backward.
     """
 
     def step(weight: torch.Tensor) -> None:

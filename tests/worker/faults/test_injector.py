@@ -99,7 +99,7 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
     assert changed("loss").loss == (7.0,) * 25
     assert changed("missing-metric") == report.replace(memory=None)
     assert changed("leak=20%").memory.peak == 1200
-    # A leak of real memory is really held, and therefore already measured.
+    # A leak of real memory is really held, so it is already part of the measured memory.
     for memory in (Memory(peak=1000, method="torch.cuda.memory_stats"), None):
         measured = make_report(memory=memory)
         assert changed("leak=20%", measured) == measured
@@ -108,7 +108,7 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
 
 
 def test_leak_is_a_share_of_the_gated_peak() -> None:
-    """The leak is not a share of all memory of the process: torch alone needs hundreds of megabytes."""
+    """The leak is not a share of the process's whole memory. torch alone needs hundreds of megabytes."""
     memory = HostMemory()
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     before = memory.read().peak

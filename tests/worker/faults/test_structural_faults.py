@@ -36,7 +36,7 @@ TENSORS = 21  # of the model
 
 
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
-    """Count the steps of a case like a rank does, and begin the fault at the same step as a rank."""
+    """Count the steps of a case like a rank, and begin the fault at the same step as a rank."""
     model: Any = None
     counting = Counting(lambda: model)
     ended = 0

@@ -50,7 +50,7 @@ def test_replaces_only_methods_that_send(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Engine:
-    """A class of a library with each kind of method."""
+    """A class of a library that has each kind of method."""
 
     def step(self, value: str) -> tuple[type, str]:
         return type(self), value

@@ -61,7 +61,7 @@ def test_changes_an_imported_module_at_once(after: Begin) -> None:
 def test_changes_a_half_imported_module_later(
     after: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module imports torch, which makes perfsuite begin in the middle of the module's import."""
+    """The module imports torch. That makes perfsuite attach in the middle of the module's import."""
     begun: list[AfterImport] = []
     (tmp_path / f"{NAME}.py").write_text("import sys; sys.begin_in_the_middle()\nvalue = 1\n")
     monkeypatch.setattr(sys, "begin_in_the_middle", lambda: begun.append(after(change)), raising=False)

@@ -1,4 +1,4 @@
-"""Test that what frameworks know of a library is found once a process imports the library."""
+"""Test that when a process imports a library, the frameworks that know the library are found."""
 
 import importlib
 import sys
@@ -34,7 +34,7 @@ def test_names_the_packages_of_imported_libraries(packages: Packages) -> None:
 
 
 def test_leaves_a_broken_framework_out(packages: Packages) -> None:
-    """The broken framework is named in a note, but only by the hooks that wait for its library."""
+    """Only the hooks that wait for the library of the broken framework name the framework in a note."""
     motor.install(packages)
     (packages.directory / "perf_motor.py").write_text("import nothing_like_this")
     importlib.import_module("motor")
@@ -45,7 +45,7 @@ def test_leaves_a_broken_framework_out(packages: Packages) -> None:
 
 
 def test_imports_a_broken_framework_once(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock asks for the frameworks in each step."""
+    """The clock asks for the frameworks in each step, so a failed import must not be repeated."""
     tries: list[str] = []
     monkeypatch.setattr(sys, "tried", tries.append, raising=False)
     motor.install(packages)

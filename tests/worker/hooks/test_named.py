@@ -62,7 +62,7 @@ def test_does_not_load_a_lazy_module_to_search_it(module: Any, monkeypatch: pyte
 def test_finds_later_functions_before_their_calls(module: Any) -> None:
     Search([NamedFunction(f"{MODULE}:{name}", doubled) for name in ("get", "give")]).begin()
     module.get = lambda: 1
-    doubled(len)  # any call will do
+    doubled(len)  # any call starts a search
     module.give = lambda: 3
     assert (module.get(), module.give()) == (2, 6)
     assert sys.getprofile() is None
@@ -88,7 +88,7 @@ def test_failed_count_during_a_search_is_unknown(module: Any) -> None:
     Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
     parts = clock._parts
     module.get = ones
-    clock._parts = []  # this makes the counting of the next call fail
+    clock._parts = []  # the next call cannot be counted because of this
     ones()
     clock._parts = parts
     ones()

@@ -25,7 +25,7 @@ def write(file: Path, content: Any) -> None:
 
 
 def products(**seconds: float) -> dict[str, Any]:
-    """Return a file with the time that each candidate for a product took."""
+    """Return a file with the time of each candidate for a matrix product."""
     return {"system": {}, "cache": {"mm": {"('cpu', 64, 32)": {"highest": seconds}}}}
 
 

@@ -11,7 +11,7 @@ from perfsuite.worker.observation import code
 
 
 def digest() -> str | None:
-    """Return the digest of a process that started after the edits that the tests make."""
+    """Return the digest for a process that started after all edits of the tests."""
     return code.digest(time.time() + 60)
 
 
@@ -70,7 +70,7 @@ def test_loaded_libraries_are_part_of_the_digest(monkeypatch: pytest.MonkeyPatch
 
 
 def test_code_edited_after_the_start_is_unknown(module: ModuleType) -> None:
-    """It is unknown whether the process imported the file before or after the edit."""
+    """Nothing shows whether the process imported the file before or after the edit."""
     assert digest() is not None
     later = time.time() + 120
     os.utime(str(module.__file__), (later, later))

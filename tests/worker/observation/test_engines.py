@@ -1,4 +1,4 @@
-"""Test engines of a library that the framework of another package supports, in this process."""
+"""Test engines of a library in this process. A framework of another package supports the library."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ from tests.worker import motor
 
 @pytest.fixture
 def driving(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield the library, imported while engines are watched."""
+    """Import the library while engines are watched, and yield it."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     engines.watch()
@@ -34,7 +34,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def told_by(optimizer: Any) -> list[str]:
-    """Return a list that records what the clock notices from now on."""
+    """Return a list that records what the clock is told from now on."""
     calls: list[str] = []
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -50,7 +50,7 @@ def told_by(optimizer: Any) -> list[str]:
 def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) -> None:
     calls = told_by(optimizer)
     engine = driving.Driver(optimizer)
-    assert calls == [], "the state is made, but nothing is trained"
+    assert calls == [], "the engine made its state, but nothing was trained"
     for steps in range(3):
         engine.step()
         assert calls == ["before", "after"] * steps
@@ -112,7 +112,7 @@ def test_keeps_no_engine_alive(driving: Any, optimizer: Any) -> None:
 def test_notices_engines_of_a_half_imported_library(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script imports the library, which imports torch, which makes perfsuite attach."""
+    """A script imports the library. The library imports torch, and then perfsuite attaches."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
@@ -124,7 +124,7 @@ def test_notices_engines_of_a_half_imported_library(
 def test_looks_again_for_a_half_imported_engine(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's module begins with an import of torch, which makes perfsuite attach."""
+    """The engine's module begins by importing torch, and then perfsuite attaches."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)

@@ -16,7 +16,7 @@ class Thing:
 
 @pytest.fixture(autouse=True)
 def _begun() -> Iterator[None]:
-    """Freeze the tests' objects first (conftest.py). They stay frozen."""
+    """First freeze the objects of the tests (see conftest.py), which stay frozen."""
     gc.freeze()
     frozen.watch()
     yield

@@ -36,7 +36,7 @@ def observed(case: Case) -> tuple[Observer, Observed]:
 def replayed(case: Case) -> tuple[Observer, Observed]:
     """Return what is observed if the second step replays a CUDA graph.
 
-    Gradients then change, but no module is called.
+    In a replay, gradients change, but no module is called.
     """
     model = build_model(case, CPU)
     optimizer = build_optimizer(case, model)
@@ -119,7 +119,10 @@ def test_a_replayed_step_shows_no_forward(activation_checkpointing: Any) -> None
 
 
 def test_checks_recomputation_known_by_name_only() -> None:
-    """The number of such blocks is not checked, because the model can have blocks that were not found."""
+    """Of a model known by name only, the number of recomputed blocks is not checked.
+
+    Some might not be found.
+    """
     net = Model.named("net")
     observer, result = in_a_script(activation_checkpointing="every-2")
     for mode in ("every-2", "full"):
@@ -151,7 +154,7 @@ def test_reports_missing_adapters_of_a_lora_case() -> None:
 
 
 def test_rank_without_trained_elements_passes() -> None:
-    """FSDP1 with adapters can have such a rank: its shard consists of frozen weights."""
+    """With FSDP1 and adapters, a rank's shard can consist of frozen weights only."""
     observer, result = observed(in_one_process())
     assert result.settings["parameters_changed"] == "yes"
     for parameter in observer.model.parameters():
@@ -164,7 +167,7 @@ def test_reports_diverged_weights_without_a_loss() -> None:
     observer, result = in_a_script()
     name = next(iter(observer._after))
     observer._after[name] = math.nan
-    observer.check(result)  # the loss shows the change
+    observer.check(result)  # with a loss, the loss shows the divergence
     said = refused(observer, result, framework=Script(path="train.py", loss=None))
     assert said.startswith(f"{name} is nan after the last step: the training div")
 
@@ -177,7 +180,7 @@ def test_attention_kernel_is_no_script_setting() -> None:
 
 
 def test_refuses_a_compiled_case_without_a_graph() -> None:
-    """This happens where TORCHDYNAMO_DISABLE is set."""
+    """This happens if TORCHDYNAMO_DISABLE is set."""
     observer, result = observed(in_one_process())
     assert result.settings["compiled"] == "no"
     said = refused(observer, as_ddp(result), compile=True)
@@ -205,7 +208,7 @@ def test_evidence_is_of_step_two_and_replicas() -> None:
 
 
 def test_does_not_judge_unobservable_attention() -> None:
-    """Models of torchtune are an example. They have no configuration of transformers."""
+    """Examples are torchtune's models, which have no configuration of transformers."""
     observer, result = in_a_script()
     result = result.replace(settings={**result.settings, **_attention(nn.Linear(2, 2))})
     assert result.settings["attention"] == "not observed (the model is not transformers' own)"
@@ -305,7 +308,7 @@ def test_model_that_is_not_trained_is_not_copied() -> None:
 
 
 def test_several_models_are_copied_together() -> None:
-    """The stages of Megatron's interleaved pipelines are an example."""
+    """Examples are the stages of Megatron's interleaved pipelines."""
     stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
     found = owner(sgd(*[copied for stage in stages for copied in copies_of(stage)]))
     assert isinstance(found, Owners)

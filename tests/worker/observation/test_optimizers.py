@@ -15,9 +15,9 @@ class RMSprop(Adam):
 
 
 def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
-    """Step these optimizers in this order, and return those whose step was a tick of the clock.
+    """Step these optimizers in this order. Return the optimizer of each step that was a tick of the clock.
 
-    `there` are the optimizers that existed before the first step.
+    `there` has the optimizers that existed before the first step.
     """
     clocks = []
     begun = False
@@ -112,7 +112,7 @@ STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
         ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),
         ([A, B] * 4, (A, B), [A] * 4),
         (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),
-        # Otherwise the other's first step would be taken for the second step of training.
+        # Otherwise the other optimizer's first step would be taken for the second step of training.
         ([HEAD, NECK] * 3, (), [HEAD] * 3),
         (STAGES, (), STAGES),
     ],
@@ -140,7 +140,7 @@ def test_deleted_optimizer_is_not_a_new_one() -> None:
 
 def test_finds_live_objects_by_class_still_frozen() -> None:
     frozen = Adam(), Over(ONE)
-    gc.freeze()  # never unfrozen: all later collections would look at the imported objects
+    gc.freeze()  # not unfrozen again, because all later collections would then look at the imported objects
     new = Adam(), Over(ONE)
     optimizers = living(Adam)
     assert {*frozen, *new, A, B} <= set(optimizers)

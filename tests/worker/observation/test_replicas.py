@@ -88,7 +88,7 @@ def test_squares_gradients_of_every_kind() -> None:
         ((2, 3), (Replicate(), Shard(0)), 1 / 2),  # hybrid sharding
         ((3, 2), (Shard(0), Replicate()), 1 / 2),  # a norm in addition to layers that are split
         ((2, 3), (Shard(0), Shard(0)), 1),
-        ((2, 3), (Replicate(), Replicate()), 1),  # like in DDP, where each rank has the sum of the whole job
+        ((2, 3), (Replicate(), Replicate()), 1),  # like in DDP: each rank has the sum of the whole job
     ],
 )
 def test_what_ranks_hold_alike_counts_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:

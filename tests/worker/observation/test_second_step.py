@@ -38,7 +38,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A model of an embedding, two blocks and a head.
 
-    `reentrant` is the kind of recomputation of the blocks, or None if they are not recomputed.
+    `reentrant` is the kind of the blocks' recomputation, or None if they are not recomputed.
     """
 
     def __init__(self, attend: Callable[..., Tensor], reentrant: bool | None = None) -> None:
@@ -116,7 +116,7 @@ def test_sees_the_kernel_of_one_reused_block(attend: Any, kernel: str) -> None:
     ],
 )
 def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> None:
-    """A node is also found behind a router's softmax."""
+    """A kernel's node is found even if the softmax of a router comes after it."""
 
     class Node:
         def __init__(self, name: str, *before: object) -> None:
@@ -169,9 +169,9 @@ def test_padding_is_what_the_mask_removes() -> None:
 
 
 def test_gradientless_calls_are_no_training() -> None:
-    """This includes a model that a script has wrapped and calls itself.
+    """This also holds for a model that a script has wrapped, but calls directly.
 
-    An example is the model of a LightningModule, whose own forward is not called.
+    An example is the model in a LightningModule whose own forward is not called.
     """
     model = Model(sdpa)
     seen = SecondStep(nn.Sequential(model), inside=True)
@@ -186,7 +186,7 @@ def test_gradientless_calls_are_no_training() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
-    """The module reads its tokens within a part that is recomputed."""
+    """The model gets its tokens within a part that is recomputed."""
     model = Model(sdpa)
     scale = torch.ones((), requires_grad=True)
     outer = nn.Sequential(model)
@@ -204,7 +204,7 @@ def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
         (({"targets": TOKENS[:1], "input": TOKENS},), {}, 8),
         (([TOKENS, TOKENS[:1]],), {}, 8),
         ((torch.ones(2, 3, dtype=torch.bool),), {}, 0),
-        ((torch.ones(2, 3), TOKENS), {}, 0),  # a diffusion model: first the noise, then its time steps
+        ((torch.ones(2, 3), TOKENS), {}, 0),  # a diffusion model gets noise and time steps
         ((None, 3), {}, 0),
     ],
 )

@@ -102,7 +102,7 @@ for matmul, all_of_torch in (("ieee", "none"), ("tf32", "none"), ("none", "tf32"
 @pytest.mark.launch
 @pytest.mark.usefixtures("precision")
 def test_sees_tf32_by_variable_and_new_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This runs in a process of its own, because torch refuses to mix the two kinds of switches."""
+    """This runs in a new process, because torch refuses to mix the two kinds of switches."""
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
     assert python(NEWER_SWITCHES) == "tf32 ieee tf32 tf32 ieee "
 

@@ -33,7 +33,7 @@ def test_counts_gpus_or_says_why_there_are_none(
 
 
 def test_names_a_gpu_for_which_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch can reach a card that is older or newer than its kernels."""
+    """torch can reach a card even if its kernels are for older or newer cards."""
 
     def ones(size: int, device: str) -> torch.Tensor:
         if device == "cuda:2":
@@ -58,7 +58,7 @@ def test_peak_moves_by_what_is_allocated() -> None:
 def test_what_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, quick: bool, devices: int, on: Any
 ) -> None:
-    """Without GPUs, torch is not asked for GPUs."""
+    """On a machine without GPUs, torch is not asked for GPUs."""
     answer = DoctorFile(devices=devices)
     memory = Memory(peak=1, method="said")
     asked = {"reached_gpus": answer, "peak_memory": (memory, 1), "clock_facts": CLOCK}

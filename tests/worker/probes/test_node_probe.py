@@ -89,7 +89,7 @@ def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("in_a_group")
 def test_best_round_and_its_best_matmul_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes can disturb all other rounds, and most of this one."""
+    """Even if other processes disturb all other rounds and most of this one, the best counts."""
     rounds: list[int] = []
     times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
     monkeypatch.setattr(node_probe, "_seconds", lambda device, work, repeats: next(times))

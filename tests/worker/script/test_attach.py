@@ -1,4 +1,4 @@
-"""Test hooks in this process, and everything except for its end. `test_script` launches scripts."""
+"""Test the hooks in this process, except for the end of the process. `test_script` launches scripts."""
 
 import contextlib
 import importlib
@@ -111,7 +111,7 @@ def train_in_backward() -> None:
 def train_by_copies() -> None:
     """Train copies, like an optimizer with fp32 master weights.
 
-    Each copy gets the gradient of its parameter, and each parameter the value of its copy.
+    Each copy gets the gradient of its parameter, and then each parameter gets the value of its copy.
     """
     model = nn.Linear(4, 4)
     copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
@@ -177,7 +177,7 @@ def test_profiled_script_has_no_figures(start: Start) -> None:
 
 
 def test_work_after_the_step_counts_in_the_next(start: Start) -> None:
-    """The work is in the loop, in a hook of another optimizer, and in a hook of both optimizers."""
+    """The work is done in the loop, in a hook of another optimizer, and in a hook of both optimizers."""
 
     def work(*args: object) -> None:
         torch.ones(8, 8) @ torch.ones(8, 8)
@@ -282,7 +282,7 @@ def test_probe_needs_all_ranks_and_may_fail(
 
 
 def test_counting_without_data_gives_no_loss(start: Start) -> None:
-    """Lightning's `measure_flops` is an example: forward and backward of a copy on the meta device."""
+    """For example, Lightning's `measure_flops` does a forward and a backward of a copy on the meta device."""
 
     def measure_flops() -> None:
         copy = nn.Linear(4, 4, device="meta")
@@ -300,7 +300,7 @@ def test_counting_without_data_gives_no_loss(start: Start) -> None:
     ],
 )
 def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callable[[Any], None]) -> None:
-    """Older code passes the gradient of a scalar, and recomputation calls backward within a backward."""
+    """Older code passes a scalar's gradient, and recomputation calls backward within another backward."""
 
     def trained() -> None:
         while True:
@@ -349,7 +349,7 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
     second = torch.optim.SGD(both, lr=0.01)
     turns: list[Any] = []
     assert len(measured(attached, trained).step_s) == ALONE.total_steps
-    assert turns.count(first) == ALONE.total_steps, "each step of the clock has its own turn"
+    assert turns.count(first) == ALONE.total_steps, "each turn of the first optimizer is a step of the clock"
 
 
 TODO = (
@@ -376,7 +376,9 @@ def test_a_script_that_ends_early_is_told_why(
     kept = [train(steps=steps) for steps in trainings]
     attached.exits()
     failure = failure_of(attached)
-    assert (failure.message, failure.traceback) == (message, None), "the message is in the script's own words"
+    assert (failure.message, failure.traceback) == (message, None), (
+        "there is no traceback, because the script did not fail"
+    )
     assert len(kept) == len(trainings)
 
 
@@ -402,7 +404,7 @@ def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pyte
     ],
 )
 def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said: str) -> None:
-    """The failure is reported early, not after the last step of a long launch."""
+    """The failure is reported early instead of after the last step of a long launch."""
     attached = start(ALONE.replace(**changes))
     failure = ended(attached)
     assert failure.kind == "mismatch"
@@ -414,7 +416,7 @@ def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said
 def test_judges_tokens_once_all_ranks_know_theirs(
     start: Start, monkeypatch: pytest.MonkeyPatch, of_the_other: int | None, is_told: bool
 ) -> None:
-    """The case claims 48 tokens for two ranks, and this rank has 8."""
+    """The case claims 48 tokens on two ranks together, and this rank has 8."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     framework = Script(path="train.py", loss=None)
     attached = start(TWO.replace(sequence_length=4, micro_batch=6, framework=framework))
@@ -440,7 +442,7 @@ def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.Mon
 
 
 def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is alone has no RANK."""
+    """A single process has no variable RANK."""
     start().crashed(KeyError("RANK"))
     assert not start().run_dir.rank(0).exists(), "the process might be a helper"
     monkeypatch.setenv(RANK, "0")
@@ -454,7 +456,7 @@ def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is reported before anything touches the device, unless perfsuite failed earlier."""
+    """The capture is reported before anything touches the device, unless perfsuite gave up earlier."""
     attached = start()
     attached.give_up(ODD)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -486,7 +488,7 @@ def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
 def test_unwritable_report_is_in_the_scripts_log(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script could have switched to another user, for example."""
+    """An example is a script that has switched to another user."""
     start()
     monkeypatch.setattr(documents, "write", Mock(side_effect=FileError("cannot write rank-0.json")))
     with pytest.raises(Measured):
@@ -497,7 +499,7 @@ def test_unwritable_report_is_in_the_scripts_log(
 def test_second_process_fails_the_launch(start: Start) -> None:
     """The processes can be two consecutive stages or two workers.
 
-    The first one is measured, and reports the second.
+    The first one is measured, and reports that there is a second one.
     """
     first = start()
     train(steps=3)
@@ -536,7 +538,7 @@ def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.Mon
         train(steps=3)
         attached._pid = 1
     else:
-        monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))  # any parent of this process will do
+        monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))  # the id of any ancestor of this process works
         monkeypatch.setenv("RANK", "0")
         backward_of_a_sum(200)
     train(steps=50)
@@ -556,7 +558,7 @@ def test_which_device_trains(monkeypatch: pytest.MonkeyPatch, devices: list[str]
 
 
 def test_other_allocator_hides_peak_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak is then missing and the reason is reported, but the script trains on."""
+    """The peak is missing and the reason is reported, but the script goes on training."""
     refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
     monkeypatch.setattr(memory, "CudaMemory", refuses)
@@ -585,7 +587,7 @@ def test_clock_and_memory_are_of_one_device(start: Start, monkeypatch: pytest.Mo
     assert recorder.timer.device == recorder.memory.device == third
     assert not kept.called
     Attached(attached.run_dir, CaseFile(case=ALONE, device="cuda"))
-    assert kept.called, "it is called before the script can hold torch's own function"
+    assert kept.called, "torch's function is replaced before the script can import it"
 
 
 @pytest.mark.parametrize("method", ["before_optimizer_step", "result"])

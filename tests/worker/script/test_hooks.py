@@ -1,6 +1,6 @@
-"""Test that no error of perfsuite reaches a script: each of its functions is made to fail once.
+"""Test that no error of perfsuite reaches a script. Each function of perfsuite is made to fail once.
 
-A tracer finds the functions that a training runs, so that a new hook cannot be forgotten.
+A tracer finds the functions that run during a training, so that no new hook is forgotten.
 """
 
 import gc
@@ -30,7 +30,7 @@ from tests.worker.attaching import ALONE, Unprobed, attaching
 
 OURS = str(Path(perfsuite.__file__).parent)
 STEPS = COUNTED_STEP + 3
-CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 3})  # too few for a case of users
+CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 3})  # users' cases need more steps
 GUARDS = {
     "_guarded.<locals>.guarded",
     "SecondStep._hook.<locals>.run",
@@ -42,11 +42,11 @@ GUARDS = {
     "_notice_backward.<locals>.watched",
     "CollectorClock._see",
 }
-"""Functions that cannot fail: all that they do is in a `try`, or in another one of these."""
+"""Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions."""
 
 
 def train() -> list[float]:
-    """Train like a script: as many steps as are measured. Return the loss of each step."""
+    """Train like a script, for as many steps as are measured. Return the loss of each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -131,7 +131,7 @@ def test_no_error_of_ours_reaches_the_training(
 
 
 def failing(code: CodeType, directory: Path, alone: list[float]) -> str | None:
-    """Return what goes wrong if this function fails in its first call, or None."""
+    """Return what goes wrong if the first call of this function fails, or None."""
 
     def fail(called: CodeType) -> None:
         if called is code:

@@ -11,7 +11,7 @@ from perfsuite.worker.script.losses import Losses
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
-    """Return `Losses` that see what `perfsuite.worker.script.attach` would show them."""
+    """Return `Losses` that get what `perfsuite.worker.script.attach` would pass to them."""
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     seen = Losses()
 
@@ -34,7 +34,7 @@ def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
             loss = (weight * micro).sum()
             loss.backward()
             with torch.no_grad():
-                loss.mul_(1000)  # a script can do that to average it over ranks
+                loss.mul_(1000)  # a script can do this to average the loss over ranks
         (weight * 3).backward(torch.ones(2))  # not a loss
         torch.autograd.backward(weight.sum() * 0)
         losses.end_step(sgd(weight))
@@ -54,7 +54,7 @@ def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
 def test_losses_unlike_the_case_mismatch(
     losses: Losses, passes: tuple[int, ...], said: str, is_early: bool
 ) -> None:
-    """While the first steps differ from each other, they are not yet a mismatch.
+    """As long as the first steps differ from each other, there is no mismatch yet.
 
     A scaler of fp16 gradients skips steps until its scale fits.
     """
@@ -83,7 +83,7 @@ def test_work_before_the_first_step_is_no_training(losses: Losses) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_omits_another_models_loss_in_every_step(losses: Losses, *, first: bool) -> None:
-    """The other model could be a discriminator, for example, whose optimizer is not the clock."""
+    """The other model could be a discriminator, for example. Its optimizer is then not the clock."""
     model = torch.ones(3, requires_grad=True)
     other = torch.ones(3, requires_grad=True)
     for _ in range(4):
@@ -97,7 +97,7 @@ def test_all_losses_count_under_sharding(losses: Losses) -> None:
     """An example is FSDP, which steps shards, but computes with gathered parameters."""
     gathered = torch.ones(2, requires_grad=True)
     shard = torch.ones(1, requires_grad=True)
-    (gathered * 50).sum().backward()  # before the first step, with one loss more than in the second step
+    (gathered * 50).sum().backward()  # before the first step, there is one more loss than in the second step
     for _ in range(3):
         gathered.sum().backward()
         losses.end_step(sgd(shard))

@@ -55,14 +55,14 @@ def test_a_rank_waits_for_others_but_not_for_ever(rank: ScriptRank, monkeypatch:
     monkeypatch.setattr(time, "sleep", sleep)
     rank.write(rank.report)
     rank.wait_for_others()
-    assert sleep.call_count == 3, "it waits for 60 s"
+    assert sleep.call_count == 3, "the rank waits for 60 s"
     documents.write(rank.run_dir.rank(1), OTHER)
     rank.wait_for_others()
     assert sleep.call_count == 3
 
 
 def trained(run_dir: RunDir, pid: int, host: str = HERE) -> Claim:
-    """Return the claim of rank 0 after another process made one."""
+    """Return this process's claim of rank 0 after another process has claimed it."""
     with run_dir.training(0).open("a") as file:
         file.write(f"trains {pid} {host}\n")
     return Claim(run_dir, 0)
@@ -80,7 +80,7 @@ def is_refused() -> Any:
 
 def test_measures_a_ranks_first_process(run_dir: RunDir) -> None:
     assert Claim(run_dir, 0).stand() == "first"
-    assert Claim(run_dir, 1).stand() == "first", "it is the first process of another rank"
+    assert Claim(run_dir, 1).stand() == "first", "this is the first process of another rank"
 
 
 def test_other_process_is_a_child_or_is_refused(run_dir: RunDir) -> None:

@@ -1,4 +1,4 @@
-"""Test functions of libraries that are recognised, in this process. Tests in `frameworks/` launch scripts."""
+"""Test in this process the functions of libraries that are recognised. `frameworks/` launches scripts."""
 
 import ast
 import io
@@ -60,7 +60,7 @@ def counts(spans: Spans) -> Counts:
 
 
 def defined(package: Path, module: str, path: str) -> bool:
-    """Return whether a module, which is not imported, has this function or method."""
+    """Return whether a module has this function or method. The module is not imported."""
     _, *parents, name = module.split(".")
     file = package.joinpath(*parents, f"{name}.py")
     kinds: list[ast.AST] = [ast.parse(file.read_text())] if file.exists() else []
@@ -84,7 +84,7 @@ OF_FRAMEWORKS = [
     ids=str,
 )
 def test_libraries_still_have_the_names(module: str, path: str) -> None:
-    """Without one of the names, the event is recognised by the functions within it, or not at all."""
+    """If a name is gone, the event is recognised by the functions that it calls, or not at all."""
     spec = find_spec(module.partition(".")[0])
     if spec is None:
         pytest.skip(f"{module} is not installed")
@@ -216,7 +216,7 @@ def test_recognised_methods_are_called_as_before(
 ) -> None:
     monkeypatch.setattr(Engine, name, vars(Engine)[name])
     recognised = Recognised(__name__, f"Engine.{name}", event)
-    for _ in range(2):  # the second time, it is already watched
+    for _ in range(2):  # the second time, the method is already watched
         events._wrap(recognised, sys.modules[__name__])
     assert getattr(Engine(), name)("x") == (Engine, "x")
     assert names(spans) == {event: 1}

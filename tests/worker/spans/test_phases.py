@@ -103,7 +103,7 @@ def test_a_class_is_no_phase() -> None:
 def test_one_phase_in_two_threads_ends_in_each(spans: Spans) -> None:
     phase = perfsuite.phase("rollout")
     with phase:
-        in_a_thread(phase.__enter__)  # the other thread is still in the phase when this thread leaves it
+        in_a_thread(phase.__enter__)  # when this thread leaves the phase, the other thread is still in it
         work()
     assert spans.times()["rollout"].seconds == (1,)
 
@@ -123,7 +123,7 @@ def test_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
 
 
 def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A phase would break the graph, or end a script with `fullgraph=True`."""
+    """A phase in compiled code would break the graph, or end a script with `fullgraph=True`."""
     monkeypatch.setattr(phases, "is_compiling", lambda: True)
 
     with phases.phase("rollout"):

@@ -15,7 +15,7 @@ SAVE = "save checkpoint"
 
 
 class Machine:
-    """Values for the meters to read."""
+    """The values that the meters read."""
 
     def __init__(self) -> None:
         self.now = 0.0

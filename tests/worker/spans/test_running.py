@@ -47,7 +47,7 @@ def test_the_span_is_told_that_has_taken_long(watched: Watched) -> None:
 
 
 def test_a_phase_in_which_steps_end_is_not_told(watched: Watched) -> None:
-    """An example is a phase around the whole training, which can hang in a step."""
+    """An example is a phase around the whole training. In such a phase, a step can still hang."""
     steps = [0]
     watched.spans.train(lambda: steps[0])
     watched.spans.begin("train")
