@@ -148,8 +148,11 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Make full collections, which many tests trigger, skip the objects of libraries. Also make torch compute
-    in one thread, as in a worker. Otherwise threads of several test processes wait for each other's cores."""
+    """Make full collections, which many tests trigger, skip the objects of libraries.
+
+    Also make torch compute in one thread, as in a worker. Otherwise the threads of several test processes
+    would wait for cores.
+    """
     gc.freeze()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)

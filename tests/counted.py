@@ -109,9 +109,9 @@ NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a CUDA g
 
 
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
-    """Return the counts of ranks.
+    """Return the counts of ranks. If only one is given (by default `make_counts`), all ranks have it.
 
-    One counts (by default `make_counts`) is for all ranks; several are one per rank.
+    Otherwise there is one rank for each of them.
     """
     if len(counts) > 1:
         return tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))

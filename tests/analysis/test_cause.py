@@ -322,7 +322,7 @@ HEAD = "Thread (most recent call first):"
 
 
 def stack(file: str, *, address: int = 1) -> str:
-    """Return a stack like those of faulthandler: another thread first, the main thread last."""
+    """Return a stack like those of faulthandler: another thread comes first, and the main thread last."""
     frames = f'  File "{file}", line 0 in waits\n'
     helper = 'Thread 0x00007fab (most recent call first):\n  File "/lib/threading.py", line 1 in helps\n'
     return f"{helper}\nCurrent thread 0x{address:08x} (most recent call first):\n{frames}"

@@ -464,7 +464,7 @@ def test_rank_without_loader_keeps_the_wait(tmp_path: Path) -> None:
 
 
 def test_one_compiling_rank_makes_a_cold_start(tmp_path: Path) -> None:
-    """Its peers wait for it, so their start-up also differs from that of a later launch."""
+    """The other ranks wait for this rank, so their start-up also differs from that of a later launch."""
     spans = {name: SpanTimes(seconds=(1.0,)) for name in ("start-up", "start-up: imports", "save")}
     counts = make_counts(spans={"start-up": Counts(modules={"torch": 9})})
     of_each: dict[str, Any] = {"spans": spans, "counts": counts}

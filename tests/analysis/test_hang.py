@@ -209,6 +209,6 @@ def test_reads_the_calls_of_this_jobs_ranks(tmp_path: Path) -> None:
     zero = write(1, 0)
     write(2, 1)
     write(3, 1)  # nobody knows which of the two processes is the rank
-    write(4, 0, world_size=1)  # a helper of a rank with a group of its own
+    write(4, 0, world_size=1)  # a helper process of a rank, which has its own group
     run_dir.collectives(5).write_text("{")
     assert calls_of(run_dir, 4) == {0: zero}

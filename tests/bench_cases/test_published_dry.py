@@ -38,7 +38,7 @@ def test_compiled_case_runs_as_its_twin() -> None:
 
 @pytest.fixture
 def run_fields(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the fields of a dry run: at most 941,530 tokens/s of all GPUs, 62 GiB, 5e10 FLOPs per token."""
+    """Return the fields of a dry run: 62 GiB, 5e10 FLOPs per token, at most 941,530 tokens/s on all GPUs."""
     flops = Flops(formula="f", per_token=5e10, parameters=8, matmul_parameters=7)
     run_fields: dict[str, Any] = {"dry": True, "duration_s": 14.6, "dry_facts": FACTS, "flops": flops}
 

@@ -209,9 +209,9 @@ def ddp(full: bool) -> Theory:
 def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
     """Each block is gathered for forward and again for backward. The root (embedding, last norm, head) is
     gathered once. torch stops recomputing a block at its last saved tensor, which is the input of the last
-    product. So that product is not repeated (`set_checkpoint_early_stop`), except in an autograd function, as
-    in float8, which saves after it has multiplied. The gradients of all micro-batches are reduced at the
-    last.
+    product. So that product is not repeated (`set_checkpoint_early_stop`). The exception is an autograd
+    function that saves after it has multiplied, as in float8. The gradients of all micro-batches are reduced
+    in the last one.
     """
     llama = LLAMA_8B
     group = (8 * nodes, 1)

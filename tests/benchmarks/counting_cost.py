@@ -1,4 +1,4 @@
-"""Measures the CPU seconds that counting 12 steps takes, compared with counting one.
+"""Measures how many CPU seconds counting 12 steps takes, compared with counting one step.
 
 The launches have no times, as in `perfsuite compare --counts`. They are launched alternately in pairs, for a
 case of DDP and a case of the Trainer: `python -m tests.benchmarks.counting_cost`.

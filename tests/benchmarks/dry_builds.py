@@ -82,7 +82,7 @@ CASES = {
 
 
 def differences(first: Run, second: Run) -> list[str]:
-    """Return the counts and predictions in which two dry runs of a case differ, with both values."""
+    """Return the counts and predictions that differ between two dry runs of a case, with both values."""
     mine, theirs = (run.model_dump() for run in (first, second))
     names = ("counts", "flops", "dry_facts", "dtypes", "figures", "machine", "notes")
     return [difference for name in names for difference in _differing(mine[name], theirs[name], name)]

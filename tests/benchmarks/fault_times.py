@@ -40,11 +40,11 @@ Breaks = Callable[[RunDir], object]
 def seconds(
     case: Case, machine: Machine, new_launcher: Callable[..., Launcher], breaks: Breaks | None
 ) -> tuple[float, str]:
-    """Break one launch once both ranks run. Returns the seconds from then to its verdict, and the verdict's
-    kind.
+    """Break one launch once both ranks run.
 
-    Without `breaks`, the launch hangs. Then the time begins with the last step that is seen. The seconds that
-    a job may take without a step are subtracted.
+    Returns the seconds until its verdict, and the verdict's kind. Without `breaks`, the launch hangs. Then
+    the time begins with the last step that is seen. The seconds that a job may take without a step are
+    subtracted.
     """
     launcher = new_launcher(new_detector=partial(HangDetector, hang_s=HANG_S if breaks else 4))
     began: list[float] = []

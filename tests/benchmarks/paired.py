@@ -1,9 +1,9 @@
 """Compares what three ways of judging two arms find on the same simulated days of a drifting machine.
 
-`paired`: `perfsuite compare`. `unpaired`: the same interleaved launches, judged by the engine that judges
-against baselines, with arm A as the baseline. `base first`: five launches of arm A, then up to 15 of arm B,
-judged by that engine. The last two ways estimate the noise between launches from three other cases, with five
-launches each.
+`paired` is `perfsuite compare`. `unpaired` has the same interleaved launches, but arm A is a baseline, and
+the engine that judges against baselines judges arm B. `base first` has five launches of arm A and then up to
+15 of arm B, which that engine judges as well. The last two ways estimate the noise between launches from
+three other cases, with five launches each.
 
 A second table shows what `paired` finds on a machine whose speed the probe shows, with and without the
 correction by the probe.

@@ -1,8 +1,8 @@
 """Shows the predicted memory of dry runs next to published memory: docs/evidence/memory.md (15 minutes).
 
-There is a dry run of each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP). The
-published memory is that of the allocator, without other memory on the GPU. Rows whose allocator had to retry
-report 14,992 MB, on a card that has 16,160 MiB.
+Each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP) has a dry run. The published memory
+is only that of the allocator, without other memory on the GPU. Rows whose allocator had to retry report
+14,992 MB, on a card that has 16,160 MiB.
 """
 
 from bench_cases.published import Row

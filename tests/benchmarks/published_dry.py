@@ -1,6 +1,6 @@
 """Shows published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
 
-A compiled case is run dry without compilation, since memory in compiled code depends on fusion.
+Dry runs of compiled cases are without compilation, since memory in compiled code depends on fusion.
 """
 
 import tempfile

@@ -31,11 +31,10 @@ STEP_S = 0.5
 def simulate(
     *, wait: float, scatter: float, growth: float = 0.0, trials: int = 2_000, seed: int = 0
 ) -> SimpleNamespace:
-    """Return the shares of outcomes, against a baseline and in pairs, if the wait grows by a share of the
-    step.
+    """Return the shares of outcomes if the wait grows, against a baseline and in pairs.
 
-    `wait` is the share of the step for which unchanged code waits, and `scatter` the standard deviation of
-    the wait's logarithm between launches.
+    The growth is a share of the step. `wait` is the share of the step for which unchanged code waits.
+    `scatter` is the standard deviation of the wait's logarithm between launches.
     """
     rng = np.random.default_rng(seed)
 
@@ -84,7 +83,7 @@ def _comparison(a: list[Figures], b: list[Figures]) -> str:
 
 
 def found(scatter: float, wait: float) -> float:
-    """Return the smallest growth, as a share of the step, that both ways find 95 times in 100."""
+    """Return the smallest growth that both ways find 95 times in 100, as a share of the step."""
     for growth in (0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5):
         shares = simulate(wait=wait, scatter=scatter, growth=growth, trials=300)
         if min(share.get("regressed", 0) for share in vars(shares).values()) >= 0.95:

@@ -73,7 +73,7 @@ def simulate(
     """Simulate one gate. The same draws serve all drops. Equal arguments give equal tables.
 
     log(seconds) is normal with standard deviation `sigma`. If it `is_contaminated`, it is `sigma` times
-    Student's t with 3 degrees of freedom, and one launch in 20, including those of baselines, is 10% slower.
+    Student's t with 3 degrees of freedom. In addition, one launch in 20 is 10% slower, also in baselines.
     `pooled_degrees` is the number of degrees of freedom of the class's noise. Enough baselines are drawn to
     reach it. With None, the noise is known from one baseline alone. `session_sigma` is the standard deviation
     of a shift in log(seconds) that all of today's launches share, and `known_session_sigma` is the value that
@@ -145,10 +145,9 @@ def _draws(
     *,
     is_contaminated: bool,
 ) -> Iterator[tuple[list[list[float]], list[float]]]:
-    """Yield for each trial the class's baselines, starting with the case's own, and today's launches, in
-    seconds.
+    """For each trial, yield the seconds of the class's baselines and of today's launches.
 
-    `shape` is (number of baselines, launches in each).
+    The case's own baseline is the first. `shape` is (number of baselines, launches in each).
     """
     rng = np.random.default_rng(seed)
 

@@ -2,12 +2,13 @@
 
 One simulated day is log(seconds) of 24 launches in a row. It has normal noise between launches and the
 machine's drift, and one launch in 20 is 10% slower. A drift of d is a random walk with standard deviation d
-after 24 launches. In addition, a period of about 6 launches in which the machine is 5% to 30% slower or
-faster begins with the probability 1.4 d at each launch. The effect of arm B is added to the launches of arm
-B. A machine can also have two speeds. Then each launch has either speed with the same probability.
+after 24 launches. In addition, the machine has periods of about 6 launches in which it is 5% to 30% slower or
+faster. Such a period begins at each launch with the probability 1.4 d. The effect of arm B is added to the
+launches of arm B. A machine can also have two speeds. Then each launch has either speed with the same
+probability.
 
-On a machine with a probe that the launches follow, log(probe seconds) of a launch is normal noise, too. That
-noise times the exponent is added to the launch.
+If launches follow a probe, log(probe seconds) of a launch is normal noise, too. This noise times the exponent
+is added to the launch.
 """
 
 import math
@@ -62,11 +63,11 @@ def simulate(
 ) -> Table:
     """Simulate one comparison. The same days serve all changes. Equal arguments give equal tables.
 
-    `sigma` is the standard deviation of log(seconds) between launches, and `drift` that of the machine's walk
-    after 24 launches. `two_speeds` is the slowdown of the slower launches on a machine with two speeds: 0.1
-    is 10%. If `probe_sigma` is given, there is a probe, which the launches follow with the `exponent`.
-    `probe_sigma` is the standard deviation of log(probe seconds). If it `corrects`, the judge gets the probe.
-    With `slows_probe`, arm B changes the probe as much as its steps.
+    `sigma` is the standard deviation of log(seconds) between launches. `drift` is the standard deviation of
+    the machine's random walk after 24 launches. `two_speeds` is the slowdown of the slower launches on a
+    machine with two speeds: 0.1 is 10%. If `probe_sigma` is given, there is a probe, which the launches
+    follow with the `exponent`. `probe_sigma` is the standard deviation of log(probe seconds). If it
+    `corrects`, the judge gets the probe. With `slows_probe`, arm B changes the probe as much as its steps.
     """
     counts = {change: Counter[str]() for change in changes}
     nearest = min(changes, key=abs)

@@ -1,4 +1,4 @@
-"""Shows formulas next to counts at full size: docs/evidence/dry-run.md (ten minutes).
+"""Shows what formulas give and what dry runs count, at full size: docs/evidence/dry-run.md (ten minutes).
 
 python -m tests.benchmarks.theory [NAME ...]
 """

@@ -311,7 +311,7 @@ def test_a_case_can_be_copied_and_put_in_a_set() -> None:
 
 
 def test_omits_defaults_from_launch_files() -> None:
-    """An arm can have an older perfsuite, which refuses unknown fields."""
+    """An arm can have an older perfsuite. Older versions refuse unknown fields."""
     usual = CaseFile(case=make_case(), device="cpu")
     assert set(json.loads(usual.as_json())) == {"schema_version", "case", "device"}
     other = usual.replace(preflight=True, counts=False, inject="hang")

@@ -188,7 +188,10 @@ def test_known_gpu_has_a_class_peak_and_link(
     ],
 )
 def test_the_peak_of_float8_where_a_gpu_has_it(name: str, datasheet: float | None) -> None:
-    """The peaks in the table are TFLOP/s with sparsity, as in the datasheets: twice the value without."""
+    """The peaks in the table are TFLOP/s with sparsity, as in the datasheets.
+
+    Without sparsity, they are half as high.
+    """
     peak = make_gpu_machine(name).peak_flops("float8")
     assert peak == (None if datasheet is None else pytest.approx(datasheet * 1e12, rel=0.013))
     assert make_machine().peak_flops("float8") is None

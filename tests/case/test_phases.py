@@ -34,7 +34,7 @@ def test_case_refuses_a_taken_phase_name() -> None:
 
 
 def test_a_case_that_names_phases_keeps_its_id() -> None:
-    """The training is the same, so its baselines remain valid."""
+    """The training is the same, so the case's baselines remain valid."""
     named = Script(path="train.py", phases={"rollout": "train:generate"})
     assert named.slug() == Script(path="train.py").slug()
 

@@ -72,7 +72,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verdicts:
-    """Replace the verdicts of all modes. Every case can have a dry run here, on any device."""
+    """Replace the verdicts of all modes, and let every case have a dry run on any device."""
     stand_in = Verdicts()
     commands.ask_nobody(monkeypatch)
     for mode in (AgainstArm, ByCounts):

@@ -1,5 +1,5 @@
 // Registers what a build of torch for CUDA registers when it is loaded: hooks, a guard and a timer that ask the driver.
-// Here each ends the process instead.
+// Here each of them ends the process instead.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>

@@ -124,9 +124,9 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
-    """With adapters, the Trainer asks DDP for a map of used parameters.
+    """With adapters, the Trainer makes DDP report which parameters are used.
 
-    Its pinned memory is not pretended.
+    DDP's map of them goes through pinned memory, which is not pretended.
     """
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
     case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")
@@ -151,7 +151,7 @@ def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_bf16_on_a_t4_is_emulated(tmp_path: Path) -> None:
-    """The Trainer is told that bf16 is supported. torch then computes attention with plain operators."""
+    """torch reports to the Trainer that bf16 is supported. Attention then consists of plain operators."""
     shallow = llama_tiny("llama-flat", num_hidden_layers=1)
     case = NEVER_REVIEWED.replace(model=shallow, framework=Trainer(), precision="bf16", hardware="t4")
     run = passed(case, tmp_path)

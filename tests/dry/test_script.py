@@ -473,7 +473,7 @@ for step in range(40):
 def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
     """A dry run drops some objects before it counts the objects that a step keeps.
 
-    It must not drop those that show which optimizer a loss belongs to.
+    It must not drop the objects that show which optimizer a loss belongs to.
     """
     case = case_of(tmp_path, TWO_LOSSES, ranks=1)
     clock = case.replace(framework=case.framework.replace(clock="SGD:2"))

@@ -88,7 +88,7 @@ def test_data_of_another_device_move_a_tensor(whole: bool) -> None:
 
 
 def test_type_of_a_fake_parameter_makes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The type of a real parameter does the same. accelerate loads weights with it."""
+    """The type of a real parameter also makes parameters. accelerate loads weights with it."""
     monkeypatch.setattr(FakeTensor, "__new__", values._parameter_of_its_class(FakeTensor.__new__))
     with FakeTensorMode():
         parameter = nn.Parameter(torch.ones(3))

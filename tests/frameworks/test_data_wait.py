@@ -164,6 +164,6 @@ def test_a_loader_is_named_by_module_and_name(name: str) -> None:
 
 
 def test_naming_a_loader_keeps_the_case_id() -> None:
-    """The training is the same, so its baselines stay valid."""
+    """The training is the same, so the case's baselines stay valid."""
     named = Script(path="train.py", loader="train:batches")
     assert named.slug() == Script(path="train.py").slug()

@@ -99,7 +99,10 @@ def test_reduces_gradients_in_the_requested_dtype(dtype: Any) -> None:
 
 
 def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
-    """Of four ranks, 0 and 1 split the layers of the first shard, and 2 and 3 those of the second shard."""
+    """Of four ranks, ranks 0 and 1 split the layers of the first shard.
+
+    Ranks 2 and 3 split the second one.
+    """
     parts = []
     for rank in range(4):
         with fake_group(rank, 4) as ranks:
@@ -124,7 +127,7 @@ def test_half_blocks_reduce_once_each_way(layers: int, checkpointing: Any) -> No
     """The expected calls are those of Shoeybi et al. 2019, figure 4.
 
     The embedding's output and the gradient of the head's input are reduced as well. A recomputed block also
-    repeats what comes before its last matmul, which includes the reduced output of its attention.
+    repeats everything before its last matmul. This includes the reduced output of its attention.
     """
     model = llama("x", **SHAPE | {"layers": layers})
     case = SPLIT.replace(model=model, activation_checkpointing=checkpointing)

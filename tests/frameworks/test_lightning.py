@@ -42,7 +42,7 @@ def units(case: Case) -> list[FullyShardedDataParallel]:
     assert isinstance(framework, Lightning)
     model = build_model(case.replace(activation_checkpointing="none"), torch.device("cpu"))
     strategy = framework.strategy_object(case, blocks(model))
-    # The strategy passes the index of its GPU to torch, which accepts a device as well.
+    # The strategy passes the index of its GPU to torch, but torch also accepts a device.
     strategy.parallel_devices = [SimpleNamespace(index=torch.device("cpu"))]
     strategy.cluster_environment = LightningEnvironment()
     with fake_group(0, 2):

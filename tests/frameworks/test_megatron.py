@@ -31,7 +31,10 @@ Sent = dict[tuple[str, str, int, int, str], tuple[int, float]]
 
 
 def case_of(package: str, script: str, *arguments: str, **changes: Any) -> Case:
-    """Return a case on 64 H100s whose script imports `package`. `make` installs it apart from the others."""
+    """Return a case on 64 H100s.
+
+    Its script imports `package`, which `make` installs apart from other packages.
+    """
     apart = Path(sys.prefix) / "megatron" / package
     if not apart.is_dir():
         pytest.skip(f"{package} is not installed (make .venv/installed)")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One part of the first day on a GPU: tests/gpu/day.sh dry|1|2|...|7 [DIRECTORY]. docs/develop/gpu-day.md explains them.
-# The parts are ordered so that the first ones validate most, and take 45 minutes together. Part `dry` needs no GPU and
-# runs before. PYTHON names the interpreter, .venv/bin/python by default.
+# The first parts validate the most. Parts 1 to 6 take 45 minutes together. Part `dry` needs no GPU,
+# and has to run before the others. PYTHON names the interpreter, .venv/bin/python by default.
 set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python} out=${2:-out}

@@ -24,7 +24,7 @@ HERE = str(Path(perfsuite.__file__).parents[1])
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a repository with two commits on main, as the current directory.
 
-    The tag `first` is on the first.
+    The first has the tag `first`.
     """
     repository = tmp_path / "repo"
     make_repository(repository, 2)
@@ -162,7 +162,7 @@ def test_other_interpreter_must_have_perfsuite(repo: Path) -> None:
 
 
 def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second answer might be in time.
+    """The interpreter's second answer might be in time.
 
     But the first answer has the paths, and without these the arm would import the code of this checkout.
     """

@@ -47,7 +47,7 @@ def made(index: Path) -> Path:
 
 @pytest.fixture
 def repo(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return that repository as the current directory."""
+    """Return the repository of `made` as the current directory."""
     monkeypatch.chdir(made)
     return made
 

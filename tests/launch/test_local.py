@@ -277,7 +277,7 @@ def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
 
 
 def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This happens if a KeyboardInterrupt comes in `Popen.wait`, between taking the lock and its `try`."""
+    """This happens if a KeyboardInterrupt comes in `Popen.wait` when the lock is taken, but before `try`."""
 
     def interrupted(job: Job, agent: subprocess.Popen[bytes], *_: object, **options: object) -> None:
         agent._waitpid_lock.acquire()  # type: ignore[attr-defined]

@@ -179,7 +179,7 @@ def sampled(
 ) -> Health | None:
     """Call a sampler at these steps, and return its report. If `is_last`, the job is over after them.
 
-    `settings` are the sampler's, by default those of a machine without a GPU.
+    `settings` are those of the sampler, by default for a machine without a GPU.
     """
     clock = settings.setdefault("clock", Clock())
     sampler = Sampler(**settings)

@@ -129,7 +129,8 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
     [
         (BOTH, [(0,), (0, 400)], [], 400 * POLL_S),
         (BOTH, [(0,), (-11,)], [(1, "exit code -11 (SIGSEGV)")], POLL_S),
-        # When one rank has failed, the others have some seconds to report why, unless its report explains it.
+        # When one rank has failed, the others have some seconds to report why, unless the failed rank's
+        # report explains it.
         ((), [(3,), (None,)], [(0, f"the script ended with exit code 3, {UNSEEN}")], ranks.GRACE_S),
         ((FAILED,), [(0,), (None,)], [], ranks.GRACE_S),
         # The rank ignores the signal with which the kernel would end it.

@@ -545,7 +545,10 @@ def test_a_lock_that_stays_taken_fails_its_cases(
 def test_a_failure_prints_its_text_once(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, on_ci: bool
 ) -> None:
-    """On CI, pytest repeats the whole text in its own short summary. Our text is above the summary."""
+    """On CI, pytest repeats the whole text in its short summary.
+
+    The text of perfsuite is above this summary.
+    """
     monkeypatch.setenv("CI", "true") if on_ci else monkeypatch.delenv("CI", raising=False)
     result = run_cpu(suite, "--perf-missing-baseline=fail", status=1)
     above, summary = str(result.stdout).split("short test summary info")

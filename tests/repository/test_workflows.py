@@ -376,7 +376,7 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
 
 
 def a_night(where: Path, name: str, outcome: str, inject: str | None = None, **session: Any) -> None:
-    """Write the results of a night at the last commit, as the job of one machine uploads them."""
+    """Write the results of a night at the last commit, like those that the job of one machine uploads."""
     result = judged(make_result(BEFORE.replace(inject=inject)), outcome=outcome)
     directory = where / "nights" / name
     directory.mkdir(parents=True)

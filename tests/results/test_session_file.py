@@ -94,7 +94,7 @@ def file(tmp_path: Path) -> Path:
 def strict(
     file: Path, *results: Measurement, skipped: tuple[Skipped, ...] = (), status: Any = "complete"
 ) -> Any:
-    """Write results, and return them as a parser reads them that does not know NaN."""
+    """Write results, and return what a parser reads that does not know NaN."""
     written = samples.make_session_file(*results, status=status, commit=None, skipped=skipped)
     documents.write(file, written)
     assert [plain(r) for r in documents.read(file, SessionFile).results] == [plain(r) for r in results]

@@ -81,7 +81,7 @@ def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The budget's time in seconds, as a list of one number that tests change."""
+    """The time that the budget reads, in seconds. It is a list of one number, which tests change."""
     now = [1000.0]
     monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
     return now

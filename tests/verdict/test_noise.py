@@ -368,7 +368,7 @@ def test_exponent_is_0_to_1_and_lowers_noise() -> None:
         ([[(1 / p, p) for p in PROBES]], 0),  # the probe moves against the steps
         ([[(p, 0.02) for p in PROBES]], 0),  # the probe never varies
         ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # the scatter is at the floor of the noise
-        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # besides the slope, 3 degrees of freedom are needed
+        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # 3 degrees of freedom are needed, not counting the slope
         *(([EXACT[:3], EXACT[3:5]], 0), ([EXACT[:3], EXACT[2:5]], 1)),
     ):
         assert probe_exponent(groups) == pytest.approx(exponent)

@@ -39,7 +39,7 @@ ALL: tuple[Outcome, ...] = (
 
 @pytest.mark.parametrize("outcome", ALL)
 def test_verdict_is_the_worse_of_time_and_counts(outcome: Outcome) -> None:
-    """Counts can make a verdict worse than that of the times.
+    """Counts can make a verdict worse than the times do.
 
     If times are only recorded, as on a new machine, less work is reported as well, because otherwise nobody
     would accept it. If the verdict is "unlike", counts are still shown.

@@ -62,7 +62,7 @@ def test_location_clips_values_at_two_sigmas() -> None:
 
 
 def test_one_large_square_in_ten_hardly_counts() -> None:
-    """The expected values are those of one step, in which none of the four squares is clipped.
+    """The expected values are those after one step. In that step, none of the four squares is clipped.
 
     The iteration continues from there.
     """

@@ -95,7 +95,7 @@ def test_no_machine_changes_other_metrics(metric: str) -> None:
 
 @pytest.mark.parametrize("outcome", ["regressed", "improved", "inconclusive"])
 def test_loader_must_be_as_fast_as_before(outcome: Outcome) -> None:
-    """The number of workers can be in a configuration file, which is not recorded."""
+    """The number of workers can be in a configuration file, and such files are not recorded."""
     waits = (metric_check(outcome="regressed"), metric_check(outcome=outcome, metric="data_wait_s"))
     assert after(RUN, timed("regressed", checks=waits)) == "regressed"
     loads = (metric_check(outcome="regressed"), metric_check(outcome="passed", metric="data_wait_s"))

@@ -23,7 +23,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.results.run_dir import RunDir
 from tests import samples
 
-LIMIT_S = 60  # seconds after which a command counts as hanging; the longest takes two on an idle machine
+LIMIT_S = 60  # after these seconds a command counts as hanging; the slowest takes 2 s if idle
 MEMORY = 4 * 2**30  # bytes that a command may use in addition to those of this process
 RED = ("failed", "failure", "regressed", "worse", "undecided", "inconclusive", "neutral", "unhealthy")
 GREEN = ("waived", "known_issue", "out_of_memory", "recorded", "passed", "closed", "success", "improved")
@@ -94,7 +94,7 @@ class Said:
 
 
 def in_process(directory: Path, command: Sequence[str]) -> Said:
-    """Run a command in a directory, in a fork of this process, which has imported everything."""
+    """Run a command in a directory. It runs in a fork of this process, which has imported everything."""
     with tempfile.TemporaryFile("w+b") as output:
         sys.stdout.flush()
         pid = os.fork()

@@ -45,8 +45,8 @@ def excuse(
 ) -> Literal["equal", "shown"] | None:
     """Return why a greener verdict is excused; None if it is not.
 
-    `output` is the command's output on the damaged file called `name`, and `usual` its output on the
-    original.
+    `output` is the command's output on the damaged file called `name`. `usual` is its output on the original
+    file.
     """
     if isinstance(damage, str):
         return None

@@ -1,4 +1,4 @@
-"""The results of the pairs, as a file and as the table of the page."""
+"""Stores the results of the pairs in a file, and shows them in the tables of the page."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -355,7 +355,8 @@ def _remove(slot: int) -> None:
 def _slot() -> Iterator[int]:
     """Take the first free slot, and clear it of what a dead owner left in it.
 
-    The claim is a name in the kernel, the abstract address of a socket, which only one process can have.
+    A slot is claimed with the abstract address of a socket, a name in the kernel that only one process can
+    have.
     """
     for slot in SLOTS:
         with socket.socket(socket.AF_UNIX) as claim:

@@ -177,8 +177,10 @@ def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: 
 
 @pytest.mark.nightly
 def test_fsdp_sends_over_the_network_as_in_theory(allocation: Allocation, tmp_path: Path) -> None:
-    """Parameters are gathered twice, and half of them are sent each time. Gradients are reduced once, which
-    costs as much as an all-reduce, because gloo's reduce-scatter is an all-reduce."""
+    """Parameters are gathered twice, and half of them are sent each time. Gradients are reduced once.
+
+    Since gloo's reduce-scatter is an all-reduce, this costs as much as an all-reduce.
+    """
     wire = Wire(allocation)
     run = launched(DDP_TINY.replace(framework=FSDP2(), micro_batch=4), tmp_path, on_progress=wire.look)
     assert run.failure is None

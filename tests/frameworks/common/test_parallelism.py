@@ -134,10 +134,11 @@ def theory(degrees: Degrees) -> dict[tuple[str, str, str], tuple[int, int]]:
     backward, and their gradients are scattered. accelerate's units are each block, the embedding, and the
     last norm with the head, which stays gathered.
 
-    Tensor parallelism (Shoeybi et al. 2019) reduces the output of each half of a block in forward, and the
-    gradient of the input of its first matrices in backward. transformers reduces that gradient for each of
-    these five matrices. The embedding's output and the gradient of the head's input are reduced as well, and
-    the logits are gathered. A block that is recomputed reduces the output of its attention again.
+    Tensor parallelism (Shoeybi et al. 2019) reduces the output of each half of a block in forward. In
+    backward, it reduces the gradient of the half's input. transformers does that separately for each of the
+    five matrices that get this input. The embedding's output and the gradient of the head's input are reduced
+    as well, and the logits are gathered. A block that is recomputed reduces the output of its attention
+    again.
     """
     tp = degrees.tp_size
     block = (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * MLP) // tp + 2 * HIDDEN

@@ -42,7 +42,7 @@ def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
 
 @pytest.mark.nightly
 def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_path: Path) -> None:
-    """With the file, nanotron also shards the optimizer. The training is the same."""
+    """With the file, nanotron also shards the optimizer, but the training is the same."""
     run, written = by_options
     config = yaml.safe_load(written.read_text())
     config["optimizer"]["zero_stage"] = 1

@@ -97,7 +97,7 @@ def make_evil() -> SessionFile:
 
 
 def section(page: str, case: str) -> str:
-    """Return the section of the case whose id begins like this."""
+    """Return the section of the case with an id that begins like this."""
     [part] = re.findall(f'<section class="case" id="case-{case}.*?</section>', page, re.DOTALL)
     return str(part)
 

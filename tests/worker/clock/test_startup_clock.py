@@ -162,7 +162,7 @@ def test_other_threads_first_step_is_unknown(clock: Clock) -> None:
 
 
 def test_other_threads_first_step_ends_the_clock(clock: Clock) -> None:
-    """Otherwise each later step would wait for the device, as the first step does."""
+    """If the clock went on, each later step would wait for the device, as the first step does."""
     in_a_thread(clock.end)
 
     assert clock.is_over

@@ -280,7 +280,10 @@ def test_collectives_of_nothing_are_told_apart() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
 def test_memory_excludes_backend_buffers() -> None:
-    """gloo's reduce-scatter sums in a copy of its input, which its thread releases some time later."""
+    """gloo's reduce-scatter sums in a copy of its input.
+
+    A thread of gloo releases the copy some time later.
+    """
     with alone():
         training = Training()
         gradient = torch.ones(1024)

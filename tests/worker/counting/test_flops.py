@@ -54,7 +54,8 @@ def test_mamba_counts_include_the_small_scan() -> None:
 
     The product of the scan, with states of 16, is left out. In a tiny model, this is 4.4%.
 
-    torch counts the backward of a depthwise convolution like that of a full one, so convolutions are ignored.
+    Convolutions are ignored, because torch counts the backward of a depthwise convolution like that of a full
+    one.
     """
     model = MODELS["mamba-tiny"]
     by_op = by_torch(transformers_model(transformers_config(model), attention="eager"), 3, 16)

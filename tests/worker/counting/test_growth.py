@@ -85,7 +85,7 @@ def test_finds_a_leak_where_many_old_objects_die() -> None:
 
 
 def test_full_collection_midway_names_no_holder() -> None:
-    """A full collection changes the order of objects. By that order, old objects are told from new ones."""
+    """A full collection changes the order of objects. Only that order shows which objects are old."""
 
     def leak_and_collect(number: int) -> None:
         leak(number)

@@ -60,7 +60,7 @@ def replayed_and_clipped(training: Loop) -> None:
 
 
 class Replayed(torch.autograd.Function):
-    """A linear layer of replays, as `make_graphed_callables` and inductor's CUDA graph trees build one."""
+    """A linear layer that replays graphs, as `make_graphed_callables` and inductor's graph trees build it."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Any:
@@ -177,7 +177,7 @@ by_products_of_a_package = computing(operator_of_a_package("hiding::linear_backw
 
 
 class Buffer:
-    """A buffer like DeepEP's, whose kernels send by themselves."""
+    """A buffer like that of DeepEP, which sends in its own kernels."""
 
     def dispatch(self, tokens: Tensor) -> Tensor:
         return tokens

@@ -1,6 +1,6 @@
 """Test real workers of a `DataLoader` in this process.
 
-`frameworks/test_data_wait.py` tests those of scripts.
+`frameworks/test_data_wait.py` tests the workers of scripts.
 """
 
 import os

@@ -34,7 +34,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def told_by(optimizer: Any) -> list[str]:
-    """Return a list that records what the clock is told from now on."""
+    """Return a list that records which steps the clock gets from now on."""
     calls: list[str] = []
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -180,7 +180,7 @@ def test_attention_kernel_is_no_script_setting() -> None:
 
 
 def test_refuses_a_compiled_case_without_a_graph() -> None:
-    """This happens if TORCHDYNAMO_DISABLE is set."""
+    """Such a case has no graph if TORCHDYNAMO_DISABLE is set, for example."""
     observer, result = observed(in_one_process())
     assert result.settings["compiled"] == "no"
     said = refused(observer, as_ddp(result), compile=True)

@@ -1,4 +1,4 @@
-"""Trains with the Trainer of transformers, which evaluates after each step with a worker that stays alive."""
+"""Trains with the Trainer of transformers. It evaluates after each step, with a worker that stays alive."""
 
 import os
 
