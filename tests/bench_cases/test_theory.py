@@ -50,7 +50,7 @@ def rows(shapes: Sequence[Shape], ranks: int) -> int:
 
 
 Sent = dict[tuple[str, Group, str], list[int]]
-"""Kind, group and dtype -> calls and bytes."""
+"""Maps the kind, group and dtype of a collective to its calls and bytes."""
 
 
 @dataclass

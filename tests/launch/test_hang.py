@@ -20,7 +20,7 @@ Look = tuple[float, int] | tuple[float, int, float]
 """The time, the steps so far and, if this is a hang, how long it has lasted."""
 LOADING = (0, -1)
 FIRST = (0, 0)
-"""The looks before the training begins and at its beginning."""
+"""One look before the training begins, and one at its beginning."""
 
 
 def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | None = None) -> HangDetector:

@@ -24,7 +24,7 @@ class Level:
 
 
 Levels = Callable[[int, int], Level]
-"""The level of the n-th case on the n-th night."""
+"""Returns a level from the number of the case and the number of the night."""
 
 
 def write_history(

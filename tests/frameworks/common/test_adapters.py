@@ -14,7 +14,7 @@ from perfsuite.worker.observation.second_step import layers as blocks_of
 from tests.frameworks.common.test_model import TINY
 
 NAMED = TINY.replace(model=Model.named("unet"))
-"""A case that knows only the name of its model."""
+"""A case that has only the name of its model."""
 SELF_ATTENTION = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 
 

@@ -95,7 +95,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "step_microbatches": lambda: PipelineScheduleSingle,
     "validate_accelerator": a_parallelism,
 }
-"""An object with each private attribute."""
+"""For each private attribute, an object that has it."""
 
 SET_IN: dict[str, Callable[..., Any]] = {
     "inference_mode": PipelineStage.__init__,

@@ -26,7 +26,7 @@ KEEPING_NOTHING = {
     "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 0,
 }
-"""Every parameter is gathered where it is used. By default, parameters of up to 100,000 elements stay."""
+"""With this, every parameter is gathered where it is used. By default, small ones (up to 100,000) stay."""
 OF_TRANSFORMERS: dict[str, Any] = {
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
