@@ -3,13 +3,13 @@
 An arm is written as words that are separated by spaces, as in a shell. Each word is one of these:
 
     .                       this environment, which is also the default
-    NAME=VALUE              an environment variable for the launches, which overrides all others
+    NAME=VALUE              an environment variable for the launches; it overrides values from elsewhere
     path/to/venv/bin/python an interpreter with perfsuite installed; the path must contain a slash
     image:ghcr.io/me/it:1   `python` in a container image that has perfsuite installed
     main, v1.2, 0123abc     a branch, tag or commit of the repository; launches run in a worktree of it
-    main:requirements.lock  the same, with the packages in this file of the commit; or uv.lock
+    main:requirements.lock  such a commit, with the packages in this file of the commit; also a uv.lock
     accelerate==1.10.0      a release of a package, with the dependencies that it needs in other versions
-    requirements.txt        the packages in this file, installed in the same way; or uv.lock
+    requirements.txt        the packages in this file, installed in the same way; also a uv.lock
 
 For example, `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
@@ -112,7 +112,7 @@ HERE = Arm()  # this environment, without the commit of a repository
 def here(root: Path) -> Arm:
     """Return this environment as an arm, with the commit of the repository that contains `root`.
 
-    An untracked Python file also counts as an uncommitted change, unless git ignores it, because cases may
+    An untracked Python file also counts as an uncommitted change, unless git ignores it, because cases might
     run it.
     """
     now = revision(root)

@@ -33,8 +33,8 @@ from perfsuite.results.run_dir import (
 )
 
 REPORTS_S = 1.0  # seconds between checks which ranks have reported
-# Seconds that agents have to end a job. Up to 5 s each are needed for the stacks (with collective calls), for
-# NVML, and for other agents.
+# Seconds that agents have to end a job. Writing the stacks (with collective calls), reading NVML and waiting
+# for other agents can each take 5 s.
 END_S = 20.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 

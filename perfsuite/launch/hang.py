@@ -3,13 +3,12 @@
 HANG_S = 120
 """A job hangs only after this many seconds without a step. This is longer than a rank needs at its end: it
 waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
-# A job is allowed to go without a step for this many times its longest step, for example in an evaluation or
-# checkpoint.
+# The maximum time without a step, as a multiple of the job's longest step. Evaluations and checkpoints need
+# such pauses.
 LONGEST_STEPS = 20
 # The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2
-# Until a later step has been timed, a job is allowed to go without a step for this many times its longest
-# warm-up step.
+# The same limit until a later step has been timed, as a multiple of the longest warm-up step.
 LONGEST_WARM_UPS = 3
 
 
@@ -31,8 +30,8 @@ class HangDetector:
         self._longest_steps = longest_steps
         self._longest_warm_ups = longest_warm_ups
         self._longest_s = 0.0  # the longest time between two signs of life after the warm-up steps
-        # pragma: no mutate 0.0: three times as long is less than `hang_s`
-        self._longest_warm_up_s = 0.0  # the same, from the start of training to the end of warm-up
+        # pragma: no mutate 0.0: three times the mutated value (1 s) is still less than `hang_s`
+        self._longest_warm_up_s = 0.0  # the longest such time between the start and the end of warm-up
         self._last: tuple[bool, int, int] | None = None  # the last sign of life passed to `quiet_s`
         self._last_at = 0.0  # pragma: no mutate 0.0: the first sign of life sets it before it is read
 
@@ -68,7 +67,7 @@ class HangDetector:
     @property
     def allowed_s(self) -> float:
         """Maximum number of seconds without a sign of life."""
-        # pragma: no mutate 0.0: three times as long is less than `hang_s`
+        # pragma: no mutate 0.0: three times the mutated value (1 s) is still less than `hang_s`
         warm_up_s = 0.0 if self._longest_s else self._longest_warm_up_s
         of_steps = self._longest_steps * self._longest_s
         return max(self._hang_s, of_steps, self._longest_warm_ups * warm_up_s)

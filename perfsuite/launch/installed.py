@@ -98,8 +98,8 @@ def uv_command(lock: Path) -> str:
 def once(directory: Path, install: Callable[[], object]) -> None:
     """Fill a directory with `install`, once and completely. Other commands wait meanwhile.
 
-    A directory without `DONE` is incomplete. It is deleted when `install` fails, or, if the process was
-    killed, the next time. Raises `PackageError` if the directory cannot be written.
+    A directory without `DONE` is incomplete. It is deleted when `install` fails. If the process was killed,
+    the next call deletes it. Raises `PackageError` if the directory cannot be written.
     """
     try:
         with locked(directory):

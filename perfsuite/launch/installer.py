@@ -67,9 +67,10 @@ sys.exit(main(sys.argv[1:]))
 """Makes pip write the packages that it found to a file (name, file, address, reason if yanked) and stop.
 
 `pip install --dry-run` downloads everything before it reports the packages (seen in 23.2), but the user must
-consent first. The names in `pip._internal` were seen in 23.2. If they are missing, or if pip does not call
-the replaced method, `--report` has the same information, but old versions of pip download first. If an index
-has no separate metadata, `fast-deps` reads the dependencies of a wheel without downloading all of it."""
+consent to a download first. The names in `pip._internal` were seen in 23.2. If they are missing, or if pip
+does not call the replaced method, `--report` has the same information, but old versions of pip download
+before they report. If an index has no separate metadata, `fast-deps` reads the dependencies of a wheel
+without downloading all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

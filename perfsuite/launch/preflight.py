@@ -31,12 +31,12 @@ GPU_SHARE = 0.75
 """Lowest healthy rate of the slowest GPU of a node, as a share of the best rate of another node. The speed of
 GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
-"""The same for CPU cores. It is lower, because other processes might be using the cores. With a load of 8 on
-two cores, the worse of two equal nodes had 88% of the other's matmul rate and 50% of its copy rate, in the
-worst of 10 preflights."""
+"""The same for CPU cores. It is lower, because other processes might be using the cores. In the worst of 10
+preflights under a load of 8 on two cores, one of two equal nodes had 88% of the other's matmul rate and 50%
+of its copy rate."""
 LINK_SHARE = 0.5
-"""Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. It is
-low, because paths differ in length."""
+"""Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. This
+share is low, because paths differ in length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
 """Rates of a single node -> their wording in a sentence."""
 
@@ -165,7 +165,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """Return a problem if all-reduces with both neighbours are far slower than those between other nodes.
+    """Return a problem if all-reduces with both neighbours are far slower than between other nodes.
 
     `links` are the rates of pairs of neighbours, in GB/s.
     """
@@ -174,8 +174,8 @@ def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
         return []
     rates = " and ".join(f"{rate:.3g}" for rate in own)
-    beside = f"between other nodes {max(others):.3g} (at least {LINK_SHARE:.0%} is healthy)"
-    return [f"all-reduce with its neighbours {rates} GB/s, {beside}"]
+    beside = f"between other nodes: {max(others):.3g} GB/s (at least {LINK_SHARE:.0%} of this is healthy)"
+    return [f"all-reduce with its neighbours: {rates} GB/s, {beside}"]
 
 
 def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:

@@ -33,7 +33,7 @@ LONGEST_NAME = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Cores(Cpu):
-    """The CPU time used so far, on the cores that a job may use, and by each process."""
+    """The CPU time used so far: on the cores that a job may use, and by each process."""
 
     # CPU seconds by process id and start time, because ids are reused.
     by_process: Mapping[tuple[int, float], float]
@@ -100,7 +100,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
     """Return a line for each GPU on which other processes hold too much memory.
 
     Only the first `devices` visible GPUs are checked. In a container, NVML does not list the processes of
-    other users. Only the memory in use then shows that they exist.
+    other users: only the memory in use shows that such processes exist.
     """
     users = []
     nvml.nvmlInit()
@@ -112,7 +112,8 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
                 names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
                 users.append(f"{amount(held, 'bytes')} of GPU {index} held by {names}")
             elif (used := nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used) > HELD_BYTES:
-                users.append(f"{amount(used, 'bytes')} of GPU {index} whose holder NVML does not report")
+                held_by = "processes that NVML does not list"
+                users.append(f"{amount(used, 'bytes')} of GPU {index} held by {held_by}")
     finally:
         nvml.nvmlShutdown()
     return users
@@ -176,7 +177,7 @@ class Neighbours:
             if machine.device == "cuda":
                 quiet = "no other process holds memory of the job's GPUs"
             self.say(
-                f"waiting until {quiet} for {QUIET_S:.0f} s, at most {most_s:.0f} s "
+                f"waiting at most {most_s:.0f} s until, for {QUIET_S:.0f} s, {quiet} "
                 "(--perf-wait-quiet; for a command, --wait-quiet)"
             )
         began = quiet_since = self.clock()

@@ -33,7 +33,7 @@ from perfsuite.worker import leash
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """Environment variable that names the scheduler's variable with the number of this node (from 0). If it is
 not set, this is node 0."""
-# Seconds for which an agent that has lost its driver waits until another thread has written its file.
+# An agent that has lost its driver waits at most this many seconds for another thread to write its file.
 LATCH_S = 5
 PEERS_S = 5  # seconds for which a node that ends the job waits for the stacks of the other nodes
 

@@ -49,7 +49,7 @@ class Sampler:
     def __init__(
         self,
         *,
-        devices: int = 0,  # pragma: no mutate 0: nobody reads it without NVML
+        devices: int = 0,  # pragma: no mutate 0: without NVML, nobody reads this number
         nvml: Any | None = None,
         job: JobProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -70,9 +70,9 @@ class Sampler:
         self.only_visible: str | None = None
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
-        self._step = 0  # pragma: no mutate 0: the first sample is due anyway
+        self._step = 0  # pragma: no mutate 0: the first sample is due, whatever the number is
         self._sampled_at = -EVERY_S
-        self._whole_at = -WHOLE_EVERY_S  # pragma: no mutate -: the first sample is due anyway
+        self._whole_at = -WHOLE_EVERY_S  # pragma: no mutate -: the first sample is due, whatever the sign is
         self._scanned_at = -RESCAN_S
         # The sample at the beginning of training. On a CPU, until training begins, the sample at the
         # beginning of the launch.
@@ -85,7 +85,7 @@ class Sampler:
             return
         until = self._clock() + FREE_S
         held = self._gpus.used_bytes()
-        # pragma: no mutate 0): a byte is not more than `HELD_BYTES`
+        # pragma: no mutate 0): the mutated value, 1 byte, is also not more than `HELD_BYTES`
         while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
             self._sleep(FREE_POLL_S)
             held = self._gpus.used_bytes()
@@ -149,7 +149,7 @@ class Sampler:
             whole = rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S
             if whole:
                 self._whole_at = now
-            # The first and the last counted sample are taken when a step has ended. Others need no energy.
+            # Only the first and the last counted sample need the energy. Both are taken when a step has ended.
             gpus = self._gpus.read(whole=whole, energy=rescan or step > self._step)
         cpu = read_cpu(self._proc / "stat", self._cores)
         return _Sample(at=now, step=step, gpus=gpus, cpu=cpu, job_s=self._job.cpu_s())
@@ -209,7 +209,7 @@ def _health(
     first = samples[0]
     last = samples[-1]
     seconds = last.at - first.at
-    # pragma: no mutate True: all samples are of the same GPUs
+    # pragma: no mutate True: all samples have the same GPUs, so the lengths are equal
     gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
     cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
     slowest = [
@@ -224,7 +224,7 @@ def _health(
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,
-        # pragma: no mutate True: the cards and the samples are of the same GPUs
+        # pragma: no mutate True: the cards and the samples have the same GPUs, so the lengths are equal
         devices=tuple(_device(card, readings) for card, readings in zip(cards, gpus, strict=True)),
         sm_clocks_mhz=tuple((step, median(clocks)) for step, clocks in slowest if clocks),
         notes=notes,

@@ -150,7 +150,7 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool, energy: bool = True) -> tuple[Gpu, ...]:
-        """Read every GPU of the job. Unless `whole`, only read clocks and power: each call takes a lock.
+        """Read every GPU of the job. Without `whole`, read only clocks and power: each call takes a lock.
 
         The counter of energy is only read if `energy` is true, because the difference of two readings is
         enough.
@@ -229,9 +229,9 @@ class Gpus:
         self._link_errors_before = [self._link_errors(index) for index in self._indices]
 
     def note_link_errors(self) -> None:
-        """Note the NVLink errors since `count_link_errors`, of the counters that answered both times.
+        """Note the NVLink errors since `count_link_errors`. Only counters that answered both times are used.
 
-        Such errors are repaired by sending again, which takes time.
+        NVLink repairs such errors by sending the data again, which takes time.
         """
         for index, before in enumerate(self._link_errors_before):
             after = self._link_errors(index) if before else {}

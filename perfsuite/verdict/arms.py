@@ -54,7 +54,7 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A = "arm A"
 ARM_B = "arm B"
-ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
+ADVICE = r"(?:\.? Correct the case\b| The measurements would not be those of this case\b)"
 """Matches the beginning of the advice on how to correct the case, at the end of a mismatch's message."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower

@@ -157,7 +157,9 @@ def test_expired_allocation_blames_no_node(tmp_path: Path) -> None:
 # Comparing nodes
 
 GIB = 2**30
-SLOW_LINKS = "all-reduce with its neighbours {} GB/s, between other nodes {} (at least 50% is healthy)"
+SLOW_LINKS = (
+    "all-reduce with its neighbours: {} GB/s, between other nodes: {} GB/s (at least 50% of this is healthy)"
+)
 
 
 def make_node(number: int, *, health: Health | None = None, **rates: float) -> NodePreflight:

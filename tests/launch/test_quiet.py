@@ -113,7 +113,7 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
         (1, [card({}), card({BUSY: 3000})], []),
         (2, [card({BUSY: 256}), card({BUSY: None})], []),
         (1, [card({}, unlisted=1000)], []),  # held by processes in another container
-        (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 whose holder NVML does not report"]),
+        (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 held by processes that NVML does not list"]),
     ],
 )
 def test_reports_who_holds_gpu_memory(
@@ -170,7 +170,7 @@ def test_waits_for_some_seconds_of_quiet(machine: Machine, what: str, reason: st
     world = World(20)
     assert world.neighbours.wait(machine, 2)
     assert world.now == 20 + QUIET_S
-    waits = f"waiting until {what} for 5 s, at most 60 s (--perf-wait-quiet; for a command, --wait-quiet)"
+    waits = f"waiting at most 60 s until, for 5 s, {what} (--perf-wait-quiet; for a command, --wait-quiet)"
     assert world.said == [waits, "quiet after 25 s"]
     assert world.shown[0] == f"waiting for quiet, at most 59 s: {reason}"
     assert world.shown[-1] == "waiting for quiet, at most 36 s"

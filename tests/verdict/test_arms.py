@@ -145,9 +145,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
 
 
 def test_mismatch_in_one_arm_is_due_to_the_change() -> None:
-    ran = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran. Nothing measured this way would be"
-    (reason,) = judge_counts(make_run(), mismatch(ran)).reasons
     message = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran"
+    ran = f"{message}. The measurements would not be those of this case."
+    (reason,) = judge_counts(make_run(), mismatch(ran)).reasons
     assert reason == f"arm B failed: mismatch: {message}. arm A matches the case: the change is the cause"
 
 

@@ -28,7 +28,7 @@ _wait: DataWait | None = None  # the data wait of the training in this process
 
 
 class DataWait:
-    """The seconds for which the thread that creates this object waits for batches, by step."""
+    """Records how long the thread that creates this object waits for batches in each step."""
 
     def __init__(self) -> None:
         self.is_seen = False  # whether any loader has given this thread a batch

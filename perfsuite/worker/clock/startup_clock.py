@@ -26,7 +26,7 @@ DATA = "data"
 FIRST_STEP = "first step"
 BUILD_AND_FIRST_STEP = "build and first step"  # used if the start of the first step is unknown
 PERFSUITE = "perfsuite"  # perfsuite's own work, including its calls and imports
-PERFSUITE_BUILDS = "perfsuite builds"  # the same without imports, because the training needs these too
+PERFSUITE_BUILDS = "perfsuite builds"  # perfsuite's own work without imports that the training needs anyway
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
 PYTHON = "Python"  # name under which all modules of the standard library are counted
 NOT_COUNTED = "the calls of the start-up are not counted: "
@@ -35,7 +35,7 @@ OTHER_PROFILER = "the training has its own profile function"
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
-# Names of our functions that wrap a function of the training: their calls are the training's.
+# Names of our functions that wrap a function of the training. Their calls count as calls of the training.
 WRAPPERS = ("watched", "find_and_load")
 
 # Maximum age of a process when its clock begins, in seconds. If it is older, its start time is not trusted.
@@ -76,7 +76,7 @@ class StartUpClock:
     def count_calls(self, *, in_forks: bool) -> None:
         """Start counting the calls of Python functions that this thread makes.
 
-        With `in_forks`, the calls of forked children are counted. An example is ranks forked from a server.
+        With `in_forks`, the calls of forked children are counted, for example of ranks that a server forks.
         """
         self._calls = _Calls(self, in_forks=in_forks)
 
@@ -176,7 +176,7 @@ class _Calls:
         self._server = os.getpid() if in_forks else None
         self._hook = _counting(clock, self._by_part, self._give_up)
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self.end)  # if no step is taken: the hook must not run while Python shuts down
+        atexit.register(self.end)  # in case no step is taken: the hook must not run while Python shuts down
         sys.setprofile(self._hook)
 
     def rename(self, part: str, new_part: str) -> None:
@@ -217,7 +217,8 @@ class _Code(NamedTuple):
 
     code: CodeType  # keeps the code alive, so that its id is not reused
     function: tuple[str, str] | None  # module and name of the function; None if it is not counted
-    # Whether this is a function of ours that makes calls for perfsuite. Wrappers make them for the training.
+    # Whether this is one of our functions, and makes its calls for perfsuite. Wrappers make theirs for the
+    # training.
     calls_for_us: bool
 
 

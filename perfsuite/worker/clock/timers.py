@@ -25,14 +25,14 @@ class HostTimer:
         return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks. Both must be in the past (see `settle` and `is_past`)."""
+        """Return the seconds between two marks that have been reached (see `settle` and `is_past`)."""
         return float(end - start)
 
     def settle(self) -> None:
-        """Wait until all marks so far are in the past."""
+        """Wait until the device has reached every mark made so far. Marks on the host need no wait."""
 
     def is_past(self, mark: Any) -> bool:
-        """Return whether a mark is in the past, without waiting."""
+        """Return whether the device has reached a mark, without waiting."""
         return True
 
     def host(self) -> float:
@@ -145,7 +145,10 @@ def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
 
 
 def cpu_probe() -> Callable[[], object]:
-    """Return a probe: two fp32 matmuls of 384 x 384. Their few milliseconds depend only on the machine."""
+    """Return a probe: two fp32 matmuls of 384 x 384. They take a few milliseconds.
+
+    This time depends only on the machine.
+    """
     import torch
 
     plain: Any = {"dtype": torch.float32, "device": "cpu"}  # regardless of the defaults that a script has set

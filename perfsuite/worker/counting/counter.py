@@ -144,7 +144,7 @@ class Listener(Protocol):
         """Follow a call of an operator that ran."""
 
     def see_wrapper(self) -> None:
-        """Follow a call on tensors that wrap other tensors, before the operator is called on those."""
+        """Follow a call on wrappers of tensors, before the operator is called on the wrapped tensors."""
 
     def see_wait(self) -> None:
         """Follow a call of `Work.wait`."""
@@ -223,7 +223,7 @@ class StepCounter(TorchDispatchMode):
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            # This is False in other threads.
+            # The mode is only in the stack of its own thread.
             is_ours = any(mode is self for mode in current_dispatch_mode_stack())
             if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
@@ -239,7 +239,7 @@ class StepCounter(TorchDispatchMode):
         if "tolist" in vars(FakeTensor):  # in a dry run
             yield FakeTensor, "tolist", read
         yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
-        if self._listener is not None:  # in a dry run, whose works have a class of their own
+        if self._listener is not None:  # in a dry run, where works have their own subclasses of `Work`
             for kind in dist.Work.__subclasses__():
                 if "wait" in vars(kind):
                     yield kind, "wait", listen
@@ -303,7 +303,7 @@ class StepCounter(TorchDispatchMode):
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the tensors passed to an operator; None if the call does not count.
 
-        Returns NotImplemented for tensors that wrap other tensors: they call the operator again on those.
+        Returns NotImplemented for wrappers of tensors: they call the operator again on the wrapped tensors.
         """
         wrappers = filter(is_wrapper_subclass_type, types)
         # A DTensor calls the operator again on its shards.
@@ -486,7 +486,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _is_meta(tensor: Tensor) -> bool:
-    """Return `Tensor.is_meta`, without the operator that reading it from a fake tensor would dispatch."""
+    """Return `Tensor.is_meta`. Reading it directly from a fake tensor would dispatch an operator."""
     return tensor.device.type == "meta" if isinstance(tensor, FakeTensor) else tensor.is_meta
 
 

@@ -18,11 +18,11 @@ causality. Other formulas count embeddings, or half of the attention, and get an
 For a mixture of experts, N includes the router and the experts that a token passes through, like the
 activated parameters of DeepSeek-V3 (2024).
 
-A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N. Their products would
-add 0.3% to `mamba-1.6b` and 6% to `mamba-tiny`.
+A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N. They would add 0.3% to
+the FLOPs of `mamba-1.6b` and 6% to those of `mamba-tiny`.
 
-Frozen weights have no weight gradient, so they count 4 FLOPs per parameter instead of 6. Adapters are trained
-weights. Layers before the first adapter do not need an activation gradient. It is counted nevertheless, which
+Frozen weights have no weight gradient, so they count 4 FLOPs per parameter instead of 6. Adapters count as
+trained weights. Layers before the first adapter do not need an activation gradient, but it is counted, which
 overcounts by at most one block. Quantised weights count as the weights that they encode.
 """
 

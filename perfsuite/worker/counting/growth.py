@@ -20,10 +20,10 @@ from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
 MOST_MISSING = 1
-"""The growth per step is rounded down to a whole number of objects. A growth that is too small by up to
-`MISSING` objects per step, but at most by `MOST_MISSING` objects in total, is rounded up instead. A leak is
-then still found if one object, for example a thread, goes away. The limits are low, so that objects that the
-first use of a module creates in each half of the steps do not look like a leak."""
+"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if at most
+`MISSING` objects per step, and at most `MOST_MISSING` in total, are missing from the next whole number. A
+leak is then still found if one object, for example a thread, goes away. The limits are low: if the first use
+of a module creates a few objects in each half of the steps, these must not look like a leak."""
 ANY_TYPE = "object"
 """The type of all kept objects if the training calls gc.freeze between the boundaries: objects that it froze
 are counted, but their types are not known."""
@@ -140,8 +140,8 @@ class Growth:
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """Return the ids of the oldest new objects that are still alive, by type.
 
-        Call this right after a collection, because other objects may reuse the ids later. The number of ids
-        is limited to the growth of each type, because younger objects may only belong to the last step.
+        Call this right after a collection, because other objects might reuse the ids later. The number of ids
+        is limited to the growth of each type, because younger objects might belong only to the last step.
         """
         before, between = self._counts[:2]
         alive = {id(each) for each in _objects(new)}
@@ -197,7 +197,7 @@ def _census() -> dict[str, int]:
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     """Return the number of objects of each type, without the objects that perfsuite keeps for each step.
 
-    Types are identified by name, because a training run may create the same type again in each step.
+    Types are identified by name, because a training run might create the same type again in each step.
     """
     of_types = Counter(map(type, objects))
     of_types.subtract(map(type, own_list.tracked_elements()))

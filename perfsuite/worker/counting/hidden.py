@@ -1,4 +1,4 @@
-"""Find work of the counted step that the dispatch mode did not see. If there is any, the counts are useless.
+"""Find work of the counted step that the dispatch mode did not see. Such work makes the counts useless.
 
 Work that does not train, exchanges no data and leaves no other trace is not found: it only takes time. Other
 Python threads that compute do not make the counts useless, because they often belong to loaders and loggers.

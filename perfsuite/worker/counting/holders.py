@@ -25,9 +25,9 @@ OUTSIDE = "something outside of Python, such as C++ code"
 
 
 class _Link(NamedTuple):
-    """An object, and the link of the object below it, which it holds.
+    """An object in a chain of holders, and the link of the object that it holds (`below`).
 
-    A chain of links ends at an object whose holder is searched.
+    The chain ends at an object whose holder is searched.
     """
 
     thing: Any
@@ -42,9 +42,9 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     - An attribute of an object of a growing type is not a holder, because something else holds that object.
     - Weak references are left out: they hold nothing, and their own holders do not explain the growth.
-    - A holder is left out if it holds fewer objects than there are objects without a named holder, because it
-      would hide the holder of those objects.
-    - The search ends at a list, or another object whose type does not grow, if that object is the value of a
+    - Suppose that n objects have no named holder. A holder of fewer than n objects is left out, because
+      naming it would hide whatever holds the n.
+    - The search ends at an object whose type does not grow, such as a list, if this object is the value of a
       global or an attribute. Its other holders, such as the newest object, are only other paths to it.
 
     Frozen objects are searched as well. Afterwards they are frozen again, together with all other objects.
@@ -84,7 +84,7 @@ class _Search:
         self._reached: dict[tuple[int, int], int] = {}
 
     def run(self, objects: Sequence[Any]) -> None:
-        """Search from these objects."""
+        """Search for the holders of these objects."""
         level = [_Link(thing, None, 1 << at) for at, thing in enumerate(objects)]
         self._reached = {_place(link): link.ends for link in level}
         variables = _local_variables()
@@ -151,7 +151,7 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
-    """Yield a link for each object that holds an object of the level, except for ignored objects."""
+    """Yield a link for each holder of an object in `level`. Holders in `ignored` are left out."""
     by_identity = defaultdict[int, list[_Link]](list)
     for link in level:
         by_identity[id(link.thing)].append(link)

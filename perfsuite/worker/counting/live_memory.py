@@ -171,7 +171,7 @@ class LiveMemory:
                 at = self._used[number]
                 growth = -self._bytes[number]
                 self._bytes[number] = 0
-                if growth:  # another thread has no phase
+                if growth:  # this thread has no phase, so use the phase of the last use
                     phase = self._changes[at - 1].phase if at else "forward"
                     self._changes.insert(at, MemoryChange(number, growth, phase))
         except Exception as error:

@@ -80,7 +80,7 @@ def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., An
 def _is_first_worker() -> bool:
     """Return whether this process is the first worker of a loader.
 
-    The calls here would be counted if `watched` made them itself.
+    This is a separate function because its calls would be counted if `watched` made them itself.
     """
     worker = get_worker_info()
     return worker is not None and worker.id == 0

@@ -40,7 +40,7 @@ def _is_import(module: str, name: str) -> bool:
 
 
 def _calls_for_us(frame: FrameType) -> bool:
-    """Return whether the calls of a frame are perfsuite's. A wrapper calls its function for the training."""
+    """Return whether a frame makes its calls for perfsuite. A wrapper makes its calls for the training."""
     return _is_ours(frame) and frame.f_code.co_name != WRAPPER
 
 
@@ -52,8 +52,8 @@ class PythonCounter:
     and later steps, contain all calls except imports, so that calls in every n-th step are seen.
 
     The following calls are not counted: perfsuite's functions and their direct calls, finalizers that
-    Python's garbage collector runs, and calls inside operators. Before Python 3.12, calls in other threads
-    are not counted either, such as the thread in which autograd runs hooks on a GPU.
+    Python's garbage collector runs, and calls inside operators. Before Python 3.12, other threads, such as
+    the one in which autograd runs hooks on a GPU, are not counted either.
 
     `phase` returns the current phase of the step. `hidden` has the path prefixes of files whose functions,
     and everything that they call, are not counted.

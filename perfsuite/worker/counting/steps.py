@@ -76,7 +76,7 @@ class Counting:
         self.has_counted_late = False  # whether the late step was counted, which makes it slower
         # Squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
-        self.unclipped_squares: float | None = None  # the same before clipping
+        self.unclipped_squares: float | None = None  # squared norm of these gradients before clipping
         # Number of other Python threads that computed in the reported step.
         self.other_threads = 0
         self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
@@ -208,7 +208,7 @@ class Counting:
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
-        """Return the counts, after the last step. Memory is left out for a compiled model: it is not seen."""
+        """Return the counts, after the last step. A compiled model's memory is not seen, and is left out."""
         self.abandon()  # in case fewer steps were taken than planned
         try:  # torch may lack a private name
             compiled = software.compiled_counts()

@@ -100,7 +100,7 @@ class Search:
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
-        # The profile function that the search replaces: our own, which counts the calls of the start-up.
+        # The profile function that the search replaces. It is our own: it counts the calls of the start-up.
         self._before: Any = None
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
     """Wrap a function of a class, module or object. A static method or class method remains one."""
     function = getattr(owner, name)
     # `getattr` on a class returns a static method as a plain function, and a class method as a bound one. If
-    # a wrapper of it were set on the class, it would be called with the instance as an extra first argument.
+    # a wrapper of such a function were set on the class, the instance would be passed as an extra argument.
     as_defined = inspect.getattr_static(owner, name, None) if isinstance(owner, type) else None
     if isinstance(as_defined, staticmethod | classmethod):
         setattr(owner, name, type(as_defined)(wrap(as_defined.__func__)))

@@ -20,9 +20,9 @@ GENERATED = f"{os.sep}{CACHES}{os.sep}"
 def digest(started_at: float | None) -> str | None:
     """Return a digest of all imported modules and loaded libraries: 12 hexadecimal digits.
 
-    Of Python files it covers the content, and of compiled libraries the size and the time of their last
-    change. The directory of a file is not part of it. The standard library is left out, because its version
-    is recorded. So are files that compilers generated in the session's caches.
+    The digest covers the content of Python files, and the size and modification time of compiled libraries.
+    It does not cover the directories of the files. The standard library is left out, because its version is
+    recorded. Files that compilers generated in the session's caches are left out as well.
 
     `started_at` is the time when the process started, in seconds since the epoch. Returns None if it is
     unknown, if a file cannot be read, or if a Python file changed later. Takes less than a second.
@@ -41,7 +41,7 @@ def digest(started_at: float | None) -> str | None:
             else:
                 status = os.stat(path)
                 total.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    except OSError:  # such as a file in an archive, or one that was deleted
+    except OSError:  # for example, the file is in an archive or was deleted
         return None
     return total.hexdigest()[:12]
 

@@ -166,7 +166,7 @@ class Observer:
             if asked is not None and settings.get(key) != asked and key not in later:
                 said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
                 if key not in ADAPTERS:  # their advice is long
-                    said += " Nothing measured this way would be what the case says."
+                    said += " The measurements would not be those of this case."
                 raise MismatchError(said + self._advice(key))
 
     def _advice(self, key: str) -> str:
@@ -218,8 +218,8 @@ class Observer:
         mode = self.case.activation_checkpointing
         count = len(self._second_step.forwards)
         if not self.case.model.config and not self.case.framework.promises.builds_model:
-            # Only the name of the model is known, and its blocks might not be the ones that were found. So
-            # the check is only whether any block is recomputed.
+            # Only the name of the model is known, so its real blocks might not be the ones that were found.
+            # The check is therefore only whether any block is recomputed.
             if not count:
                 return None
             if (mode != "none") == (not observed.startswith("0 of ")):
@@ -291,11 +291,11 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the outermost modules of which `optimizer` might step copies; empty if there are none.
+    """Return the outermost modules whose parameters `optimizer` might step as copies. Empty without any.
 
     Copies can be fp32 master weights, or this rank's shard of them, as in Megatron's distributed optimizer.
-    So they have at most as many elements as the trained parameters. A module does not count if an optimizer
-    steps the module's own parameters.
+    The copies therefore do not have more elements than the trained parameters. A module is left out if an
+    optimizer steps the module's own parameters.
     """
     inner = {child for module in modules for child in module.children()}
     stepped = set(map(id, parameters_of(*living(torch.optim.Optimizer))))

@@ -22,14 +22,18 @@ class Stepping:
     name: str  # name of its class, with a number (`AdamW:2`) unless it is the first optimizer of the class
     parameters: set[int]  # ids of its parameters; the observer keeps the clock's parameters alive
     is_clock: bool = False
-    # Whether it already existed when the clock began. It then becomes the clock if it steps twice in a row.
+    # Whether it already existed when the clock began. Such an optimizer becomes the clock only if it steps
+    # twice in a row.
     in_turn: bool = False
     steps: int = 0
     steps_since: int = 0  # number of steps since the clock's first step began
     tick: int | None = None  # number of steps of the clock when this optimizer last stepped
 
     def follows(self, clock: Stepping) -> bool:
-        """Return whether this might be a rebuilt `clock` with the same, more or fewer parameters."""
+        """Return whether this optimizer might be a rebuilt `clock`.
+
+        It might be if it has the same class, and if one of the two has all the parameters of the other.
+        """
         both = self.parameters & clock.parameters
         return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)
 
@@ -40,11 +44,10 @@ class Optimizers:
     `wanted` is the name of a class, optionally with a number: `AdamW:2` is the second optimizer of that
     class.
 
-    A script can rebuild the clock's optimizer. A new optimizer of the same class becomes the clock if it
-    steps the same parameters, some of them, or these and more. If each of the two also has parameters that
-    the other lacks, they step alternately, and the clock does not change. An optimizer that already existed
-    when the clock began might alternate with the clock, so it only becomes the clock if it steps twice in a
-    row.
+    A script can rebuild the clock's optimizer. A new optimizer of the same class becomes the clock if one of
+    the two has all the parameters of the other. If each of them has parameters that the other lacks, they
+    step alternately, and the clock does not change. An optimizer that already existed when the clock began
+    might alternate with the clock, so it only becomes the clock if it steps twice in a row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
@@ -83,7 +86,7 @@ class Optimizers:
             optimizer.steps_since = 0
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on optimizers that step at another rate than the clock, after its last step."""
+        """Return notes on optimizers that took more or fewer steps than the clock. Call this at the end."""
         clocks = [stepping for stepping in self.seen if stepping.is_clock]
         steps = sum(clock.steps_since for clock in clocks)
         return tuple(

@@ -46,8 +46,8 @@ def _shards() -> list[str]:
 def squares(gradients: Iterable[Any]) -> float | None:
     """Return the sum of squares of this rank's gradients; None if unknown.
 
-    A part that n ranks of a mesh hold has the weight 1/n, so that the sums of all ranks add up. If each rank
-    holds all gradients, as in DDP, its sum is already the sum of the job.
+    A part that n ranks of a mesh hold has the weight 1/n, so that all ranks' sums add up to the sum of the
+    job. If each rank holds all gradients, as in DDP, its sum is already the sum of the job.
     """
     with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         existing = [gradient for gradient in gradients if gradient is not None]

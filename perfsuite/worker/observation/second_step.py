@@ -108,7 +108,8 @@ class SecondStep:
         return dict(sorted(elements.items()))
 
     def _see_attention(self, index: int, module: nn.Module, args: Any) -> None:
-        # A softmax can belong to a router. A further search is worth the time only in the last block.
+        # A softmax is not always attention, because a router has one as well. Only the last block is searched
+        # again in that case, because a search takes time.
         is_last = index == len(self.forwards) - 1
         is_open = index not in self._kernels or (is_last and self._kernels[index] == UNFUSED)
         if is_open and args and isinstance(args[0], Tensor):
@@ -156,8 +157,8 @@ def _first_tensor(values: Any) -> Tensor | None:
 class TokenCount:
     """Counts the tokens passed to a model: the elements of its first input tensor, if they are integers.
 
-    The size of the first dimension of that tensor, of any dtype, is the number of samples. If the call of a
-    module is inside the call of another module, only the outer call counts. The outer module can be inside
+    The first dimension of that tensor, even if it has another dtype, is the number of samples. If the call of
+    a module is inside the call of another module, only the outer call counts. The outer module can be inside
     the wrapper, because a script can call the wrapped module directly.
     """
 

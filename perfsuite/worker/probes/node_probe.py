@@ -57,7 +57,7 @@ def node_probe(
     `on_round` is called with the number of rounds so far.
 
     The rates of matmul and copy are the best of `ROUNDS` rounds, in which all devices work at the same time.
-    Here the best single matmul counts on a CPU as well, instead of the median.
+    On a CPU, the result is then also the best single matmul, and not the median.
 
     `next_gb_s` and `previous_gb_s` are like `all_reduce_gb_s`, but between the ranks of this node and the
     ranks of the next or the previous node in a ring of all nodes. If there are only two nodes, the first one

@@ -49,7 +49,7 @@ from perfsuite.worker.spans import events
 with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
-TOLD_AFTER = 3  # number of steps after which a mismatch in them ends the launch
+TOLD_AFTER = 3  # a mismatch in the first steps ends the launch after this many steps
 # Number of backward passes without an optimizer step after which the launch fails. The number is higher if
 # ten steps of the case need more passes.
 PASSES_WITHOUT_A_STEP = 100
@@ -70,7 +70,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Report an error in a hook instead of raising it. The hook then returns None.
 
     A mismatch or an error of the script is reported and ends the script. Errors of the accelerator are
-    raised, as are all errors in a launch with an injected fault.
+    raised. In a launch with an injected fault, all errors are raised.
     """
 
     @functools.wraps(hook)
@@ -291,7 +291,7 @@ class Attached:
     def _finish(self, rank: ScriptRank) -> None:
         """Write the report. Then probe the device and write the report again with the device's rates.
 
-        The probe may hang or run out of memory.
+        The first report is needed because the probe can hang or run out of memory.
         """
         rank.recorder.finish()
         report = self._written = rank.measured()

@@ -41,10 +41,10 @@ ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell scri
 TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
-WAIT_POLL_S = 0.1  # seconds between looks at the other ranks' reports, each of which asks a file server
+WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports; each check can ask a file server
 COPIES = (
-    "the norm of the gradients is unknown: {} steps copies of the model's parameters, and each rank may hold "
-    "other parts of them"
+    "the norm of the gradients is unknown: {} steps copies of the model's parameters, and the ranks might "
+    "hold different parts of these copies"
 )
 
 

@@ -79,7 +79,7 @@ def test_a_wrapper_with_the_engines_method_is_no_engine(driving: Any, optimizer:
 
 def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None:
     told_by(optimizer)
-    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, by advance: "):
+    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, in advance, so "):
         driving.Gear(optimizer).step()
 
 
@@ -169,7 +169,7 @@ def test_reads_the_gradient_norm_an_engine_keeps(driving: Any, optimizer: Any) -
 
 def test_refuses_a_library_that_steps_elsewhere(driving: Any, optimizer: Any) -> None:
     told_by(optimizer)
-    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, by elsewhere: "):
+    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, in elsewhere, "):
         driving.elsewhere(optimizer)
 
 
