@@ -68,7 +68,7 @@ class Block:
     is_free: bool = False
     previous: Block | None = None  # neighbours in the same segment
     next: Block | None = None
-    other_streams: set[int] = field(default_factory=set)  # streams that use it besides the pool's stream
+    other_streams: set[int] = field(default_factory=set)  # streams that use it, without the pool's stream
 
 
 _place = attrgetter("size", "address")
@@ -120,7 +120,7 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and whether they are small
 
     def take(self, request: int, stream: int = 0) -> Block:
-        """Allocate a block for a positive request. `Block.size` may be larger than the request."""
+        """Allocate a block for a positive request. `Block.size` can be larger than the request."""
         size = _rounded(request, MIN_BLOCK)
         pool = self._pool(stream, is_small=size <= SMALL_SIZE)
         block = pool.best_fit(size)
@@ -269,7 +269,8 @@ class _Replay:
         self._waits_count = events_end == "when awaited"
         self._blocks: dict[int, Block] = {}  # by storage
         self._work = defaultdict[int, int](int)  # number of marks in each stream
-        # The latest mark of each stream that a stream has waited for, and that an event includes.
+        # By stream or by event: the latest mark of each stream that this stream has waited for, or that this
+        # event includes.
         self._seen = defaultdict[int, dict[int, int]](dict)
         self._included: dict[int, dict[int, int]] = {}
         self._done: dict[int, int] = {}  # the latest mark of each stream that is known to be done
@@ -323,7 +324,7 @@ class _Replay:
         return self._work[stream]
 
     def _process_events(self) -> None:
-        """Let blocks be used again whose events are done. Torch does this in each allocation."""
+        """Make the blocks whose events are done usable again. Torch does this in each allocation."""
         waiting = []
         for block, marks in self._retired:
             if all(self._done.get(stream, 0) >= mark for stream, mark in marks.items()):

@@ -151,7 +151,7 @@ def _answers(machine: Machine, log: DeviceLog) -> dict[str, Any]:
         "get_device_properties": _constant(properties),
         "get_rng_state": _constant(RANDOM_STATE),
         "is_available": _constant(True),
-        # By default, torch counts the emulation on GPUs before Ampere as support.
+        # By default, torch counts the emulation of bf16 on GPUs before Ampere as support.
         "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
         "is_current_stream_capturing": _constant(False),
         "is_initialized": _constant(True),

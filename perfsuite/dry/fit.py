@@ -53,7 +53,7 @@ def predict(
         live=peak_of_live(log),
         allocated=cache.peak_allocated,
         reserved=cache.peak_reserved,
-        # A block that is free later can also leave fewer gaps, so the bound can be below the estimate.
+        # If blocks become free later, there can also be fewer gaps, so this replay can be below the estimate.
         reserved_upper=max(cache.peak_reserved, late.peak_reserved),
         reserved_expandable=expandable.peak_reserved,
         built=built,
@@ -63,7 +63,7 @@ def predict(
         verdict="fits",
     )
     verdict = judge(least=fit.least, most=fit.most, card=fit.card)
-    # With fusion, compiled code may need less memory than its operators.
+    # With fusion, compiled code might need less memory than its operators.
     if counts.compiled is not None and verdict == "does not fit":
         verdict = "tight"
     return fit.replace(verdict=verdict)

@@ -17,7 +17,7 @@ from perfsuite.node.machine import gpu_machine
 Device = Literal["cuda", "cpu"]
 # Variables with which a rank finds the other ranks in a launch.
 RANKS_MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-# The same for every rank, because only one device is simulated.
+# These variables are the same for every rank, because only one device is simulated.
 OF_ONE_DEVICE = {"LOCAL_RANK": "0"}
 # Used if the case is meant for any `gpu`, or if CUDA is requested for a case meant for `cpu`.
 ANY_GPU = "NVIDIA H100 80GB HBM3"

@@ -29,7 +29,7 @@ SMALL = 4096  # number of elements up to which the layout of a tensor does not m
 
 
 class Operators:
-    """Records the operators of the counted steps (`Listener`). An error ends this, but not the counting."""
+    """Records the operators of the counted steps (`Listener`). An error ends the record, not the counting."""
 
     def __init__(self, log: DeviceLog) -> None:
         self.error: Exception | None = None  # the first error, after which the log has no more operators
@@ -106,7 +106,7 @@ class Operators:
 
 
 def _is_async(call: OperatorCall) -> bool:
-    """Return the option of a c10d operator. Torch leaves it out of `args` if it has the default value."""
+    """Return the option `async_op` of a c10d operator. Torch leaves a default value out of `args`."""
     names = [argument.name for argument in schema(call.function).arguments]
     if "async_op" not in names:
         return True  # send and receive

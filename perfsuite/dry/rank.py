@@ -39,7 +39,7 @@ STEPS_OF_GROWTH = 3
 """Number of steps that run after the counted steps, to count the objects that each step keeps.
 
 `Growth` counts objects before the first of these steps, after the first, and after the third. perfsuite looks
-for the holders of objects from the second step, because objects from the third step may still be in use."""
+for the holders of objects from the second step, because objects from the third step might still be in use."""
 
 
 class DryGrowth(Growth):
@@ -108,7 +108,7 @@ class DryRank:
         self.environment = software.environment(self.case.framework.packages)
         flops = count_known(self.case)
         if self.plan.builds_whole:
-            # The case's attention may need a GPU, which is not faked yet. Eager attention has the same
+            # The case's attention might need a GPU, which is not faked yet. Eager attention has the same
             # parameters.
             plain = self.case.replace(attention="eager")
             model = model_without_weights(plain, torch.device("meta"))

@@ -179,7 +179,7 @@ class DryScript(DryRank):
         evidence = self._observer.evidence()
         counting = self.recorder.counting
         counts = None if counting is None else counting.counts
-        # Replicas that may differ might only communicate after the counted steps.
+        # Replicas that are allowed to differ might only communicate after the counted steps.
         if counts is not None and not self.framework.promises.replicas_differ:
             sent = sum(each.count for each in counts.collectives if each.ranks > 1)
             evidence = evidence.replace(collectives=sent)
@@ -205,7 +205,7 @@ class DryScript(DryRank):
             named.module_may_be_main()
             named.look()
             why = named.why_not_found()
-            # The module of a phase may be imported later.
+            # The module of a phase might be imported later.
             if why is not None and (named.is_imported or isinstance(named, NamedLoader)):
                 raise MismatchError(f"the case names {named.name!r}, but {why}")
 
@@ -269,8 +269,8 @@ def _save_nothing() -> None:
 def _load_data_here() -> None:
     """Load data in this process, with real values.
 
-    Data that the script would load in worker processes are loaded uncounted, because that work is not part of
-    a step.
+    The work of a loader's worker processes is not part of a step. In a dry run, this process does that work,
+    but does not count it.
     """
     owner, next_data = private.place("next_data")
     load = attribute(owner, next_data)

@@ -137,7 +137,7 @@ class Storages(TorchDispatchMode):
 def recorded(log: DeviceLog) -> Iterator[None]:
     """Record storages in the `with` block. Enter it once in a process, inside of the fake tensor mode.
 
-    Resizes and `record_stream` are recorded as well, which no mode sees of fake tensors.
+    Resizes and calls of `record_stream` are recorded as well. For fake tensors, no dispatch mode sees them.
     """
     storages = Storages(log)
 

@@ -1,4 +1,4 @@
-"""Simulate CUDA's streams and events: nothing waits for them, but a log says what would. Imports torch."""
+"""Simulate CUDA's streams and events. Nothing waits, but a log records what would wait. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfsuite.results.device_log import DeviceLog, HostWait, StreamWait
 
 
 class SimulatedStream:
-    """Stands in for `torch.cuda.Stream`, in a subclass that has the log."""
+    """Replaces `torch.cuda.Stream`. A subclass sets the log."""
 
     log: DeviceLog
     device = torch.device("cuda", 0)
@@ -67,7 +67,7 @@ class SimulatedStream:
 
 
 class SimulatedEvent:
-    """Stands in for `torch.cuda.Event`, in a subclass that has the log."""
+    """Replaces `torch.cuda.Event`. A subclass sets the log."""
 
     log: DeviceLog
     device = torch.device("cuda", 0)

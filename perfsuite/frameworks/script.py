@@ -90,7 +90,7 @@ class Script(Framework):
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded must be equal on all data-parallel ranks after the last step.
     `differ`: they are not compared. Use this if experts differ between ranks, or if replicas are only
-    averaged from time to time. With `agree` and `differ`, at least one collective must run."""
+    averaged from time to time. In both cases, at least one collective must run."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod

@@ -149,7 +149,7 @@ class Sampler:
             whole = rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S
             if whole:
                 self._whole_at = now
-            # Only the first and the last counted sample need the energy. Both are taken when a step has ended.
+            # Only the first and the last counted sample need the energy. Both are taken at the end of a step.
             gpus = self._gpus.read(whole=whole, energy=rescan or step > self._step)
         cpu = read_cpu(self._proc / "stat", self._cores)
         return _Sample(at=now, step=step, gpus=gpus, cpu=cpu, job_s=self._job.cpu_s())

@@ -86,9 +86,9 @@ def short_names(layers: Sequence[Layer]) -> list[str]:
 
 
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
-    """Return whether the adapters match `lora`, even if only some of the layers with a name have an adapter.
+    """Return whether the adapters match `lora`, even if only some layers of the same name have an adapter.
 
-    This is for a case that gives only the name of its model, so that its layers are unknown.
+    This is for a case that gives only the name of its model. The layers of the model are then unknown.
     """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)

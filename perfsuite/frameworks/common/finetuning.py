@@ -149,7 +149,7 @@ def expected(
             lora = short  # for the reader, because there can be hundreds of full names
     unused = adapters.unused(case.lora, layers)
     if unused:
-        lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)}, which no layer is called"]))
+        lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)} (no layer has such a name)"]))
     return {**asked, "adapters": str(len(chosen)) if case.model.config else None, "lora": lora}
 
 
@@ -159,8 +159,8 @@ def check_asked(
     """Raise `MismatchError` if only adapters are trained, but the case has no `lora`."""
     if case.lora is None and observed["trained"] == "adapters only":
         raise MismatchError(
-            f"lora: the case has none, but only adapters are trained, {observed['lora']}. "
-            f"The FLOPs depend on it: {advice(model, blocks)}"
+            f"lora: the case has none, but only adapters are trained ({observed['lora']}). "
+            f"The FLOPs depend on them: {advice(model, blocks)}"
         )
 
 
@@ -178,7 +178,7 @@ def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:
 
 
 def frozen_share(model: nn.Module) -> float:
-    """Return the frozen fraction of the weights in linear layers, 0 to 1. Adapters are not counted."""
+    """Return the frozen fraction of the weights in linear layers, from 0 to 1. Adapters are not counted."""
     layers: list[Any] = [layer for _, layer in linear_layers([model])]
     frozen = (_size(layer) for layer in layers if not getattr(layer.weight, "requires_grad", True))
     return sum(frozen) / max(sum(map(_size, layers)), 1)

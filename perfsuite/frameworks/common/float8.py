@@ -128,7 +128,7 @@ def flops_in_float8(modules: Iterable[Any]) -> float | None:
 
     They are unknown if a layer is emulated, or belongs to another class with low precision.
     The output, the gradient of the input and the gradient of the weight are matmuls with 2 FLOPs per weight
-    each. A recipe can compute the gradient of the weight in more bits, which is then not counted.
+    each. If a recipe computes the gradient of the weight in more bits, this matmul is not counted.
     """
     flops = 0.0
     for module in modules:

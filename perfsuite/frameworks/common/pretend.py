@@ -136,7 +136,8 @@ class _Reducer:
     @_like_in_c
     def _rebuild_buckets(self) -> bool:
         if self.has_reduced and self._rebuild is not None:
-            # In a launch this is C++. Compiled, it would add graph breaks that the training does not have.
+            # A launch does this in C++. If this code were compiled, it would add graph breaks that a launch
+            # does not have.
             torch.compiler.disable(self._replace_reducer)(self._rebuild)
             self._rebuild = None
         return False

@@ -45,7 +45,7 @@ TAKEN = frozenset(  # accepted keys: DeepSpeed itself ignores unknown keys
 SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that must be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # values for "auto" of keys without a field in the case: those of the other frameworks
+USUAL = {  # values for "auto" if the case has no field for a key; the other frameworks use the same values
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
@@ -259,7 +259,7 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _has_nvcc() -> bool:
-    """Return whether torch would find NVIDIA's compiler. It looks in the same places."""
+    """Return whether torch would find NVIDIA's compiler. This function looks in the same places."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return shutil.which("nvcc") is not None or Path(home, "bin", "nvcc").is_file()
 

@@ -33,8 +33,8 @@ OF_REGISTRY = frozenset({"module", "config", "overrides"})
 class TorchTitan(Framework):
     """torchtitan's Trainer, with degrees of parallelism. FSDP2 shards over the remaining ranks.
 
-    Instead of degrees, a case can name a configuration in torchtitan's registry. It determines everything
-    except data, tokenizer, checkpoints and logging.
+    Instead of degrees, a case can name a configuration in torchtitan's registry. The configuration determines
+    everything except data, tokenizer, checkpoints and logging.
     """
 
     name: ClassVar[str] = "torchtitan"
@@ -164,7 +164,8 @@ class TorchTitan(Framework):
         def run(steps: int) -> list[Any]:
             trainer.train()
             losses = trainer.losses()
-            # NCCL waits for CUDA graphs with its collectives when the process group is destroyed.
+            # While CUDA graphs that contain NCCL's collectives exist, destroying the process group waits for
+            # them. Closing the trainer releases them.
             trainer.close()
             return losses
 

@@ -10,6 +10,9 @@ from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.frameworks.common.private import schedule_stage, schedule_stages, step_microbatches
 
+# Results record these texts as settings, which are compared with the baseline's. So do not reword them. The
+# second text means that pipeline schedules accept micro-batches, also with versions of torch that accept only
+# a whole batch and split it.
 EVERYWHERE = (
     "torch.distributed.set_timeout is _set_pg_timeout where torch lacks it",
     "pipeline schedules take micro-batches where torch splits batches",

@@ -21,8 +21,8 @@ def pretend(expected: Mapping[str, str]) -> None:
     """Make torchtitan, which is already imported, train fake tensors for the rest of this process.
 
     cuDNN's operator replaces varlen attention and FlexAttention, which torchtitan compiles. No other operator
-    accepts values and queries of different sizes. cuDNN's operator needs about as much memory, and masks
-    nothing.
+    accepts values and queries of different sizes. cuDNN's operator needs about as much memory as the replaced
+    ones, and masks nothing.
     """
     attention = module("torchtitan.models.common.attention")
     pretended = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
@@ -31,7 +31,7 @@ def pretend(expected: Mapping[str, str]) -> None:
     decoder = module("torchtitan.models.common.decoder").Decoder
     for kind in (decoder, *decoder.__subclasses__()):
         replace(kind, "get_attention_masks", nothing)
-    # The function asks another package.
+    # torchtitan's function would ask another package.
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)

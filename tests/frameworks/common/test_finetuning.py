@@ -196,7 +196,7 @@ def peft_on_two() -> torch.nn.Module:
 )
 def test_refuses_adapters_nobody_asked_for(model: Callable[[], torch.nn.Module], are: str, say: str) -> None:
     built = model()
-    said = f"lora: the case has none, but only adapters are trained, {are}. "
-    said += f"The FLOPs depend on it: set lora={say}"
+    said = f"lora: the case has none, but only adapters are trained ({are}). "
+    said += f"The FLOPs depend on them: set lora={say}"
     with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
         finetuning.check_asked(TINY, built, layers(built), finetuning.observed(built))
