@@ -56,7 +56,7 @@ def as_predicted(ratios: Sequence[float]) -> Spread:
 
 
 def with_one_factor(ratios: Sequence[float]) -> Spread:
-    """Return the errors after one row of a table has set the factor for all others, for each choice of it."""
+    """Return the errors of all other rows if one row sets a common factor, for each choice of this row."""
     return Spread.of(
         ratio / calibration - 1
         for index, calibration in enumerate(ratios)
@@ -89,7 +89,7 @@ def published_tokens_per_s(row: Row) -> float | None:
 
 
 def ratios(rows: Iterable[Row], predicted: Mapping[str, float]) -> dict[str, float]:
-    """Return the predicted step times over the published ones, of the rows that have both, by case id."""
+    """Return predicted step time / published step time by case id, for the rows that have both."""
     published = {row.case: published_tokens_per_s(row) for row in rows if row.case in predicted}
     return {case: speed / predicted[case] for case, speed in published.items() if speed is not None}
 

@@ -349,7 +349,8 @@ def best_batch(results: Sequence[Measurement]) -> Measurement | None:
 
     If the allocator has to free its cache to serve a request, the step is slow and the next larger batch
     fails. If speeds are equal, the smallest batch is best. A case is never best if it failed, was unhealthy,
-    or does not count retries (on a CPU). Raises `CaseError` if the cases differ in more than `micro_batch`.
+    or ran on a CPU, where the allocator's retries are unknown. Raises `CaseError` if the cases differ in more
+    than `micro_batch`.
     """
     others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
     if len(others) > 1:

@@ -75,8 +75,8 @@ FULL_SIZE = [
 ]
 
 SMALL = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=25")
-# Without forced balance, every commit that changes a rounding would make the router send other tokens to
-# other ranks.
+# Without forced balance, every commit that changes a rounding would make the router distribute the tokens
+# differently over the ranks.
 EXPERTS = ("--parallelism.expert_parallel_degree=2", "--debug.moe_force_load_balance")
 
 

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=2 bench_cases/scripts/train_copy.py --epochs 2
 
-It knows nothing of perfsuite; `bench_cases/test_cpu.py` measures it as it stands.
+It does not know perfsuite. `bench_cases/test_cpu.py` measures it unchanged.
 """
 
 import argparse

@@ -16,8 +16,8 @@ LARGE = "llama-3.1-8b"
 MIDDLE = "llama-3.2-1b"
 PARAMETERS = {LARGE: 8.0e9, MIDDLE: 1.24e9}
 BYTES_PER_PARAMETER = 16  # in fp32: parameter, gradient and the two moments of AdamW
-MAX_SHARE = 0.5  # of a GPU's memory that these may fill, which leaves the rest to activations
-LAUNCH_TIMEOUT_S = 600  # of a framework, which may compile or import for minutes
+MAX_SHARE = 0.5  # maximum share of a GPU's memory for these bytes; activations need the rest
+LAUNCH_TIMEOUT_S = 600  # long, because a framework can compile or import for minutes
 SMALL_BATCH = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=25")
 """Arguments of torchtitan for its own small models."""
 
@@ -62,7 +62,7 @@ def _largest(machine: Machine, shards: int) -> str | None:
 
 
 def framework_cases(machine: Machine, size: Size) -> list[tuple[str, Case | None, str]]:
-    """Return the cases of the step `frameworks`: a name, the case, and why there is none if it is None."""
+    """Return the cases of the step `frameworks`: a name, the case or None, and why there is no case."""
     spread = spread_case(machine, size)
     ranks = spread.topology.world_size
     if size == "simulated":
@@ -78,7 +78,7 @@ def framework_cases(machine: Machine, size: Size) -> list[tuple[str, Case | None
             continue
         try:
             cases.append((name, base.replace(framework=options, **fields), ""))
-        except CaseError as error:  # such as a framework that was removed
+        except CaseError as error:  # for example, the framework was removed
             cases.append((name, None, str(error)))
     return cases
 

@@ -47,7 +47,7 @@ def first_night(
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(metavar="TIME", help="End within this time, such as 40min or 2h. The rest waits."),
+        typer.Option(metavar="TIME", help="Stop after this time, such as 40min or 2h. Repeat to go on."),
     ] = BUDGET,
     image: Annotated[
         str | None, typer.Option(help="Also launch in this container image, which must contain perfsuite.")
@@ -179,6 +179,6 @@ def _show_plan(record: FirstNight, steps: Sequence[Step], *, as_json: bool) -> N
     if not as_json:
         machine = record.machine
         console().print(
-            f"about {total:.0f} min, by an estimate for eight GPUs, on {machine.devices} x "
+            f"about {total:.0f} min (an estimate for eight GPUs) on {machine.devices} x "
             f"{machine.hardware_class} with {record.size} training"
         )

@@ -64,7 +64,7 @@ def _small_shm_rows(case: Case, night: Night, directory: Path) -> Iterator[Row]:
     except OSError as error:
         problem = str(error.strerror)
     if problem is not None:
-        last = (problem.splitlines() or ["it failed without a word"])[-1]
+        last = (problem.splitlines() or ["it failed without a message"])[-1]
         yield not_run(check, f"this user may not mount a small /dev/shm: {last}")
         return
     run = _launched(case, night, directory / "small-shm", replace(HERE, python=str(script.absolute())))

@@ -1,4 +1,4 @@
-"""Inject faults into one case: is each reported, and is all memory free afterwards?"""
+"""Inject faults into one case. Check that each is reported, and that all memory is free afterwards."""
 
 import os
 import signal
@@ -21,14 +21,14 @@ from perfsuite.results.run_dir import RunDir
 FAULTS = ("hang", "crash", "exit", "oom", "missing-rank")
 STOPPED = "stop one rank"
 STOP_AT_STEP = 5  # the step after which a rank is stopped
-ENDLESS_STEPS = 2000  # steps of that launch, so that it does not end before
+ENDLESS_STEPS = 2000  # number of steps of that launch: it must not end before the rank is stopped
 FREE_S = 5.0  # seconds after a failed launch in which the memory of the GPUs must become free
 FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 5}
 """Deadline of a launch with a fault. A hang is noticed earlier, except in simulated training."""
 
 
 def fault_rows(night: Night) -> Iterator[Row]:
-    """Inject faults into the same case: is each reported, with stacks, and is all memory free afterwards?"""
+    """Inject faults into the same case. Check the reports, the stacks, and that memory is free afterwards."""
     directory = night.new_directory("faults")
     case = spread_case(night.machine, night.size)
     reason = why_not(case, night)
@@ -67,7 +67,7 @@ def stacks_row(launch: RunDir, ranks: int) -> Row:
     """Check that every rank of a launch that hung wrote its stack."""
     written = {rank for rank, _, file in launch.all_stacks() if rank is not None and file.stat().st_size}
     observed = f"{len(written)} of {ranks} ranks wrote their stack"
-    advice = f"without them, nobody sees where the others hang: see {launch.path}"
+    advice = f"it is unknown where the other ranks hang: see {launch.path}"
     return checked("stacks of the hang", observed, ok=len(written) == ranks, advice=advice)
 
 
@@ -87,7 +87,7 @@ def _memory_rows(check: str, night: Night) -> Iterator[Row]:
         yield unknown(check, str(error))
         return
     observed = "; ".join(users) or f"free within {FREE_S:.0f} s"
-    yield checked(check, observed, ok=is_clean, advice="the next launch would be measured beside it")
+    yield checked(check, observed, ok=is_clean, advice="these processes would disturb the next launch")
 
 
 def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
@@ -106,7 +106,7 @@ def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
     launching = replace(night.launching(), on_progress=stop)
     run = night.launch(case.replace(steps=ENDLESS_STEPS), night.machine, launch.path, launching)
     if not stopped:
-        why = run.failure.message if run.failure else "it ended first"
+        why = run.failure.message if run.failure else "the launch ended first"
         yield not_run(STOPPED, f"no rank could be stopped: {why}")
         return
     yield _fault_row(STOPPED, run, "timeout")

@@ -1,4 +1,4 @@
-"""The surroundings of a step: the machine, its directory, and its launches."""
+"""What every step needs: the machine, its directory, and its launches."""
 
 import os
 import subprocess
@@ -25,14 +25,14 @@ from perfsuite.results.run_dir import RunDir, launches_in
 FOLDER = "steps"  # folder of the files of all steps, in the directory of a first night
 MARKER = ".perfsuite-step"
 """Empty file in the folder of a step. A folder without it belongs to the user, and is never emptied."""
-NAMED = 3  # files that could not be removed and are named
-NOT_RUN = "not run: "  # how the rows of checks that did not run begin
+NAMED = 3  # maximum number of names in a message about files that could not be removed
+NOT_RUN = "not run: "  # prefix in the row of a check that did not run
 ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """What the steps of a first night know and use."""
+    """The machine, the options and the functions that the steps of a first night use."""
 
     machine: Machine
     size: Size
@@ -131,7 +131,7 @@ def answer_of(command: Sequence[str], file: Path) -> str | None:
 
 
 def healthy_launches(directory: Path, case: Case) -> list[Run]:
-    """Return the launches of a case in the directory of a step that measured its steps."""
+    """Return the launches of a case in the directory of a step, except for failed and interrupted ones."""
     runs = []
     for launch in launches_in(directory):
         try:

@@ -16,7 +16,7 @@ FILE = "first-night.md"
 LINKS = (TOPOLOGY, "NVLink", "NVLink fabric", "PCIe")
 RATES = ("matmul_tflops", "copy_gb_s", "all_reduce_gb_s", NCCL_TESTS)
 NOISE = ("noise", "counts", "cores of the ranks", "one socket", "one thread")
-SIMULATED = "Training was only simulated: nothing on this page says anything about this machine."
+SIMULATED = "Training was only simulated: this page says nothing about this machine."
 
 
 def render(record: FirstNight) -> str:

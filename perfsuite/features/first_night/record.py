@@ -50,7 +50,7 @@ def resumed(out: Path, new: FirstNight) -> FirstNight:
     file = out / FILE
     if not file.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise CaseError(f"--out {out}: it exists and holds no first night. Give a new directory")
+            raise CaseError(f"--out {out}: it exists but contains no first night. Give a new directory")
         return new
     earlier = documents.read(file, FirstNight)
     for name, before, now in (

@@ -1,4 +1,4 @@
-"""Run steps one after another. A step never stops the next one, unless that one would be meaningless."""
+"""Run steps one after another. If a step fails, the next step still runs unless it would be meaningless."""
 
 import os
 import re
@@ -28,12 +28,15 @@ ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a scheduler ends a job, or a conne
 
 
 class TimeUp(BaseException):
-    """The time of a step is over. Like an interrupt, it is no `Exception`, so that nothing swallows it."""
+    """Ends a step when its time is over. Like `KeyboardInterrupt`, it is not an `Exception`.
+
+    So no `except Exception` swallows it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """How to run steps: what is called with each row and each new record, and the clock."""
+    """How to run steps: the functions to call with each row and with each new record, and the clock."""
 
     save: Callable[[FirstNight], None]
     show: Callable[[Step, Row], None]
@@ -43,7 +46,7 @@ class Running:
 
 
 def run_steps(night: Night, record: FirstNight, steps: Sequence[Step], how: Running) -> FirstNight:
-    """Run steps, and save the record after each of them. An interrupt also saves what a step has found."""
+    """Run steps, and save the record after each of them. An interrupt also saves the rows of its step."""
     for step in steps:
         record = _run(night, record, step, how)
     return record
@@ -92,7 +95,7 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
 
 
 def _has_result(record: FirstNight, step: Step) -> bool:
-    """Return whether a check of a step did run earlier."""
+    """Return whether any check of a step ran earlier."""
     earlier = record.of(step.name)
     return earlier is not None and not all(map(is_not_run, earlier.rows))
 
@@ -121,7 +124,7 @@ def _broken(rows: Sequence[Row]) -> list[str]:
 
 
 def machine_problem(night: Night, step: Step) -> Row | None:
-    """Return the row of a step that needs GPUs which are lost or in use, or None. Waits for other users."""
+    """Return a row if GPUs that a step needs are lost or in use; otherwise None. Waits for other users."""
     if night.machine.device == "cpu":
         return None
     try:
@@ -149,7 +152,7 @@ def _gpu_problem(night: Night, step: Step) -> Row | None:
 
 
 def _instead(users: Sequence[str], devices: int) -> str:
-    """Advise to end the processes of others, or to name the GPUs that nobody uses."""
+    """Return the advice to end other processes, or to use only the idle GPUs."""
     busy = {int(number) for number in re.findall(r"of GPU (\d+) ", " ".join(users))}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [*map(str, range(devices))] if visible is None else [name.strip() for name in visible.split(",")]

@@ -20,7 +20,7 @@ from perfsuite.session.jobs import refused
 
 RECORDED_LAUNCHES = 3
 END_S = 20.0  # seconds in which an interrupted pytest must write its results
-MOST_CASES = 200  # rows of the page
+MOST_CASES = 200  # maximum number of rows on the page
 
 
 def case_rows(night: Night) -> Iterator[Row]:
@@ -70,7 +70,7 @@ def session_words(night: Night, directory: Path) -> list[str]:
         f"--perf-wait-quiet={night.wait_quiet_s:.0f}",
     ]
     left_s = night.left_s()
-    # Half of the time for each of the two sessions.
+    # Each of the two sessions gets half of the time.
     return words if left_s == float("inf") else [*words, f"--perf-budget={max(left_s / 2 - END_S, 1):.0f}s"]
 
 
@@ -97,7 +97,7 @@ def measured(night: Night, words: Sequence[str], out: Path) -> SessionFile | Non
 
 
 def compared(first: SessionFile, second: SessionFile | None) -> Iterator[Row]:
-    """Return a row for each case: it is fit for a baseline if it is recorded, and passes the second time."""
+    """Return a row for each case. A case is fit for a baseline if it is recorded first and then passes."""
     again = {} if second is None else {result.case_id: result for result in second.results}
     for result in first.results[:MOST_CASES]:
         yield _case_row(result, again.get(result.case_id))
@@ -124,11 +124,12 @@ def _case_row(first: Measurement, second: Measurement | None) -> Row:
     if second.outcome == "passed":
         speed = second.verdict.check(TOKENS_PER_S.name)
         least = None if speed is None else speed.minimum_detectable
-        smallest = "" if least is None else f", finds a change of {least:.1%} in tokens/s"
+        detects = "" if least is None else f"changes of {least:.1%} or more in tokens/s can be detected"
         if speed is not None and speed.blind:
             advice = "use longer steps or lock the clocks: changes of the allowed size would be missed"
-            return unknown(check, f"passed{smallest}, more than the allowed {speed.allowed:.1%}", advice)
-        return passed(check, f"fit for a baseline: recorded, and passed the second time{smallest}")
+            shown = f"passed, but only {detects}, and the allowed change is {speed.allowed:.1%}"
+            return unknown(check, shown, advice)
+        return passed(check, f"fit for a baseline: recorded, then passed; {detects}".rstrip("; "))
     outcome = f"{second.outcome} without a change: {reason(second) or ''}".rstrip(": ")
     if second.outcome in ("regressed", "failed"):
         return failed(check, outcome, "find out why before accepting a baseline")
@@ -136,9 +137,9 @@ def _case_row(first: Measurement, second: Measurement | None) -> Row:
 
 
 def _moved_row(check: str, moved: Sequence[Check]) -> Row:
-    """Return the row of a case whose speed moved although nothing changed. Slower is worse than faster.
+    """Return the row of a case whose speed changed although the code did not.
 
-    Such a change is due to the machine. It would also hide a change of the code.
+    The cause is the machine, which could also hide a change of the code. Only a slower case fails.
     """
     changes = ", ".join(map(change, moved))
     observed = f"two sessions of the same code differ: {changes}"

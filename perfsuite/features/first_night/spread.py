@@ -19,7 +19,7 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
 
 LAUNCHES: Mapping[Size, int] = {"full": 5, "tiny": 3, "simulated": 3}
-"""Launches of the case that shows the noise. Fewer than three do not show it."""
+"""Number of launches of the case that shows the noise. Fewer than three launches do not show it."""
 
 
 def spread_rows(night: Night) -> Iterator[Row]:

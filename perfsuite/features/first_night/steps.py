@@ -25,7 +25,7 @@ class Step:
 
     name: str
     question: str
-    # Minutes that it takes on eight GPUs, and after which it is stopped, by size. They are estimates.
+    # By size: the estimated minutes on eight GPUs, and the minutes after which the step is stopped.
     minutes: Mapping[Size, tuple[float, float]]
     run: Callable[[Night], Iterator[Row]]
     needs_quiet: bool = True  # whether it measures, so that nobody else may use the GPUs
@@ -89,7 +89,7 @@ STEPS = (
     ),
     Step(
         name="faults",
-        question="Is a rank that hangs, crashes or stops reported, and is the memory free afterwards?",
+        question="Does a report name a rank that hangs, crashes or stops? Is the memory free afterwards?",
         minutes=usual_minutes((12, 20), (6, 15)),
         run=fault_rows,
     ),

@@ -1,4 +1,4 @@
-"""Ask nvidia-smi how the GPUs are connected, and nccl-tests how fast they reduce."""
+"""Read from nvidia-smi how the GPUs are connected, and from nccl-tests how fast an all-reduce is."""
 
 import os
 import re
@@ -18,7 +18,7 @@ NCCL_TESTS = "nccl-tests"
 REDUCE = "all_reduce_perf"  # a program of nccl-tests
 REDUCED = "64M"  # bytes of an all-reduce: as in perfsuite's own probe
 BANDWIDTH = "algbw"  # header of the column with the rate
-MIN_SHARE = 0.8  # of the rate of nccl-tests that perfsuite's probe must reach
+MIN_SHARE = 0.8  # perfsuite's probe must reach this share of the rate of nccl-tests
 
 
 def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
@@ -34,7 +34,7 @@ def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
         file = directory / f"{name}.txt"
         text = answer_of(("nvidia-smi", *words), file)
         if text is None:
-            reason = (file.read_text().strip().splitlines() or ["it failed without a word"])[-1]
+            reason = (file.read_text().strip().splitlines() or ["it failed without a message"])[-1]
             yield not_run(name, f"nvidia-smi {' '.join(words)}: {reason}", "look at dmesg")
         else:
             yield passed(name, links(text) if name == TOPOLOGY else f"its full report is in {file}")
@@ -67,7 +67,7 @@ def links(text: str) -> str:
 def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
     """Compare perfsuite's own all-reduce, as the doctor shows it in `ours`, with that of nccl-tests."""
     if night.machine.device == "cpu" or night.machine.devices == 1:
-        yield not_run(NCCL_TESTS, "there are no two GPUs")
+        yield not_run(NCCL_TESTS, "it needs two GPUs")
         return
     if shutil.which(REDUCE) is None:
         yield not_run(NCCL_TESTS, f"{REDUCE} is not in PATH", "build github.com/NVIDIA/nccl-tests")
@@ -84,7 +84,7 @@ def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
         yield unknown(NCCL_TESTS, f"{observed}, but the doctor measured no all_reduce_gb_s to compare with")
         return
     share = float(own[0]) / theirs
-    observed += f"; perfsuite's own reaches {share:.0%} of it"
+    observed += f"; perfsuite's own all-reduce reaches {share:.0%} of this rate"
     if share >= MIN_SHARE:
         yield passed(NCCL_TESTS, observed)
     else:

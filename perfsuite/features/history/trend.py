@@ -28,9 +28,9 @@ MIN_FOR_CORRELATION = 30  # minimum number of sessions in a series to estimate t
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Assumed correlation of neighbouring sessions in a series of fewer than 30 sessions.
 
-It is 0.3 for speed, because a machine has good and bad weeks, and 0 for memory. If the true correlation is
-0.7 (AR(1)), 18% of series have a false alarm in their first month if 0 is assumed, and 1% if 0.3 is assumed.
-In return, a step of 5% at 1% noise is found after 8 nights instead of 3.
+It is 0.3 for speed, because a machine has good and bad weeks, and 0 for memory. Suppose that the true
+correlation is 0.7 (AR(1)): if perfsuite assumed 0, 18% of series would have a false alarm in their first
+month. With 0.3, only 1% have one. In return, a step of 5% at 1% noise is found after 8 nights instead of 3.
 """
 
 

@@ -50,7 +50,11 @@ def releases(
         str | None, typer.Option("--to", help="Newest release (default: the newest that exists).")
     ] = None,
     minors: Annotated[
-        bool, typer.Option("--minors", help="After the oldest release, run only the last of each minor.")
+        bool,
+        typer.Option(
+            "--minors",
+            help="Run the oldest release, and then only the last patch release of each minor version.",
+        ),
     ] = False,
     launch: Annotated[
         bool, typer.Option("--launch", help="Launch every case, even if it can be run dry.")
@@ -162,7 +166,7 @@ class _Runs:
             return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
-        """Compare each release with the last one with which a case ran.
+        """Compare each release with the last release before it with which the case ran.
 
         Raises `CaseError` if no case uses the package.
         """

@@ -293,8 +293,9 @@ def alike(nodes: Sequence[Described]) -> Machine:
         ]
         if unlike:
             raise MachineError(
-                f"the nodes differ: {node.name} has {', '.join(unlike)} of {nodes[0].name}. Measurements on "
-                "them would have no hardware class. Leave one out (--exclude of salloc or sbatch)"
+                f"the nodes differ: compared with {nodes[0].name}, {node.name} has {', '.join(unlike)}. "
+                "These nodes have no common hardware class, so nothing can be measured on them. Leave one "
+                "out (--exclude of salloc or sbatch)"
             )
     return first
 

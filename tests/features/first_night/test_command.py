@@ -130,7 +130,7 @@ def test_json_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
         ("spred", "there is no step 'spred'. Did you mean 'spread'? The steps are machine, selftest, "),
         ("--budget soon", "--budget=soon: give a time above 0 in s, min or h"),
         ("--wait-quiet no", "--wait-quiet=no: give a whole number"),
-        ("--out .", "--out .: it exists and holds no first night. Give a new directory"),
+        ("--out .", "--out .: it exists but contains no first night. Give a new directory"),
     ],
 )
 def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:

@@ -56,7 +56,7 @@ def test_every_fault_must_be_reported_as_itself(monkeypatch: pytest.MonkeyPatch)
     assert failed == {"inject oom", "stacks of the hang"}
     assert rows["inject oom"].advice == "expected out_of_memory"
     assert rows["memory after oom"].status == "pass"
-    assert rows["stop one rank"].found == "not run: no rank could be stopped: it ended first"
+    assert rows["stop one rank"].found == "not run: no rank could be stopped: the launch ended first"
 
 
 def test_memory_left_behind_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,5 +50,5 @@ def test_another_machine_needs_a_new_directory(changes: dict[str, Any], said: st
 def test_never_writes_between_files_of_others() -> None:
     OUT.mkdir()
     (OUT / "thesis.tex").touch()
-    with pytest.raises(CaseError, match=r"--out night: it exists and holds no first night"):
+    with pytest.raises(CaseError, match=r"--out night: it exists but contains no first night"):
         resumed(OUT, make_record())

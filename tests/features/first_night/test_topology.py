@@ -96,8 +96,8 @@ def test_gpus_without_nvml_fail(monkeypatch: pytest.MonkeyPatch, tools: Path) ->
 @pytest.mark.parametrize(
     ("ours", "status", "said"),
     [
-        ("171.2 to 175 over 8 GPUs", "pass", "of 64M at 180.2 GB/s; perfsuite's own reaches 95% of it"),
-        ("90 to 175 over 8 GPUs", "unknown", "perfsuite's own reaches 50% of it"),
+        ("171.2 to 175 over 8 GPUs", "pass", "of 64M at 180.2 GB/s; perfsuite's own all-reduce reaches 95%"),
+        ("90 to 175 over 8 GPUs", "unknown", "perfsuite's own all-reduce reaches 50% of this rate"),
         (None, "unknown", "the doctor measured no all_reduce_gb_s"),
     ],
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_no_comparison_without_nccl_tests(tools: Path) -> None:
     assert reduced().found == "not run: all_reduce_perf is not in PATH"
     executable(tools / "all_reduce_perf", "echo NCCL failure; exit 3")
     assert reduced().found == "not run: all_reduce_perf failed: see night/steps/machine/nccl-tests.txt"
-    assert reduced(machine=make_gpu_machine(count=1)).found == "not run: there are no two GPUs"
+    assert reduced(machine=make_gpu_machine(count=1)).found == "not run: it needs two GPUs"
     assert reduced_gb_s("# no table") is None
 
 

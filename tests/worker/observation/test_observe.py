@@ -143,7 +143,7 @@ def test_checks_script_adapters_against_the_case() -> None:
     assert "rank 8, alpha 8, on q_proj v_proj', but 'rank 4, alpha 8, on q_pr" in said
     code = 'set lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))'
     assert said.endswith(f"If the script is as it should be, {code} in the case.")
-    assert refused(observer, result, lora=None).endswith(f"The FLOPs depend on it: {code} in the case")
+    assert refused(observer, result, lora=None).endswith(f"The FLOPs depend on them: {code} in the case")
 
 
 def test_reports_missing_adapters_of_a_lora_case() -> None:
