@@ -23,7 +23,7 @@ def llama3_405b_bf16() -> Trainer.Config:
 
 
 def qwen3_235b_a22b() -> Trainer.Config:
-    """Return the 235B-A22B model configured as `qwen3_30b_a3b`, with the experts on the 8 ranks of a node."""
+    """Return the 235B-A22B model, configured like `qwen3_30b_a3b`, with experts on the 8 ranks of a node."""
     config = qwen3_30b_a3b()
     config.model_spec = qwen3("235B-A22B")
     config.parallelism = ParallelismConfig(expert_parallel_degree=8)

@@ -167,9 +167,9 @@ def _resolved(
 ) -> tuple[dict[str, Package], dict[str, str]]:
     """Return the packages that pip would install, and why other packages are incompatible with them, by name.
 
-    pip ignores installed packages that need another version of a new package. Packages that pin the version
-    are therefore also requested. An example is torchvision, which pins its torch. Other packages are kept,
-    because pip might try hundreds of their versions.
+    An installed package might need another version of a new package, but pip ignores this. If the installed
+    package pins this version, as torchvision pins torch, it is therefore also requested. Other packages are
+    kept, because pip might try hundreds of their versions.
     """
     changes = _by_name(would_install(*words, python=below.python))
     pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]

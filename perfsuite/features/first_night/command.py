@@ -96,7 +96,7 @@ def first_night(
     shown: list[tuple[str, Row]] = []
     record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
     rows = page.all_rows(record)
-    # A repeated step that did not run keeps its earlier result, so its reason is not in the record.
+    # A repeated step that did not run keeps its earlier result, so the reason is not in the record.
     rows += [row for row in shown if row not in rows]
     if shared.as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])

@@ -47,7 +47,7 @@ def container_rows(night: Night) -> Iterator[Row]:
 
 
 def _quick_case(night: Night) -> Case:
-    """Return a small case of the same framework, because only its start matters."""
+    """Return a small case of the same framework, because only the start of the training matters."""
     case = spread_case(night.machine, night.size)
     return case if night.size == "simulated" else small_case(night.machine).replace(framework="fsdp2")
 
@@ -145,7 +145,7 @@ def _bound_to(cores: frozenset[int]) -> Iterator[None]:
 
 
 def _compared(check: str, case: Case, night: Night, directory: Path, before: Sequence[Run], arm: Arm) -> Row:
-    """Return how much faster or slower two or three launches are than those of the step `spread`."""
+    """Return a row that compares two or three launches with the launches of the step `spread`."""
     night.say(f"{case.id}: {check}")
     recorded = from_runs(before)
     reference = Reference(

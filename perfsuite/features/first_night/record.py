@@ -14,7 +14,7 @@ FILE = "first-night.json"  # in the directory of a first night
 
 
 class StepResult(Data):
-    """What one step found."""
+    """The result of one step."""
 
     step: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Measure the user's cases twice: which of them are steady enough for a baseline?"""
+"""Measure the user's cases twice, to find those that are steady enough for a baseline."""
 
 import contextlib
 import signal

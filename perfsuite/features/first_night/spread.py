@@ -1,4 +1,4 @@
-"""Launch one case several times: are the launches, their counts and the GPUs alike?"""
+"""Launch one case several times, and compare the launches, their counts and the GPUs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,7 +23,7 @@ LAUNCHES: Mapping[Size, int] = {"full": 5, "tiny": 3, "simulated": 3}
 
 
 def spread_rows(night: Night) -> Iterator[Row]:
-    """Launch one case several times: are the launches, their counts and the GPUs alike?"""
+    """Launch one case several times, and compare the launches, their counts and the GPUs."""
     directory = night.new_directory("spread")
     case = spread_case(night.machine, night.size)
     reason = why_not(case, night)

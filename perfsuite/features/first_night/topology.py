@@ -22,7 +22,7 @@ MIN_SHARE = 0.8  # perfsuite's probe must reach this share of the rate of nccl-t
 
 
 def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
-    """Describe the links between the GPUs, and keep everything that nvidia-smi says."""
+    """Describe the links between the GPUs, and keep everything that nvidia-smi prints."""
     if night.machine.device == "cpu":
         yield _without_gpu(night.machine.note, gpus_on_bus())
         return
@@ -65,7 +65,7 @@ def links(text: str) -> str:
 
 
 def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
-    """Compare perfsuite's own all-reduce, as the doctor shows it in `ours`, with that of nccl-tests."""
+    """Compare the rate of perfsuite's own all-reduce (the doctor's row `ours`) with that of nccl-tests."""
     if night.machine.device == "cpu" or night.machine.devices == 1:
         yield not_run(NCCL_TESTS, "it needs two GPUs")
         return

@@ -1,7 +1,7 @@
 """Time how long the training waits for batches (data wait). Imports torch.
 
-`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader`, and of the classes that derive from it or
-wrap it: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, and the loaders of
+`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader`. Other classes derive from `DataLoader` or
+wrap one: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, and the loaders of
 the Trainer, Lightning and nanotron. The class is private to torch. If torch lacks it, data wait is unknown.
 """
 
@@ -33,8 +33,8 @@ class DataWait:
     def __init__(self) -> None:
         self.is_seen = False  # whether any loader has given this thread a batch
         self.worker_pids: dict[int, int] = {}
-        """Process id of the first worker of each loader that yielded a batch in step `COUNTED_STEP`, by the
-        id of the loader's dataset."""
+        """By the id of a loader's dataset: the process id of the loader's first worker. Only loaders that
+        yielded a batch in step `COUNTED_STEP` are included."""
         self._thread = get_ident()
         self._by_step: list[float] = []
         self._running_s = 0.0

@@ -32,7 +32,7 @@ class HostMemory:
         self.go_on()
 
     def fold(self) -> None:
-        """Keep the peak so far. Memory used until `go_on` does not count as the training's."""
+        """Keep the peak so far. Memory used until `go_on` does not count as memory of the training."""
         self._peak = max(self._peak, _status_bytes("VmHWM"))
 
     def go_on(self) -> None:
@@ -45,11 +45,11 @@ class HostMemory:
             self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
-        """Record the size of the mapped files: counted steps load code of torch that only counting needs."""
+        """Record the size of the mapped files, because counted steps load code that only counting needs."""
         self._mapped = _status_bytes("RssFile")
 
     def end_counting(self) -> None:
-        """Add the code loaded by the counted steps to the baseline, and forget their peak."""
+        """Add the code that the counted steps loaded to the baseline, and forget the peak of these steps."""
         self._level += _status_bytes("RssFile") - self._mapped
         self.reset_peak()
 

@@ -35,8 +35,8 @@ USUAL_OF_STEPS = 20  # number of recent steps whose median estimates the length 
 class Recorder:
     """Times each optimizer step of one process.
 
-    `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` is called
-    with the step's index before the end of the step is stamped, to inject faults.
+    `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` injects
+    faults: it is called with the step's index before the end of the step is stamped.
 
     The peak of `memory` is reset after the first step and after the counted steps. In the first step, a
     library can allocate memory that is only needed once.

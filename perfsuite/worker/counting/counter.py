@@ -333,7 +333,7 @@ class StepCounter(TorchDispatchMode):
         return None
 
     def _is_real(self) -> bool:
-        """Return whether this is work of the step. DTensor also runs operators on fake tensors."""
+        """Return whether this is work of the step. Operators that DTensor runs on fake tensors are not."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
@@ -400,8 +400,8 @@ class StepCounter(TorchDispatchMode):
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Record results that were computed from other tensors.
 
-        Zeros are not computed from other tensors, and neither are tensors that are only scaled. A tensor that
-        no operator has filled does not count as an origin: its data come from unseen work.
+        Zeros and tensors that are only scaled do not count as computed from other tensors. A tensor that no
+        operator has filled does not count as an origin, because its data come from unseen work.
         """
         filled = self._storages(results)
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:

@@ -77,8 +77,8 @@ class NormBeforeClipping:
     def backward_ended(self) -> None:
         """Read the norm after a backward. The last backward of a step covers all micro-batches.
 
-        If gradients had overflowed when they were clipped, fp16's loss scaler has skipped that step, so the
-        norm is read again.
+        If gradients overflow when they are clipped, fp16's loss scaler skips the step, so the norm is read
+        again after the next backward.
         """
         self._saw_backward = True
         if self._before_clipping is not None and not math.isfinite(self._before_clipping):

@@ -255,8 +255,8 @@ class Counting:
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
     """Return the memory of a step, or the memory of the reported step if the two hardly differ.
 
-    A training run that keeps its losses uses a few more bytes in each step. At most half of the judged
-    threshold is hidden this way, so two launches together do not hide more than the threshold.
+    A training run that keeps its losses uses a few more bytes in each step. This hides at most half of the
+    threshold for a verdict, so two launches together do not hide more than the threshold.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory

@@ -18,7 +18,7 @@ from perfsuite.worker.observation.replicas import local
 def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
     """Return how many elements of each dtype this rank holds, for parameters, gradients and so on.
 
-    Call this just before a step of `optimizer` other than its first. An optimizer might step its own fp32
+    Call this just before any step of `optimizer` except its first. An optimizer might step its own fp32
     copies instead of the model's parameters. Scalars, such as the number of steps, are left out.
     `linear_layers` has the number of weights by the dtype in which linear layers computed in this step.
     """

@@ -16,8 +16,8 @@ def watch() -> None:
 def has_training_frozen() -> bool:
     """Return whether the training itself has frozen objects.
 
-    It has if more objects are frozen now than were frozen before the training and by `unfrozen`. If the
-    training froze only n objects, this is no longer noticed after n of the other frozen objects are freed.
+    perfsuite compares the number of frozen objects with the number that were frozen before the training or by
+    `unfrozen`. If n of these are freed, n objects that the training froze go unnoticed.
     """
     return gc.get_freeze_count() > _not_by_training
 

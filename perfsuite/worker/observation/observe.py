@@ -261,7 +261,7 @@ def owner(optimizer: Any) -> nn.Module:
     """Return the outermost living module with all parameters of `optimizer`: the wrapped model.
 
     If no module has all parameters, return a few modules that have all of them together, as `Owners`. If the
-    optimizer steps copies that belong to no module, return the modules that are copied.
+    optimizer steps copies that belong to no module, return the modules whose parameters are copied.
     """
     engine = engines.of(optimizer)
     if engine is not None:

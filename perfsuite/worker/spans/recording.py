@@ -85,8 +85,8 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 class Spans:
     """The spans of this process.
 
-    A span inside another span of the same name is part of the outer span, as is an event inside another
-    event. Only the first occurrence of a span has counts. Later occurrences only have seconds.
+    A span inside another span is part of the outer span if both have the same name or if both are events.
+    Only the first occurrence of a span has counts. Later occurrences only have seconds.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
