@@ -103,9 +103,9 @@ class Row(Data):
     no_case: str = ""
     """The reason why no case can represent this row. A row has either `case` or `no_case`."""
     twin: str | None = None
-    """Id of the case that uses the same code path with a tiny model on a CPU."""
+    """Id of the twin: a case with the same code path, but with a tiny model on a CPU."""
     two_node_twin: str | None = None
-    """Id of the same kind of case on two nodes, if the row is about several nodes."""
+    """Id of such a twin on two nodes, if the row is about several nodes."""
     relative_to: str | None = None
     """For `relative_time`: id of the case that is the reference."""
     sweep: str | None = None

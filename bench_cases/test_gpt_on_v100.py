@@ -30,8 +30,8 @@ XL = Case(
 )
 CHECKPOINTED = XL.replace(activation_checkpointing="full")
 XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s per step
-# Not a sweep. Neither model fits on one such GPU in fp32, but FSDP1 initialises the whole model on each rank
-# (docs/limits.md).
+# These cases are not a sweep. FSDP1 initialises the whole model on each rank (docs/limits.md), but neither
+# model fits on one such GPU in fp32.
 MORE_MACHINES = CHECKPOINTED.replace(
     micro_batch=16,
     may_run_out_of_memory=False,

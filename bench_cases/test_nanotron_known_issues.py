@@ -1,4 +1,4 @@
-"""nanotron's known issues with pipelines. The report says for each issue whether it is still there or gone.
+"""nanotron's known issues with pipelines. For each issue, the report says whether it is still there.
 
 209, "multi-machine pp hang": with gradient accumulation, a pipeline over two machines hangs (reported with
 Llama-3-8B, DP 2 x TP 4 x PP 2 on 16 H800). 221: resuming from a checkpoint fails if PP > 1.

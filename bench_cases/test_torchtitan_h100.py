@@ -13,7 +13,7 @@ ASYNC_TP = "--compile.enable_async_tensor_parallel"
 
 
 def llama(size, nodes, batch, *overrides):
-    """Return a case of the given size. 8B recomputes selectively, the others recompute each block."""
+    """Return a case of the given size. 8B recomputes selectively, but 70B and 405B recompute each block."""
     options = (f"--training.local_batch_size={batch}", *overrides)
     config = f"llama3_{size}_whole_loss"
     return Case(

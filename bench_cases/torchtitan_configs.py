@@ -39,7 +39,7 @@ def moonlight_16b_a3b_adamw() -> Trainer.Config:
 
 
 def moonlight_debugmodel() -> Trainer.Config:
-    """Return the same configuration with torchtitan's debug model of Kimi, without its vision encoder."""
+    """Return `moonlight_16b_a3b_adamw` with torchtitan's debug model of Kimi, without its vision encoder."""
     config = moonlight_16b_a3b_adamw()
     config.model_spec = kimi_model("debugmodel")
     config.model_spec.model.vision_encoder = None

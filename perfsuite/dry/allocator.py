@@ -113,7 +113,7 @@ class CachingAllocator:
         self.allocated = 0
         # Like `torch.cuda.max_memory_allocated`: the size of all blocks in use, including rounding.
         self.peak_allocated = 0
-        # The memory obtained from CUDA, and its peak like `torch.cuda.max_memory_reserved`.
+        # The memory obtained from CUDA, and its peak (`torch.cuda.max_memory_reserved`).
         self.reserved = 0
         self.peak_reserved = 0
         self._end = 0  # address at which the next segment begins
@@ -351,7 +351,7 @@ def replay(
     expandable_segments: bool = False,
     events_end: EventsEnd = "when awaited",
 ) -> CachingAllocator:
-    """Replay a log in a new allocator, and return the allocator, whose peaks begin after the first step.
+    """Replay a log in a new allocator, and return the allocator. Its peaks begin after the first step.
 
     `workspace_bytes` is the size of each of cuBLAS's workspaces.
     """

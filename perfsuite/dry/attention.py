@@ -2,7 +2,7 @@
 
 The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13:
 
-- On Hopper and Blackwell, cuDNN's kernel is preferred, as with a version of cuDNN after 9.15.
+- On Hopper and Blackwell, cuDNN's kernel is preferred. This assumes a version of cuDNN after 9.15.
 - From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask.
 - Otherwise, torch uses the memory-efficient kernel, or plain operations if key-value heads are shared or if
   the dtype is bfloat16 on a GPU before Ampere.

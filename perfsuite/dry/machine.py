@@ -50,7 +50,7 @@ def product(hardware: tuple[str, ...]) -> str:
 def pretended_gpu(name: str, topology: Topology) -> Machine:
     """Return a machine with one GPU of the given product for each process.
 
-    Its memory is what CUDA reports on such a GPU, or the nominal memory if that is unknown.
+    Its memory has the size that CUDA reports on such a GPU, or the nominal size if that is unknown.
     """
     memory_bytes = PRODUCTS[name].memory_bytes
     return gpu_machine([name], count=topology.processes_per_node, memory_bytes=memory_bytes, driver=None)

@@ -151,7 +151,7 @@ class DryScript(DryRank):
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.count(optimizer):
             if self._passes is not None:
-                # Without its modes, perfsuite does not count its own work.
+                # Without dispatch modes, this work of perfsuite is not counted.
                 with disable_current_modes():
                     self._passes.end_step(optimizer)
             self.recorder.boundary()

@@ -78,8 +78,8 @@ class NoValues(TorchDispatchMode):
             return _answer(args[0])
         if func is aten.equal.default:
             return True
-        # Subtracts found_inf, which has the shape (1,), from a step counter. Only a GPU's kernel accepts
-        # this.
+        # This operator subtracts found_inf, which has the shape (1,), from a step counter. Only the kernel of
+        # a GPU accepts these shapes.
         if func is aten._foreach_sub_.List:
             return None
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
@@ -340,7 +340,7 @@ def _swap(first: Any, second: Any) -> None:
         setattr(first, name, value)
 
 
-# Collectives of several tensors, for which fake tensors have no rule. Each returns a `Work`.
+# Collectives of several tensors. Fake tensors have no rule for these. Each returns a `Work`.
 COALESCED = (
     "allreduce_coalesced_",
     "allgather_coalesced_",

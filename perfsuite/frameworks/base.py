@@ -216,9 +216,9 @@ class Framework(FrameworkOptions):
     def expected(self, case: Case) -> Mapping[str, str | None]:
         """Return the values that the worker must find in `Observed.settings` if the run matches the case.
 
-        In every framework, the worker also checks world size, dtypes, attention, checkpointed blocks, and
-        that parameters change (`perfsuite.worker.observation.observe`). The value None turns off the check of
-        a setting that cannot be observed in this framework.
+        In every framework, the worker also checks world size, dtypes, attention and checkpointed blocks, and
+        whether parameters change (`perfsuite.worker.observation.observe`). The value None turns off the check
+        of a setting that cannot be observed in this framework.
         """
         return {}
 

@@ -27,7 +27,7 @@ class FSDP2(Framework):
     reshard_after_forward: bool = True
     """Free the gathered parameters of a block after its forward, and gather them again in backward."""
     reshard_root: bool = False
-    """The same for the root, which holds all parameters outside the blocks, such as embedding and head. By
+    """Do the same with the root's parameters: those outside the blocks, such as embedding and head. By
     default, torch keeps them gathered, because backward needs them immediately."""
     shard_group: int | None = Field(default=None, ge=2)
     """Number of ranks in a group. Ranks of a group shard, and groups replicate (2-D mesh). None: all ranks

@@ -332,8 +332,8 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
     # The paths include those of editable installs.
     prefix, *paths = map(Path, filter(None, json.loads(said)))
-    # Skip packages of an environment in the repository. Conversely, a repository can be below the prefix,
-    # such as /usr/src below /usr.
+    # Skip packages of an environment in the repository. Skip nothing if the repository is below the prefix,
+    # for example in /usr/src.
     is_inside = prefix.is_relative_to(top)
     ours = [
         path for path in paths if path.is_relative_to(top) and not (is_inside and path.is_relative_to(prefix))

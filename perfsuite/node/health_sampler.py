@@ -100,8 +100,8 @@ class Sampler:
         This is called often, with the number of steps finished so far, or None before the training begins.
         `is_last` means that the job is over. A sample is then due if the step count has changed.
 
-        Only samples after the first step and before the end of the last step count. Samples after that, or in
-        a hang, do not count, because `step` no longer changes.
+        Only samples after the first step and before the end of the last step count. Later samples, or samples
+        in a hang, do not count, because `step` no longer changes.
         """
         now = self._clock()
         has_begun = step is not None

@@ -107,7 +107,7 @@ def first_night(
 
 
 def _refuse_own_cases(cases: Path, out: Path) -> None:
-    """Raise `CaseError` if the cases are below the folder whose files are removed when a step is repeated."""
+    """Raise `CaseError` if the cases are in the folder of the steps. A repeated step removes files there."""
     folder = out / FOLDER
     if cases.resolve().is_relative_to(folder.resolve()):
         raise CaseError(

@@ -16,7 +16,7 @@ from perfsuite.report.text import plural
 TOPOLOGY = "topology"  # name of the row with the links
 NCCL_TESTS = "nccl-tests"
 REDUCE = "all_reduce_perf"  # a program of nccl-tests
-REDUCED = "64M"  # bytes of an all-reduce: as in perfsuite's own probe
+REDUCED = "64M"  # bytes of an all-reduce, the same as in perfsuite's own probe
 BANDWIDTH = "algbw"  # header of the column with the rate
 MIN_SHARE = 0.8  # perfsuite's probe must reach this share of the rate of nccl-tests
 
@@ -98,7 +98,8 @@ def reduced_gb_s(text: str) -> float | None:
     for line in text.splitlines():
         words = line.split()
         if words[:2] == ["#", "size"] and BANDWIDTH in words:
-            column = words.index(BANDWIDTH) - 1  # rows have no #; the first such column is out-of-place
+            # Other rows do not begin with #. The first column of this name is the out-of-place one.
+            column = words.index(BANDWIDTH) - 1
         elif column is not None and len(words) > column and words[0].isdigit():
             return _number(words[column])
     return None

@@ -92,9 +92,9 @@ def seconds_per_step(series: Sequence[float]) -> float:
 def judge_trace(trace: Trace) -> Decision:
     """Judge launch by launch, like a real session. Raises `CaseError` if the noise is unknown.
 
-    If all launches have been used without a decision, the outcome is "passed" if they look faster and a
-    slowdown beyond the tolerance is excluded. Otherwise, it is "inconclusive". One or two launches can pass,
-    but never regress.
+    If there is no decision after all launches, the outcome is "inconclusive". It is "passed" instead if the
+    launches look faster and a slowdown beyond the tolerance is excluded. One or two launches can pass, but
+    never regress.
     """
     baseline = [seconds_per_step(series) for series in trace.baseline]
     noise = _noise(trace, baseline)

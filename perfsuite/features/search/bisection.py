@@ -301,8 +301,8 @@ def begun(
 ) -> tuple[Path, BisectFile]:
     """Return the file of a search, and its state: the stored one, or a new one if the file does not exist.
 
-    The same case, arms, environment, tolerance and `others` have the same file. Raises `FileError` if the
-    file cannot be read or belongs to another search.
+    Searches with the same case, arms, environment, tolerance and `others` have the same file. Raises
+    `FileError` if the file cannot be read or belongs to another search.
     """
     new = BisectFile(case_id=case.id, good=history.good, candidates=history.candidates, tolerance=tolerance)
     good = history.arm(history.good)

@@ -43,7 +43,7 @@ def interconnect(sys_class: Path = SYS) -> str | None:
         devices = [device for device in sys_class.glob("net/*") if _text(device / "operstate") == "up"]
         physical = [device / "speed" for device in devices if (device / "device").exists()]
         ports = [((_number(_text(speed)) or 0) // 1000, "eth") for speed in physical]
-    # At the same speed, a port of InfiniBand is preferred to one of RoCE.
+    # If the speeds are equal, a port of InfiniBand is preferred to a port of RoCE.
     rate, kind = max(ports, key=lambda port: (port[0], port[1] != "roce"), default=(0, ""))
     if rate == 0:
         return None

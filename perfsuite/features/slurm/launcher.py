@@ -133,7 +133,7 @@ class SlurmLauncher(Launcher):
 
     @property
     def lock(self) -> str:
-        """The lock of this allocation. Nobody else uses its nodes, so only its own sessions wait for it."""
+        """The lock of this allocation. Only sessions in it wait, because nobody else uses its nodes."""
         return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
 
     def machine(self, shared: Path) -> Machine:

@@ -48,7 +48,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """Quantise the values of `full` in the same way as `empty`, a parameter from `quantise_layers`."""
+    """Quantise the values of `full` like the parameter `empty`, which `quantise_layers` created."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):

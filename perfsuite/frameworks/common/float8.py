@@ -111,7 +111,7 @@ def with_float8(flops: Flops | None, model: Any) -> Flops | None:
 
 
 def low_precision(things: Iterable[Any]) -> str:
-    """Describe the number of modules, or module configurations, with matmuls below 16 bits, by class."""
+    """Describe, by class, how many modules or module configurations have matmuls below 16 bits."""
     counts = Counter(map(_kind, things))
     kinds = sorted(name for name in counts if name.startswith(LOW_PRECISION))
     return ", ".join(f"{counts[name]} {name}" for name in kinds) or "none"

@@ -11,7 +11,7 @@ _lists: list[weakref.ref["OwnList[object]"]] = []
 
 
 class OwnList(list[T]):
-    """A list, such as the losses of all steps, whose elements do not count as objects that training keeps."""
+    """A list whose elements do not count as objects that training keeps, such as the losses of all steps."""
 
     def __init__(self) -> None:
         super().__init__()

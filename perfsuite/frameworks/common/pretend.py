@@ -93,7 +93,7 @@ def _reversed(as_rebuilt: Any, *args: Any) -> Any:
 
 
 def _rebuilt(arguments: list[Any], as_rebuilt: Callable[..., Any]) -> Any:
-    """Return a reducer like the one that was made with `arguments`, with rebuilt buckets."""
+    """Return a reducer with rebuilt buckets, but otherwise like the reducer that `arguments` made."""
     parameters, at_first, _, group, sparse, *more = arguments
     buckets, sizes = as_rebuilt(parameters, at_first, sparse)
     return attribute(dist, "Reducer")(parameters, buckets, sizes, group, sparse, *more)

@@ -155,7 +155,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         )
 
     def losses(self) -> list[Tensor]:
-        """Return the mean loss of each step over this rank's tokens, or over those of its last stage."""
+        """Return the mean loss of each step over this rank's tokens (in a pipeline: its last stage's)."""
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
         losses = micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp
         if self.parallel_dims.pp_enabled:

@@ -119,8 +119,8 @@ NO_KERNEL = frozenset({
 ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that do not fill their result
 
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
-"""Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references, whose
-callbacks run when tensors are freed."""
+"""Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references (their
+callbacks run when tensors are freed)."""
 
 
 class OperatorCall(NamedTuple):

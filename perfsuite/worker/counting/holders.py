@@ -140,7 +140,7 @@ def _is_weak(thing: Any) -> bool:
 
 
 def _place(link: _Link) -> tuple[int, int]:
-    """Return the key of a link. Each value of a dictionary has its own key, because it is named later."""
+    """Return the key of a link. A value of a dictionary has its own key, because it is named later."""
     if link.below is None or not isinstance(link.thing, dict):
         return id(link.thing), 0
     return id(link.thing), id(link.below.thing)
@@ -179,8 +179,8 @@ def _name(link: _Link, growing: Collection[str]) -> str | None:
     owner = thing if isinstance(thing, type) else type(thing)
     if owner is not thing and owner.__name__ in growing:
         return None
-    # An object's attributes are in a `__dict__`, which is then the object below in the chain, or in the
-    # object itself (slots).
+    # An object's attributes are either in its `__dict__`, which is then the object below in the chain, or in
+    # the object itself (slots).
     attribute = None
     if below.below is not None and isinstance(below.thing, dict):
         attribute = _key(_attributes(thing), below.below.thing)

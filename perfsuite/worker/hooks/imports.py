@@ -49,8 +49,8 @@ class AfterImport:
     def look(self) -> None:
         """Run the actions of modules that have been imported by now.
 
-        Call this again later: a library that imports torch is only half imported when torch has been
-        imported, and this finder is not asked for that library again.
+        Call this again later. When torch has been imported, a library that imports torch is still being
+        imported, and Python does not ask this finder for that library again.
         """
         for name in [*self._actions]:
             module = sys.modules.get(name)

@@ -32,7 +32,7 @@ class Stepping:
     def follows(self, clock: Stepping) -> bool:
         """Return whether this optimizer might be a rebuilt `clock`.
 
-        It might be if it has the same class, and if one of the two has all the parameters of the other.
+        This requires the same class, and one of the two must have all the parameters of the other.
         """
         both = self.parameters & clock.parameters
         return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)

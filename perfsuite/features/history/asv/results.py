@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 
 
 Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]
-"""The median of each launch, by metric, group of the slot, and values of the slot."""
+"""Metric -> group of the slot -> values of the slot -> the median of each launch."""
 
 
 def slot(parameters: Mapping[str, str]) -> Slot:
