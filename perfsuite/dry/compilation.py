@@ -154,7 +154,7 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
     call = private.boxed_nop(graph, inputs)
 
-    # This also copies the mark of a function that takes a list and empties it, to free its tensors early.
+    # This also copies the mark of functions that empty the list that they are given, to free tensors early.
     @functools.wraps(call)
     def run(arguments: Any) -> Any:
         # Kernels that inductor generates would make fewer Python calls, so these are not counted.

@@ -62,7 +62,8 @@ class Arm:
     moved: tuple[str, str] | None = None
     directory: Path | None = None  # working directory of the launches; None: this process's directory
     commit: str | None = None  # the commit that is checked out in `directory`; None outside of git
-    # Path in the commit of the lock file from which the interpreter was installed. Empty without a lock file.
+    # The lock file from which the packages of the interpreter were installed: its path in the commit. Empty
+    # without a lock file.
     lock: str = ""
     dirty: bool = False
     perfsuite: str = __version__

@@ -8,7 +8,7 @@ waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfs
 LONGEST_STEPS = 20
 # The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2
-# The same limit until a later step has been timed, as a multiple of the longest warm-up step.
+# The same limit while only warm-up steps have been timed, as a multiple of the longest of them.
 LONGEST_WARM_UPS = 3
 
 

@@ -165,7 +165,7 @@ def plan(wanted: Wanted, store: Path) -> Plan:
 def _resolved(
     words: Sequence[str], below: Environment, named: Collection[str]
 ) -> tuple[dict[str, Package], dict[str, str]]:
-    """Return the packages that pip would install, and why other packages are incompatible with them, by name.
+    """Return two dictionaries by package name: the packages that pip would install, and why others conflict.
 
     An installed package might need another version of a new package, but pip ignores this. If the installed
     package pins this version, as torchvision pins torch, it is therefore also requested. Other packages are

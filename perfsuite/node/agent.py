@@ -31,8 +31,8 @@ from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
-"""Environment variable that names the scheduler's variable with the number of this node (from 0). If it is
-not set, this is node 0."""
+"""An environment variable. Its value is the name of the scheduler's variable that contains the number of this
+node (from 0). If it is not set, this is node 0."""
 # An agent that has lost its driver waits at most this many seconds for another thread to write its file.
 LATCH_S = 5
 PEERS_S = 5  # seconds for which a node that ends the job waits for the stacks of the other nodes

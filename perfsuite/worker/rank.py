@@ -49,7 +49,7 @@ NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
 OF_NCCL = "NCCL error"
 LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S.*)")
-"""Matches the line of an NCCL error that names the cause, several lines below the first line."""
+"""Matches the line of an NCCL error that names the cause. It is several lines below the first line."""
 NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
 LEAVE_S = 30  # seconds in which a rank must exit after all measurements; then an alarm ends it

@@ -92,7 +92,7 @@ def _replicated(machine: Machine, case: Case) -> Case:
 
 
 def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, Any]]]:
-    """Return a name, a divisor of the number of ranks, a framework and fields for each case."""
+    """Return for each case: its name, a divisor of its number of ranks, its framework and its fields."""
     half = max(ranks // 2, 1)
     experts = _titan("deepseek_v3", "expert_parallel_degree=2")
     own = {

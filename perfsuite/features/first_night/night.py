@@ -111,7 +111,7 @@ def _is_removed(path: Path) -> bool:
 
 
 def not_run(check: str, reason: str, advice: str | None = None) -> Row:
-    """Return the row of a check that did not run, which is never a success."""
+    """Return the row of a check that did not run. Such a check never counts as a success."""
     return unknown(check, f"{NOT_RUN}{reason}", advice)
 
 

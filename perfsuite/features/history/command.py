@@ -74,9 +74,9 @@ def add(
     """Add sessions to a history. Adding a session again changes nothing.
 
     Results that were injected, failed or unhealthy are left out and listed, and so are sessions without a
-    commit or with uncommitted changes. Results that are unhealthy only because they are slower although
-    nothing changed are kept. The exit status is 1 if no result of the given sessions can be kept.
-    It is 2 if a file cannot be read; the other files are still added.
+    commit or with uncommitted changes. An unhealthy result is kept if the only reason is that it is slower
+    although nothing changed. The exit status is 1 if no result of the given sessions can be kept. It is 2 if
+    a file cannot be read; the other files are still added.
     """
     status = _added(results or stored_results(shared.store), history_dir, notify)
     if results and status == NOTHING_KEPT:

@@ -166,7 +166,7 @@ class _Runs:
             return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
-        """Compare each release with the last release before it with which the case ran.
+        """Compare each release with the last earlier release that could run the case.
 
         Raises `CaseError` if no case uses the package.
         """

@@ -43,7 +43,7 @@ from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
 NODES = "SLURM_JOB_NUM_NODES"
-END_S = 90.0  # seconds for Slurm to end a step, which takes over 30 s if its slurmstepd was killed
+END_S = 90.0  # seconds in which Slurm must end a step; this takes over 30 s if slurmstepd was killed
 # Seconds that `srun` waits for the other agents after the first has ended, because the ranks of a script can
 # take different times.
 WAIT_S = 120

@@ -80,7 +80,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return the shapes that a stage would receive, of either its input activations or output gradients."""
+    """Return the shapes of the input activations or output gradients that a stage would receive."""
     if source > self.stage_index:
         gradients = tuple(replaced(output, requires_grad=False) for output in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)

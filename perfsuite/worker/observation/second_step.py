@@ -101,7 +101,7 @@ class SecondStep:
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
-        """Return the number of linear-layer weights that compute in each dtype, without quantised layers."""
+        """Return how many weights of linear layers compute in each dtype. Quantised layers are left out."""
         elements = Counter[str]()
         for dtype, count in self._layers.values():
             elements[dtype] += count

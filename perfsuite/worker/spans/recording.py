@@ -157,7 +157,7 @@ class Spans:
 
     @_guarded
     def wrote(self, number: int, *, in_background: bool = False) -> None:
-        """Add the number of bytes that the calling thread wrote into files to its open spans.
+        """Add `number` bytes, which the calling thread wrote into files, to the thread's open spans.
 
         With `in_background`, also add the bytes to the spans of other threads whose background work has not
         ended.
