@@ -57,7 +57,7 @@ def test_names_a_node_that_sees_other_gpus() -> None:
     ],
 )
 def test_unlike_nodes_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(MachineError, match=f"n2 has {words} of n1"):
+    with pytest.raises(MachineError, match=f"compared with n1, n2 has {words}\\."):
         alike([described("n1"), described(**changes)])
     assert alike([described("n1"), described()]) == make_machine(interconnect="8xib400")
 

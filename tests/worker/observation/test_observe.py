@@ -102,7 +102,7 @@ def test_names_the_case_field_for_recomputation() -> None:
     observer, result = in_a_script(activation_checkpointing="full")
     observer.check(result)
     said = refused(observer, result, activation_checkpointing="none")
-    assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing")
+    assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. The ")
     end = "If the script is as it should be, give another activation_checkpointing in the case."
     assert said.endswith(end)
 
