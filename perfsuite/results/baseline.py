@@ -50,7 +50,9 @@ class BaselineDocument(Document):
     @classmethod
     def _is_whole(cls, values: Any) -> Any:
         if isinstance(values, dict) and "digest" in values:
-            return unsealed(values, "Restore it or record it again; if the edit was meant, remove the digest")
+            return unsealed(
+                values, "Restore it or record it again; if the edit is intended, remove the digest"
+            )
         return values
 
     @property

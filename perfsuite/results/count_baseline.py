@@ -17,7 +17,7 @@ from perfsuite.results.run import Figures, Run
 
 DRY = "dry-"  # prefix of the target of a dry run
 COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures that show what was computed
-OF_A_GPU = ["cuda", "cudnn", "triton"]  # further packages that decide which kernels a step calls on a GPU
+OF_A_GPU = ["cuda", "cudnn", "triton"]  # packages that also determine which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 

@@ -188,7 +188,7 @@ class Counts(Data):
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
     collectives_begun: int | None = None
-    # Peak of the GPU's caching allocator in bytes, if higher than before the span; None: unknown.
+    # Peak of the GPU's caching allocator in bytes; None: the span did not raise the peak, or it is unknown.
     allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
     # Counts of other spans by name. The spans are counted steps whose counts differ from these, and the first
@@ -198,8 +198,8 @@ class Counts(Data):
     def in_step(self, step: int) -> Counts | None:
         """Return the counts of a step; None if it was not counted.
 
-        For any step except `self.step`, launch-wide counts are left out. Memory is known only if the
-        previous step was also counted, because it shows which storages are alive.
+        For any step except `self.step`, launch-wide counts are left out. Memory is known only if the previous
+        step was also counted, because that step shows which storages are alive.
         """
         if step == self.step:
             return self

@@ -80,7 +80,7 @@ class Kernel(NamedTuple):
     written_bytes: int
     tensors: int  # number of tensors that it takes: operators on lists launch a kernel for many of them
     dtype: str  # of the first tensor that it takes
-    flops: int  # by the formula of the counts, without masks; 0: it has no formula
+    flops: int  # according to the formula of the counts, which ignores masks; 0: no formula
     sizes: tuple[int, ...]
     """The sizes on which its speed depends. A matrix product has the number of products, rows, columns and
     the length of the sum, and 1 if its first operand is transposed. Attention has the number of queries and
@@ -98,7 +98,7 @@ class Communicate(NamedTuple):
     ranks: int
     apart: int
     bytes: int  # of the whole message
-    is_async: bool  # whether the stream continues, and waits for the result later
+    is_async: bool  # whether the stream continues now and waits for the result later
 
 
 class CollectiveWait(NamedTuple):
@@ -146,7 +146,7 @@ class DeviceLog:
         self.entries: list[Entry] = []
         self.stream = 0  # number of the current stream
         self.is_open = True
-        self._streams = 0  # number of streams besides the default stream
+        self._streams = 0  # number of streams without the default stream
         self._events = 0
         self._collectives = 0
 

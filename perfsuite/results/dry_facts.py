@@ -163,9 +163,9 @@ class Expected(Data):
     matmul_s: float
     attention_s: float
     memory_s: float  # kernels without FLOPs
-    slowed_s: float  # by which kernels are slower while collectives run
-    exposed_s: float  # communication for which the GPU waits
-    host_s: float  # for which the GPU waits for the host
+    slowed_s: float  # additional time of kernels that run at the same time as collectives
+    exposed_s: float  # time during which the GPU waits for communication
+    host_s: float  # time during which the GPU waits for the host
     tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
     # Lowest and highest share of the predicted speed that published steps reach on this accelerator; None:
     # too few are published.
@@ -191,6 +191,6 @@ class DryFacts(Data):
     """The predictions of a dry run for a case, made from the ranks that were run."""
 
     fit: Fit | None = None  # for the rank that needs most memory; None on a CPU (no caching allocator)
-    roofline: Roofline | None = None  # None as described in `roofline`
+    roofline: Roofline | None = None  # None in the cases that `roofline` describes
     expected: Expected | None = None
-    no_expected: str | None = None  # why `expected` is None; None as well on a CPU
+    no_expected: str | None = None  # why `expected` is None; on a CPU, both are None

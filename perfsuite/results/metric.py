@@ -128,7 +128,7 @@ class Metric:
         return 0.0
 
     def bound(self, of_cost: float) -> float:
-        """Return the size of the figure's change if the cost grows by `of_cost`: 0.15 is 0.13 in tokens/s."""
+        """Convert growth of the cost to the size of the figure's change: for tokens/s, 0.15 becomes 0.13."""
         return abs(self.change(of_cost))
 
     def interval(self, of_cost: tuple[float, float]) -> tuple[float, float]:
@@ -224,8 +224,8 @@ def span_seconds(span: str) -> SpanSeconds:
 def span_metrics(launches: Iterable[Figures]) -> tuple[SpanSeconds, ...]:
     """Return the metrics of the spans that any of these launches has.
 
-    The start-up as a whole has no metric, because its parts are judged. Cold start-ups have none either,
-    because a session has only one launch with a cold start-up.
+    The start-up as a whole has no metric, because its parts are judged. A cold start-up has no metric either,
+    because only one launch of a session has a cold start-up.
     """
     names = {name for figures in launches for name in figures.spans_s if name != START_UP}
     return tuple(span_seconds(name) for name in sorted(names) if not name.startswith(COLD))

@@ -44,13 +44,13 @@ STYLES: dict[str, OutcomeStyle] = {  # worst first; also the order of cases in r
 }
 WORST_FIRST = tuple(STYLES)
 QUIET = frozenset(word for word, style in STYLES.items() if style.quiet)  # outcomes that need no action
-UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # they do not show the speed of the code
+UNMEASURED: frozenset[Outcome] = frozenset({"failed", "unhealthy"})  # these do not show the code's speed
 UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded"})
 """Outcomes that do not show whether the code is better or worse than before."""
 
 
 BY_THE_MACHINE = "the code did not change, so the machine did"
-"""Note on a check whose metric changed in a session in which nothing else changed (`verdict.unchanged`)."""
+"""Note on a check whose metric changed although nothing else changed in the session (`verdict.unchanged`)."""
 
 
 class Check(Data):
@@ -90,7 +90,7 @@ class Cost(Data):
     least_s: float | None = None  # None: unknown
     most_s: float | None = None
     step_s: float | None = None  # the predicted time of the step with the larger count
-    hidden_above: float | None = None  # bytes/s of one device's link above which the bytes are hidden
+    hidden_above: float | None = None  # bytes/s of one device's link above which sending takes no extra time
     why_naive: str | None = None
     """Why `most_s` is the time that the bytes take if nothing hides them; None: both sides were replayed."""
 

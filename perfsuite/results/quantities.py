@@ -301,8 +301,9 @@ PEAK = replace(_ANY_PEAK, read=lambda counts: None if counts.kernels is None els
 """The peak of compiled code depends on fusion, so it is unknown in a dry run."""
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
-"""Negative growth counts as 0: a step that frees more than it allocates only frees what an earlier step kept
-too long, which is not an improvement. Growth has no floor, because it adds up over thousands of steps."""
+"""Negative growth counts as 0, because it is not an improvement: a step that frees more than it allocates
+only frees what an earlier step kept too long. Growth has no floor, because it adds up over thousands of
+steps."""
 KEPT = Quantity(
     name="objects kept per step",
     unit="objects",

@@ -82,7 +82,7 @@ class Observed(Data):
 
 
 class Evidence(Data):
-    """Observations of one rank, for questions that only all ranks can answer (`analysis.agreement`)."""
+    """Observations of one rank. `analysis.agreement` compares the observations of all ranks."""
 
     data_parallel: int = Field(ge=1)  # number of ranks that get different data
     tokens: int | None = None  # elements of the model's first integer input in step 2; None: no such input
@@ -93,8 +93,8 @@ class Evidence(Data):
     # Number of collectives in groups of several ranks between the first and the last optimizer step; None:
     # unknown.
     collectives: int | None = None
-    # L1 norm before and after all optimizer steps, by name, for each trained parameter of which every
-    # data-parallel rank holds a full copy.
+    # L1 norm of trained parameters before and after all optimizer steps, by name. Only parameters of which
+    # every data-parallel rank holds a full copy are included.
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
     replicated_bytes: int = 0  # size of these parameters, in bytes
 
@@ -139,7 +139,7 @@ class RankReport(Sealed):
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
     timed_steps: int | None = (
-        None  # number of steps without the last one, if counting lengthened it; None: all steps
+        None  # number of steps without the last step, if counting lengthened that; None: all
     )
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
@@ -157,7 +157,7 @@ class RankReport(Sealed):
     autotuned: dict[str, str] = Field(default_factory=dict)
     wall_s: float = 0  # host seconds of all steps, without the time between them; should equal sum(step_s)
     elapsed_s: float = 0  # host seconds from the start of the first step to the end, including everything
-    uptime_s: float | None = None  # `elapsed_s` by the kernel's uptime, to 0.01 s; None: unknown
+    uptime_s: float | None = None  # `elapsed_s` according to the kernel's uptime, to 0.01 s; None: unknown
     loss: tuple[float, ...] = ()
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None

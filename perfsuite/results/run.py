@@ -67,7 +67,7 @@ class DeviceHealth(Data):
 class Health(Data):
     """The state of the machine during the steps, including warm-up (`perfsuite.node.health_sampler`)."""
 
-    # Name of the node. On several nodes, this is the node on which `foreign_cpu` plus `steal` is highest.
+    # Name of the node. In a launch on several nodes: the node on which `foreign_cpu` plus `steal` is highest.
     node: str | None = None
     samples: int = Field(ge=0)  # 0: only readings from before the launch (on a CPU, none)
     seconds: float  # time from the first sample to the last

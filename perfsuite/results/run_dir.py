@@ -92,11 +92,11 @@ class RunDir:
     trace = Numbered("trace-{}.json.gz")  # trace of that rank from torch's profiler; opens in Perfetto
     device_log = Numbered("device-log-{}.json.gz")  # log of that rank's simulated GPU (`device_log_file`)
     running = Numbered("running-{}")
-    """The event or phase that the rank has been in for a few seconds. Written by the rank, and removed when
-    it ends."""
+    """The event or phase that the rank has been in for a few seconds. The rank writes the file, and removes
+    it when the event ends."""
     training = Numbered("training-{}")
-    """The process that trained as that rank (`worker.script.script_rank`). Created empty by the rank's
-    agent."""
+    """Names the process that trained as that rank (`worker.script.script_rank`). The rank's agent creates the
+    file empty."""
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """Prefix of the files into which torch's watchdog writes recent NCCL calls. The rank's number
     follows."""
@@ -232,6 +232,6 @@ def launches_in(directory: Path) -> list[RunDir]:
     launches = [RunDir(path) for path in directory.glob("launch-*")]
     return sorted(
         (launch for launch in launches if launch.number is not None),
-        # pragma: no mutate 0: it is for mypy, as no number is None here
+        # pragma: no mutate 0: no number is None here, and the 0 only satisfies mypy
         key=lambda launch: launch.number or 0,
     )

@@ -81,7 +81,7 @@ class Trend(Sealed):
     since: date  # the first day from which changes are reported
     sessions: int  # number of sessions that were read
     series: int  # number of series: metrics of cases on hardware classes
-    # Changes since that day and, unless `--since` is given, older open changes. The worst come first.
+    # Changes since that day, the worst first. Without `--since`, older changes that are open are included.
     findings: tuple[Drift, ...]
     unplaced: dict[str, str]  # reason why the sessions of a commit are left out, by commit
 

@@ -1,6 +1,6 @@
 """Judge the launches of arm B against those of arm A. Launch k of both arms is one pair. Pure.
 
-Arms may differ in anything, because different versions and settings are the reason to compare them.
+Arms can differ in anything, because different versions and settings are the reason to compare them.
 """
 
 import re
@@ -55,7 +55,7 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| The measurements would not be those of this case\b)"
-"""Matches the beginning of the advice on how to correct the case, at the end of a mismatch's message."""
+"""Matches the words with which a mismatch's message begins its advice on how to correct the case."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
@@ -64,7 +64,7 @@ NOT_COMPARED = CountCheck(outcome="passed", compared=False)
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
-    """Return the machine's problems by number of the pair, from 1, for the pairs that are not evidence."""
+    """Return the machine's problems during each pair that is not evidence, by the pair's number (from 1)."""
     problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         # pragma: no mutate True: a pair has a run of each arm
@@ -180,7 +180,7 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 
 def needs_more(a: Run, b: Run) -> bool:
-    """Return whether more launches are needed to see if both arms compute the same: their values differ."""
+    """Return whether the arms' values differ, so that more launches must show whether they always do."""
     then = Computed.of([a])
     now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)

@@ -22,7 +22,7 @@ More is allowed if the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
 """The same limit in standard deviations of the baseline's launches. One healthy launch in 44 exceeds it, but
 a case ends only after three unhealthy launches."""
-OBSERVED = "observed "  # prefix, in `setting_differences`, of settings that workers observed
+OBSERVED = "observed "  # prefix of observed settings in `setting_differences`
 UNEXPLAINED = "settings differ, but no recorded version or variable does"
 POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be lower than at the baseline
 CLOCK_DIFFERS = 0.02  # share by which the window's median SM clock may differ without being listed
@@ -197,7 +197,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         if before.get(key) != now.get(key)
     ]
     observed = {*then.settings}
-    if then.settings.get("trained") == "all":  # these belong to models that are only trained in part
+    if then.settings.get("trained") == "all":  # only partly trained models have these settings
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
     changed += [f"{key}: not observed -> {today.settings[key]}" for key in new]

@@ -165,7 +165,7 @@ def less_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mappin
 
 
 def more_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """List the roles of which some elements have more bits than before, and none have fewer."""
+    """List the roles in which some elements have more bits than before, and no element has fewer."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) > 0]
 
 
@@ -174,7 +174,7 @@ def _both(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
 
 
 def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
-    """Return -1 if some elements have fewer bits than before, 1 if some have more and none fewer, else 0.
+    """Return -1 if some elements lost bits, 1 if some gained bits and none lost any, and otherwise 0.
 
     Elements have lost bits if there are fewer elements above some precision, and more below it. If the number
     of elements only grew or shrank, as when more layers are trained, the result is 0.
@@ -228,6 +228,6 @@ def differences(then: Computed, now: Computed, whose: str) -> list[str]:
     return [
         *(f"more precise than in {whose}: {change}" for change in more_precise(then.dtypes, now.dtypes)),
         *([f"not compared, because the precision is unknown: {'; '.join(unknown)}"] if unknown else []),
-        *([f"not compared, because {whose} does not have it: {'; '.join(lacking)}"] if lacking else []),
-        *([f"not compared, because only {whose} has it: {'; '.join(unseen)}"] if unseen else []),
+        *([f"not compared, because missing in {whose}: {'; '.join(lacking)}"] if lacking else []),
+        *([f"not compared, because recorded only in {whose}: {'; '.join(unseen)}"] if unseen else []),
     ]

@@ -14,12 +14,12 @@ MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a s
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
     """Describe the change of one quantity. `changes` are the fields that differ, at least one."""
-    # pragma: no mutate [0] to [-1]: only Python calls can change in several fields, all of them in a step
+    # pragma: no mutate [0] to [-1]: only Python calls can change in several fields, each of a step
     change = changes[0]
     if isinstance(quantity, Group):
         return _group(quantity, change, before, now)
     if quantity is quantities.GRAPHS and not change.now:
-        return f"nothing is compiled any more, {change.before} graphs before"
+        return f"nothing is compiled any more (before: {change.before} graphs)"
     if quantity is quantities.FLOPS:
         changes = [change._replace(field=change.field.removeprefix("FLOPs in ")) for change in changes]
     first, *others = (

@@ -52,7 +52,7 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
-    """Return whether both sides counted parts of this kind of start-up, cold or warm.
+    """Return whether both sides counted parts of a start-up of the same kind (cold or warm) as `name`.
 
     A timed launch does not count parts.
     """

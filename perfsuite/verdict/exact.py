@@ -1,8 +1,8 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
-If only the number of calls differs, and not the sum, the difference is listed. A step with work that is not
-counted is `not counted`.
+If only the number of calls differs, and not the sum that is judged, the difference is only listed. A step
+with work that is not counted is `not counted`.
 """
 
 from collections import defaultdict
@@ -37,7 +37,8 @@ _OF_THE_HOST = (
     "(perfsuite baseline accept --only-counts)"
 )
 LATER_LESS = 0.02
-"""Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work is doubted."""
+"""Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work does not count
+as `improved`."""
 GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work might be uncounted
 MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes are `regressed`
 _OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
@@ -230,7 +231,7 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
     today = max(sum(counts.flops.values()) for counts in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and new:
-        rest = f"{', '.join(new)} might do the rest, for which there is no formula"
+        rest = f"the rest might be in {', '.join(new)}, whose FLOPs are unknown because there is no formula"
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"
     elif today < GONE * then and not is_known:
         yield f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}"

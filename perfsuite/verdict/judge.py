@@ -240,7 +240,7 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     scatter more than the speed: excluding a change would take several launches in each nightly run, whereas
     the other metrics need one or two. The CPU time only complements the speed: it is worth another launch
     only until there are enough launches to show a change. `launches` is the number of launches of a side.
-    `awaited` is the metric of a search: it stays undecided until it is decided.
+    `awaited` is the metric of a search, whose check is never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)
@@ -328,7 +328,7 @@ def _check(
 def _span_check(
     metric: SpanSeconds, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """Check a span in the launches that have it. The first one can have compiled what later ones reuse."""
+    """Check a span in the launches that have it. Only the first launch might have compiled in this span."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     values = (metric.of(run.figures) for run in runs)

@@ -299,7 +299,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield the difference of the final loss or, if equal, of the loss in the latest part that differs."""
+    """Yield the difference of the final losses. If they are equal, use the latest part that differs."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in baseline.launches) for baseline in (before, now)]

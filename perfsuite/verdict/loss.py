@@ -17,8 +17,8 @@ LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
-    UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
-    "gradient_norm": f"the norm of the gradients in step {COUNTED_STEP}, after clipping",
+    UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
+    "gradient_norm": f"the norm of the gradients after clipping in step {COUNTED_STEP}",
 }
 NORM_DEGREES = 1  # degrees of freedom of a launch for a norm: a launch has only one value of it
 FEWEST = 3  # minimum number of launches needed to estimate the scatter and to find an outlier
@@ -26,7 +26,7 @@ MOST_SCATTER = 0.2  # maximum relative scatter of norms: with more scatter, they
 Launches = Sequence[BaselineLaunch]
 Curve = Sequence[float]
 CLEAR = 30
-"""Multiple of the largest difference within a side by which two sides must differ. With two launches on each
+"""Two sides must differ by this multiple of the largest difference within a side. With two launches on each
 side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
 
 
@@ -50,9 +50,9 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
             if position >= spike:
                 highest, above = usual[spike]
                 if not value <= highest + above:
-                    return f"{share}, {whose}'s highest {highest:.4f} + {above:.4f}"
+                    return f"{share}, but at most {highest:.4f} + {above:.4f} in {whose}"
             elif not abs(value - mean) <= allowed:
-                return f"{share}, {whose}'s {mean:.4f} +- {allowed:.4f}"
+                return f"{share}, but {mean:.4f} +- {allowed:.4f} in {whose}"
     return _gradients_differ(then, now, whose)
 
 
@@ -70,10 +70,10 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
         if figure == UNCLIPPED and abs(ratio - 1) <= near:
             return None
         if abs(ratio / scale - 1) <= near:
-            read = f"{NORMS[figure]}, is x {_times(ratio)}"
+            read = f"{NORMS[figure]} is x {_times(ratio)}"
             return f"loss and gradients {factor}: is gradient accumulation averaged? ({read})"
     if UNCLIPPED in ratios:
-        return f"loss {factor}, and {NORMS[UNCLIPPED]}, is x {_times(ratios[UNCLIPPED][0])}"
+        return f"loss {factor}, and {NORMS[UNCLIPPED]} is x {_times(ratios[UNCLIPPED][0])}"
     before, today = norms[UNCLIPPED]
     if before or today:
         unknown = f"{whose if today else 'this side'} did not record"
@@ -102,7 +102,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """Describe a gradient norm that differs from the baseline's. The loss can hide it for many steps."""
+    """Describe a gradient norm that differs from the baseline's. The loss might only differ much later."""
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)
@@ -116,7 +116,7 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
         ((mean, allowed),) = _usual(_limited([(norm,) for norm in usual], NORM_DEGREES), NORM_DEGREES)
         for value in values:
             if not abs(value - mean) <= allowed:
-                return f"{said} is {value:.4g}, {whose}'s {mean:.4g} +- {allowed:.2g}"
+                return f"{said} is {value:.4g}, but {mean:.4g} +- {allowed:.2g} in {whose}"
     return None
 
 
@@ -368,6 +368,6 @@ def _deviation(values: Sequence[float], mean: float) -> float:
 
 
 def _near(spreads: Sequence[float], tenth: int) -> float:
-    """Return the spread of a tenth, or the root mean square of it and its neighbours if that is larger."""
+    """Return the larger of a tenth's spread and the root mean square of its and its neighbours' spreads."""
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

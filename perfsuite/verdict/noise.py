@@ -132,7 +132,7 @@ def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float
         rows.append([mean - fmean(means) for mean in means])
     degrees = len(cases[0]) - 1
     shared = [fmean(column) for column in zip(*rows, strict=True)]
-    # pragma: no mutate True: `shared` has one entry for each of a row
+    # pragma: no mutate True: `shared` has one entry for each entry of a row
     residual = sum((value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True))
     # pragma: no mutate 0.0 to -1.0: a variance below 0 counts as 0
     of_one_case = residual / (degrees * (len(cases) - 1)) if len(cases) > 1 else 0.0

@@ -190,7 +190,7 @@ def explained_by_counts(
 
 
 def _is_of(span: str, check: Check) -> bool:
-    """Return whether a check is of the seconds of a span or its part. An empty span stands for the steps."""
+    """Return whether a check is about the time of a span or its part. An empty span means the steps."""
     timed = timed_span(check.metric)
     if timed is None or not span:
         return timed is None and not span

@@ -11,9 +11,9 @@ On a machine with two speeds, all launches of A can be fast and all of B slow by
 probability is 2 / 4^n. A change is therefore reported only after `MIN_CHANGED` pairs or more, and nearly all
 pairs must show it.
 
-Drift can be too fast for pairs to cancel. If a probe follows it (`verdict.noise`), it is corrected, at the
-cost of degrees of freedom and a stricter threshold. There is no correction if the probe clearly differs
-between the arms. If it might differ, a decision must hold with and without the correction.
+Drift can be too fast to cancel within pairs. If a probe follows the drift (`verdict.noise`), the drift is
+corrected, at the cost of degrees of freedom and a stricter threshold. There is no correction if the probe
+clearly differs between the arms. If it might differ, a decision must hold with and without the correction.
 
 Source of paired differences: Student, Biometrika 6 (1908) 1; for other sources see `robust`. The constants
 were chosen by simulation: tests/verdict/test_simulated_pairs.py.
@@ -251,7 +251,7 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Return whether nearly all pairs show the change: of 8, 10 or 12 pairs, 1, 2 or 3 need not show it."""
+    """Return whether nearly all pairs show the change: all but 1 of 8 pairs, 2 of 10, or 3 of 12."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)

@@ -1,6 +1,6 @@
 """Decide whether a case is slower than its baseline, with a sequential test on whole launches. Pure.
 
-A launch is one observation: seconds per step, of which lower is better. All arithmetic is on logarithms, so
+A launch is one observation: its seconds per step (lower is better). All arithmetic is on logarithms, so
 changes are relative. `decide` judges the launches so far and returns one of
 
     regressed     significantly slower than the baseline, possibly by the tolerance or more

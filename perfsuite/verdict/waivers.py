@@ -55,8 +55,8 @@ def remarks(
 ) -> tuple[str, ...]:
     """Return remarks on waivers that match nothing or are not needed. `collected` is empty if unknown."""
     remarked = [(waiver, _remark(waiver, results, collected)) for waiver in waivers]
-    ended = {waiver: f", and ended on {waiver.until}" if waiver.until < today else "" for waiver in waivers}
-    return tuple(f"{FILE}: {waiver.name} {remark}{ended[waiver]}" for waiver, remark in remarked if remark)
+    ended = {waiver: f" (ended on {waiver.until})" if waiver.until < today else "" for waiver in waivers}
+    return tuple(f"{FILE}: {waiver.name}{ended[waiver]} {remark}" for waiver, remark in remarked if remark)
 
 
 def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collection[str]) -> str | None:
@@ -90,11 +90,11 @@ def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
     if waiver.until < today:
         return f"{waiver.name} ended on {waiver.until}, owner {waiver.owner}, issue {waiver.issue}"
     if isinstance(waiver.tolerated, str):
-        # pragma: no mutate 6 to 7: it also removes what floats add
+        # pragma: no mutate 6 to 7: seven digits also remove the rounding errors
         is_within = round(regression.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
     elif regression.growth is None:
         return (
-            f"{waiver.name} tolerates {waiver.tolerated}, which is a growth of counts. "
+            f"{waiver.name} tolerates {waiver.tolerated}, but only counts can grow by a number. "
             'Give a share, such as "22%"'
         )
     else:

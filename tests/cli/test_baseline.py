@@ -79,5 +79,5 @@ def test_diff_lists_what_the_launches_computed(repository: Path) -> None:
         changed = file.read_text().replace('"unclipped_norm": 7.0', '"unclipped_norm": 3.5')
         file.write_text(changed.replace("1000", "500"))
     said = told("diff")
-    assert said.count("the norm of the gradients in step 4, before clipping: 7 -> 3.5 (-50.0%)") == 2
+    assert said.count("the norm of the gradients before clipping in step 4: 7 -> 3.5 (-50.0%)") == 2
     assert said.count("dtypes.parameters.float32: 1000 -> 500") == 2

@@ -132,7 +132,7 @@ def test_edited_baseline_says_what_to_do() -> None:
     BASELINES.write_local(recorded()).rename(LOCAL / "copied")
     (REVIEWED / CLASS).mkdir(parents=True)
     (REVIEWED / NAME).write_text((LOCAL / "copied").read_text().replace("1000.0", "900.0"))
-    with pytest.raises(FileError, match="if the edit was meant, remove the digest"):
+    with pytest.raises(FileError, match="if the edit is intended, remove the digest"):
         BASELINES.find(CLASS, CASE)
 
 

@@ -156,7 +156,7 @@ def test_other_loss_fails_but_scaled_one_is_noted() -> None:
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
     assert check_of(verdict, "tokens_per_s").outcome == "regressed"
     assert "the loss over 0 to 10% of the steps is 5.1" in verdict.reasons[0]
-    assert ", arm A's 3.97" in verdict.reasons[0]
+    assert ", but 3.97" in verdict.reasons[0]
     a, scaled, four = (
         [run.replace(loss=with_loss(factor).loss) for run in arm(A[:3], unclipped_norm=norm)]
         for factor, norm in ((1, 7.0), (4, 7.0), (4, 28.0))
@@ -356,7 +356,7 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
     """If enough launches differ, what was a reason for doubt becomes a reason for a failure."""
-    difference = "the norm of the gradients in step 4, after clipping: 1 -> 0.36 (at most 2.0% is allowed)"
+    difference = "the norm of the gradients after clipping in step 4: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
         b = launch(figures=make_figures(gradient_norm=norm))
@@ -389,7 +389,7 @@ def test_other_gradients_in_every_launch_fail(
     )
     verdict = unless_other(judge_counts(before[0], now[0]), before, now)
     allowed = 3 if a[1] != 1 else 2
-    change = f"the norm of the gradients in step 4, after clipping: 1 -> {b[0]:g}"
+    change = f"the norm of the gradients after clipping in step 4: 1 -> {b[0]:g}"
     difference = f"{change} (at most {allowed}.0% is allowed), in 2 launches of each arm"
     expected: tuple[str | None, tuple[str, ...]]
     expected = ("loss", (difference,)) if outcome == "failed" else (None, ())

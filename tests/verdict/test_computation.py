@@ -287,7 +287,9 @@ def test_counts_judge_the_loss_by_two_launches() -> None:
     assert with_counts(timed, [other] * 2, recorded).failure == "loss"
     once = with_counts(timed, [other], recorded)
     assert (once.outcome, once.failure) == ("unhealthy", None)
-    assert once.reasons[0].startswith(f"unlike {OF_COUNTS}: the norm of the gradients in step 4")
+    assert once.reasons[0].startswith(
+        f"unlike {OF_COUNTS}: the norm of the gradients after clipping in step 4"
+    )
 
 
 def test_counts_leave_loss_to_the_time_baseline() -> None:

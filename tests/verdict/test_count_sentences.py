@@ -123,7 +123,7 @@ def test_describes_calls_of_python() -> None:
 
 
 def test_describes_changes_of_compiled_models() -> None:
-    assert sentences_of(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
+    assert sentences_of(compiled(), compiled(graphs=0)) == ["nothing is compiled any more (before: 2 graphs)"]
     assert sentences_of(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
         *("compiled graphs: 2 -> 4", "graph breaks: 0 -> 2 (call of print +2)"),
         "extern calls of compiled code: 14 -> 15",

@@ -57,7 +57,7 @@ def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
     """The norm before clipping is unchanged, but the clipping is gone or has another limit."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(norm, 4, unclipped=7.0)], baseline)
-    said = f"the norm of the gradients in step 4, after clipping is {norm:.4g}, the baseline's 1 +- 0.02"
+    said = f"the norm of the gradients after clipping in step 4 is {norm:.4g}, but 1 +- 0.02 in the baseline"
     assert (verdict.outcome, verdict.failure, verdict.reasons) == ("failed", "loss", (said,))
 
 
@@ -71,7 +71,7 @@ def test_common_factor_fails_with_any_clipping(factor: float, speed: float, clip
     assert (verdict.outcome, verdict.failure) == ("failed", "loss")
     said = f"loss and gradients x {factor:.3f} in every step, compared with the baseline"
     assert verdict.reasons == (
-        f"{said}: is gradient accumulation averaged? (the norm of the gradients in step 4, before clipping, "
+        f"{said}: is gradient accumulation averaged? (the norm of the gradients before clipping in step 4 "
         f"is x {factor:.3f})",
     )
 
@@ -99,14 +99,14 @@ def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | N
 def test_clipping_hides_no_quadrupled_gradients() -> None:
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(1.0, unclipped=28.0)], baseline)
-    said = "the norm of the gradients in step 4, before clipping is 28, the baseline's 7 +- 0.14"
+    said = "the norm of the gradients before clipping in step 4 is 28, but 7 +- 0.14 in the baseline"
     assert (verdict.outcome, verdict.reasons) == ("failed", (said,))
     assert judged([with_norm(1.0, unclipped=7.05)], baseline).outcome == "passed"
 
 
 def test_old_baseline_without_norms_still_judges() -> None:
     verdict = judged([with_norm(1.0, unclipped=28.0)], from_runs([with_norm(1.0)] * 5))
-    said = "not compared, because the baseline does not have it: the norm of the gradients before clipping"
+    said = "not compared, because missing in the baseline: the norm of the gradients before clipping"
     assert (verdict.outcome, verdict.changed) == ("passed", (said,))
 
 
@@ -136,8 +136,7 @@ def test_other_gradient_norm_fails_at_equal_loss() -> None:
         verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
         assert (verdict.failure == "loss") == differs
         assert (
-            any("norm of the gradients in step 4, after clipping" in why for why in verdict.reasons)
-            == differs
+            any("norm of the gradients after clipping in step 4" in why for why in verdict.reasons) == differs
         )
 
 
@@ -159,7 +158,7 @@ def few(before: list[Run], now: list[Run]) -> str | None:
 
 
 def test_two_launches_each_show_other_gradients() -> None:
-    difference = "the norm of the gradients in step 4, after clipping: 50 -> 51.1 (at most 2.0% is allowed)"
+    difference = "the norm of the gradients after clipping in step 4: 50 -> 51.1 (at most 2.0% is allowed)"
     norms = [once(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
     assert norms == [None, None, difference, None]
     one = with_norm(50.0)
@@ -169,7 +168,7 @@ def test_two_launches_each_show_other_gradients() -> None:
     assert few([one, one], [other, other]) == few([one, near], [other, other]) == difference
     assert (
         few([other, other], [one, near])
-        == "the norm of the gradients in step 4, after clipping: 51.1 -> 50 (at most 2.0% is allowed)"
+        == "the norm of the gradients after clipping in step 4: 51.1 -> 50 (at most 2.0% is allowed)"
     )
     assert few([one, one], [other, unknown]) is None
     assert few([one, other], [other, one]) is None, "each side has both norms"
@@ -177,7 +176,7 @@ def test_two_launches_each_show_other_gradients() -> None:
     hidden = with_norm(1.0, unclipped=7.0)
     shown = with_norm(1.0, unclipped=28.0)
     assert few([hidden, hidden], [shown, shown]) == (
-        "the norm of the gradients in step 4, before clipping: 7 -> 28 (at most 2.0% is allowed)"
+        "the norm of the gradients before clipping in step 4: 7 -> 28 (at most 2.0% is allowed)"
     )
 
 
@@ -248,7 +247,7 @@ def test_inconstant_multiple_is_another_loss() -> None:
 
 
 def test_loss_finding_names_place_value_and_usual() -> None:
-    said = "the loss over 50 to 60% of the steps is 3.6850, the baseline's 3.3500 +- 0.0670"
+    said = "the loss over 50 to 60% of the steps is 3.6850, but 3.3500 +- 0.0670 in the baseline"
     assert judged([with_loss(1.1, first=12)], FIVE).reasons == (said,)
 
 
@@ -390,7 +389,7 @@ def test_after_a_spike_only_a_higher_loss_fails() -> None:
         said = reason_of([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
         assert said is not None
     assert "x 4.000 in every step" in str(reason_of([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
-    highest = "the loss over 90 to 100% of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800"
+    highest = "the loss over 90 to 100% of the steps is 9.3000, but at most 9.0000 + 0.1800 in the baseline"
     assert said == highest
 
 
@@ -466,7 +465,7 @@ def test_counts_find_other_gradients_despite_odd_norm() -> None:
     now = from_runs([with_norm(1.1)] * 2).launches
     assert (
         steadily_differ(then, now)
-        == "the norm of the gradients in step 4, after clipping: 1 -> 1.1 (at most 2.0% is allowed)"
+        == "the norm of the gradients after clipping in step 4: 1 -> 1.1 (at most 2.0% is allowed)"
     )
 
 
@@ -480,4 +479,4 @@ def test_counts_name_the_difference_allowed() -> None:
 
 def test_nan_norm_has_no_allowed_share() -> None:
     then, now = (from_runs([with_norm(norm)]).launches for norm in (math.nan, 1.0))
-    assert may_differ(then, now) == "the norm of the gradients in step 4, after clipping: nan -> 1"
+    assert may_differ(then, now) == "the norm of the gradients after clipping in step 4: nan -> 1"

@@ -81,7 +81,11 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
             {"until": YESTERDAY},
             f"of tokens_per_s for fake-* ended on 2026-11-23, owner @me, issue {ISSUE}",
         ),
-        (SLOW, {"tolerated": 22}, 'tolerates 22, which is a growth of counts. Give a share, such as "22%"'),
+        (
+            SLOW,
+            {"tolerated": 22},
+            'tolerates 22, but only counts can grow by a number. Give a share, such as "22%"',
+        ),
         # Growth from 0 exceeds any percentage.
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
@@ -225,4 +229,4 @@ def test_a_waiver_that_no_case_needs_says_so(results: list[Measurement], metric:
     said = remarks([mine], results, {CASE}, TODAY)
     assert said == ((GONE.replace("tokens_per_s", mine.metric),) if is_gone else ())
     ended = remarks([mine.replace(until=date(2026, 11, 1))], results, {CASE}, TODAY)
-    assert ended == tuple(f"{line}, and ended on 2026-11-01" for line in said)
+    assert ended == tuple(line.replace(" is ", " (ended on 2026-11-01) is ") for line in said)

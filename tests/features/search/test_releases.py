@@ -198,7 +198,7 @@ def test_launches_both_releases_if_not_dry(runs: Runs) -> None:
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch on CPUs" in page
-    assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in page
+    assert "  - the norm of the gradients after clipping in step 4: 1 → 2 (at most 2.0% is allowed)" in page
 
 
 def test_launches_every_case_on_request(runs: Runs) -> None:

@@ -41,8 +41,8 @@ def test_lists_the_most_different_loss_part() -> None:
 @pytest.mark.parametrize(
     ("figure", "value", "said"),
     [
-        ("gradient_norm", 0.5, "the norm of the gradients in step 4, after clipping: 1 -> 0.5 (-50.0%)"),
-        ("unclipped_norm", None, "the norm of the gradients in step 4, before clipping: 7 -> not recorded"),
+        ("gradient_norm", 0.5, "the norm of the gradients after clipping in step 4: 1 -> 0.5 (-50.0%)"),
+        ("unclipped_norm", None, "the norm of the gradients before clipping in step 4: 7 -> not recorded"),
         ("tokens_given", 2048.0, "tokens given to the model in a step: 4096 -> 2048 (-50.0%)"),
     ],
 )
@@ -79,7 +79,7 @@ def test_lists_one_edited_launch_of_equal_median() -> None:
         {**documents.plain(before), "launches": launches}, context=documents.FROM_FILE
     )
     assert [*of_times(before, now)] == [
-        "the norm of the gradients in step 4, after clipping: 1, 1, 1 -> 1, 2, 1"
+        "the norm of the gradients after clipping in step 4: 1, 1, 1 -> 1, 2, 1"
     ]
 
 
