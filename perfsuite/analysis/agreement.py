@@ -64,7 +64,7 @@ def _by_accelerate(reports: Sequence[RankReport]) -> str:
     if not is_imported or any(rank_observed.settings.get("device") != "cpu" for rank_observed in observed):
         return ""
     return (
-        " This script imports accelerate, which does not wrap models on a CPU unless it is told to use it. "
+        " This script imports accelerate, which wraps models on a CPU only if it is configured to do so. "
         "Give Script(env={'ACCELERATE_USE_CPU': 'true'}), or --use_cpu if the script takes the arguments of "
         "transformers' Trainer"
     )
@@ -148,7 +148,7 @@ def not_checked(
 ) -> Iterator[str]:
     """Yield the claims of a case about a script that no observation can confirm, with the reason.
 
-    `has_tokens` is whether the model was given integers; `recomputes`, whether a recomputed forward was
+    `has_tokens`: whether the model was given integers. `recomputes`: whether a recomputed forward was
     counted.
     """
     if case.unit == "tokens" and not has_tokens:
@@ -185,7 +185,7 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
     if not seen:
         return ()
     # pragma: no mutate 0 for: ranks without samples are not in `seen`
-    # pragma: no mutate seen[0] to seen[-1]: the case says it for all ranks
+    # pragma: no mutate seen[0] to seen[-1]: `data_parallel` is the same on all ranks
     samples = fmean(evidence.samples or 0 for evidence in seen) * seen[0].data_parallel
     if _is_near(samples, claimed):
         return ()

@@ -221,13 +221,13 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     window = find_window(series[:end], case.max_warmup_steps, unmeasured=unmeasured)
     run = bare.replace(
         step_s=tuple(series),
-        # pragma: no mutate True: every rank has as many, as checked above
+        # pragma: no mutate True: all ranks have the same number of values, as checked above
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
-        # pragma: no mutate True: every rank has as many, as checked above
+        # pragma: no mutate True: all ranks have the same number of values, as checked above
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
         spans=_longest_spans([report.spans for report in reports]),
-        # pragma: no mutate True: every rank has as many, as checked above
+        # pragma: no mutate True: all ranks have the same number of values, as checked above
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
         window=(window.start, end),
         memory=tuple(report.memory for report in reports if report.memory is not None),
@@ -277,12 +277,12 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return the maximum seconds of any rank, for each step or occurrence."""
-    # pragma: no mutate True: every rank has as many, as `collect` has checked
+    # pragma: no mutate True: all ranks have the same number of values, as `collect` has checked
     return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Rename the start-up in all reports to a cold one if any rank compiled: all others wait for it."""
+    """Rename all reports' start-up to a cold one if any rank compiled, because all others wait for it."""
     if not any(report.compiled_anew for report in reports):
         return reports
     renamed = []
@@ -322,7 +322,7 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
 
 
 def _with_all_code(reports: Sequence[RankReport]) -> Observed | None:
-    """Return what rank 0 observed, with a digest of the code of all ranks, unless that of one is unknown."""
+    """Return rank 0's observations with a digest of all ranks' code, which is None if any code is unknown."""
     observed = reports[0].observed
     if observed is None:
         return None
@@ -359,7 +359,7 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
             yield f"ranks disagree on {what} ({by_rank})"
     world = case.topology.world_size
     nodes = case.topology.nodes
-    first = reports[0]  # pragma: no mutate [0] to [-1]: where ranks disagree, an earlier message says so
+    first = reports[0]  # pragma: no mutate [0] to [-1]: if ranks disagree, an earlier message reports this
     if first.world_size != world:
         yield f"a world size of {world} was requested, but {first.world_size} ran"
     if nodes > 1:  # pragma: no mutate > to >=: the ranks of one node are on one host

@@ -23,7 +23,7 @@ MOST_MESSAGES = 3  # maximum number of sends and receives that a message lists
 def calls_of(run_dir: RunDir, world_size: int) -> dict[int, CollectiveCallsFile]:
     """Return the last collective calls of each rank that wrote them, by rank.
 
-    Processes of other jobs, and ranks of which two processes wrote calls, are left out.
+    Processes of other jobs are left out, and so are ranks for which two processes wrote calls.
     """
     read = (documents.read_or_none(file, CollectiveCallsFile) for file in run_dir.all_collectives())
     files = [file for file in read if file is not None and file.world_size == world_size]

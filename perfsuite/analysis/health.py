@@ -20,8 +20,8 @@ SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "p
 """The fields of `DeviceHealth` that describe the setup of a GPU."""
 POWER_LIMIT = "gpu_power_limit_w"  # key in a run's environment: the enforced limits, distinct and sorted
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-"""Reasons for throttling that mean that a machine is too hot or lacks power. Others, above all SwPowerCap,
-are normal."""
+"""Reasons for throttling that mean that a machine is too hot or lacks power. Other reasons, above all
+SwPowerCap, are normal."""
 NOTED_LAG = 0.10
 """Share by which the slowest GPU may lag behind the fastest in equal work without a note."""
 UNEQUAL_LAG = 0.25

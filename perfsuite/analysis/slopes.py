@@ -14,7 +14,7 @@ HALF_WIDTH = NormalDist().inv_cdf(0.975)  # half width of a 95% interval, in sta
 def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
     """Return the slopes of step time and of each kind of memory for a run whose window is known.
 
-    For memory, this is the slope on the rank where it grows most.
+    The slope of memory is that of the rank whose memory grows most.
     """
     first, end = run.window
     step_time = _slope("step time", "s", dict(enumerate(run.measured_steps, first)))

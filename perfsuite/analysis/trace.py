@@ -34,8 +34,8 @@ _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
 _SYNC = re.compile(r"\w*Synchronize(?:_v\w+)?")
 _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "_dtensor::")
-"""Prefixes of collectives, of waits for them, and of autograd nodes, whose operators have events of their
-own."""
+"""Name prefixes of events that compute nothing themselves: collectives, waits for collectives, and autograd
+nodes (their operators have events of their own)."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
 """Matches names that contain the layer, graph or number of an instance. A group matches the other part."""

@@ -31,9 +31,9 @@ class Promises:
     `perfsuite.frameworks.common.model.build_model` supports all of them."""
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Supported values by field of a case. A case with another value is refused."""
-    loss: LossRule | None = "falls"  # rule for losses; None: they are not observed, which each run reports
-    tokens_vary: bool = False  # whether the number of tokens varies between steps; if so, no check
-    replicas_differ: bool = False  # whether parameters differ between data-parallel ranks; if so, no check
+    loss: LossRule | None = "falls"  # rule for losses; None: not observed (each run reports this)
+    tokens_vary: bool = False  # whether the number of tokens varies between steps (then it is not checked)
+    replicas_differ: bool = False  # whether data-parallel ranks have different parameters (then no check)
 
 
 class FrameworkOptions(Data):

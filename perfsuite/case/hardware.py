@@ -16,7 +16,7 @@ from perfsuite.documents import Data, did_you_mean
 
 
 class Speed(NamedTuple):
-    """How fast kernels and collectives of a healthy device run, from which a step's time is predicted."""
+    """The speeds of a healthy device's kernels and collectives, from which a step's time is predicted."""
 
     multiprocessors: int
     memory_gb_s: float  # bandwidth of the memory according to the datasheet
@@ -26,7 +26,7 @@ class Speed(NamedTuple):
     attention_share: float  # share of the 16-bit peak that fused attention reaches in a long sequence
     attention_backward_share: float
     memory_share: float  # share of the memory's bandwidth that a large elementwise kernel reaches
-    shortest_kernel_us: float  # time of a kernel with nothing to do, until the next one begins
+    shortest_kernel_us: float  # time from the beginning of an empty kernel to the next
     collective_gb_s: float  # NCCL's bus bandwidth between the devices of one machine
     source: str
     published: tuple[float, float] | None = None

@@ -18,7 +18,7 @@ from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 
-MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul; healthy GPUs exceed this
+MIN_SHARE_OF_PEAK = 0.4  # share of the dense peak that healthy GPUs exceed in a 4096 x 4096 matmul
 NOT_REPORTED = "NVML does not report it"
 FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""

@@ -86,7 +86,7 @@ def _counted(base: Base, machine: Machine, directory: Path, launch: Callable[...
 
 
 def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
-    """Return the row of a launch. It passes if the gate finds `field`, or finds nothing if that is None."""
+    """Return the row of a launch, which passes if the gate finds `field` or, if that is None, nothing."""
     expected = f"expected {field or 'no finding'}"
     why = _why_nothing_counted(run)
     if why is not None:

@@ -29,8 +29,8 @@ from perfsuite.session.option_table import BY_NAME
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
-EMPTY = pytest.StashKey[bool]()  # of a test: its parametrization has no case, so that pytest would skip it
-ENDED = pytest.StashKey[bool]()  # of a test: whether it ran to its end, without an interrupt
+EMPTY = pytest.StashKey[bool]()  # whether a test has no case, so that pytest would skip it
+ENDED = pytest.StashKey[bool]()  # whether a test ran to its end, without an interrupt
 
 # Keys of the session:
 SESSION = pytest.StashKey[Session]()
@@ -58,7 +58,7 @@ MORE_LAUNCHES = (
     "Cases cannot be measured by repeating their test: --perf-min-launches=N launches each N times"
 )
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""The group matches names in `-m`, but not those in arguments, or after `not`, which select nothing."""
+"""The group matches the names in `-m` that select something, so no names in arguments or after `not`."""
 
 
 def is_worker(config: pytest.Config) -> bool:

@@ -114,7 +114,7 @@ def _nothing_measured(config: pytest.Config) -> bool:
     return has_cases and not runs_no_test(config) and record.tally.nothing_measured
 
 
-@pytest.hookimpl(trylast=True)  # below the tables of other plugins
+@pytest.hookimpl(trylast=True)  # prints below the tables of other plugins
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table, explanations of verdicts that might need action, and problems of the session."""
     record = config.stash[SESSION].record

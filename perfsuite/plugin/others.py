@@ -17,7 +17,7 @@ NOT_SIDE_BY_SIDE = (
     "perfsuite does not run under pytest-xdist, because parallel cases would disturb each other. Run without "
     "-n (or with -n 0). Only --perf-dry, which times nothing, can be combined with -n"
 )
-IGNORED = pytest.StashKey[bool]()  # of the session: whether a request for pytest-xdist was ignored
+IGNORED = pytest.StashKey[bool]()  # whether the session ignores a request for pytest-xdist
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -163,7 +163,7 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around hooks that turn failures into expected failures
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # encloses hooks that expect failures
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:

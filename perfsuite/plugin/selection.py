@@ -57,7 +57,7 @@ class CommandLine:
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
 
 
-@pytest.hookimpl(tryfirst=True)  # before options that end the session, such as --help
+@pytest.hookimpl(tryfirst=True)  # runs before the session ends because of, for example, --help
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Reject options in pytest's settings that make every session measure less and still succeed."""
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
@@ -137,7 +137,7 @@ def _cases(config: pytest.Config) -> Path:
     return (config.stash[SESSION].setup.options.root / name).resolve()
 
 
-@pytest.hookimpl(trylast=True)  # after all hooks that deselect
+@pytest.hookimpl(trylast=True)  # runs after all hooks that deselect
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Find the reviewed baselines that no selected case claims, if all cases were requested."""
     config = session.config

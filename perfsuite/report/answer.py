@@ -27,7 +27,7 @@ def _does_more(results: Sequence[Measurement]) -> str:
     unknown = [result for result in results if not _is_counted(result)]
     more = [result for result in results if _is_counted(result) and any(_grew(result))]
     same = len(results) - len(unknown) - len(more)
-    return _said(results, more, unknown, f"no: it does no more than in arm A in {plural(same, 'case')}")
+    return _said(results, more, unknown, f"no: in {plural(same, 'case')}, it does no more than in arm A")
 
 
 def _is_counted(result: Measurement) -> bool:

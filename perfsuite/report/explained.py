@@ -158,7 +158,7 @@ def _expected(step: Expected, unit: Unit) -> list[str]:
         "waiting for the host": step.host_s,
     }
     noticed = [f"{name} {duration(part)}" for name, part in parts.items() if part > LEAST_PART * step.step_s]
-    published = "too few published steps show how close to this an accelerator of this kind comes"
+    published = "too few steps are published to know how close this kind of accelerator comes to this speed"
     if step.published is not None:
         low, high = step.published
         published = f"published steps on this accelerator reach {low:.0%} to {high:.0%} of this speed"

@@ -9,7 +9,7 @@ SEPARATOR = " · "
 
 
 def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return short names of cases: framework, model, parts in which such cases differ, and topology.
+    """Return short names: framework, model, the parts of the id that distinguish cases, and topology.
 
     `parameters` has the `Case.parameters` of each case by its id. Cases without parameters, and cases whose
     short names would be the same, keep their ids.

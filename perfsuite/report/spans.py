@@ -339,7 +339,7 @@ def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
 
 
 def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Name steps with equal counts: by a single or the first counted step, and otherwise by their period."""
+    """Name steps with equal counts by the first counted step, by their only step, or by their period."""
     if len(steps) == 1 or steps[0] == counted[0]:
         return step_name(steps[0])
     return when(steps, counted).removeprefix("in ").partition(" of ")[0]

@@ -106,9 +106,9 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict.
 
-    `shadow` means that the verdict does not fail its test, `shared` that other jobs used the machine and
-    figures prove nothing, `blind` that the gate can miss a change, `not counted` that the work of a step
-    could not be counted, and `dry run` that nothing was computed.
+    `shadow`: the verdict does not fail its test. `shared`: other jobs used the machine, so figures prove
+    nothing. `blind`: the gate can miss a change. `dry run`: nothing was computed. `not counted`: the work of
+    a step could not be counted.
     """
     is_blind = any(check.blind for check in result.verdict.checks)
     holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)

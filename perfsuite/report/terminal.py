@@ -174,7 +174,7 @@ def _all(result: Measurement, sections: Explained) -> list[str]:
 
 
 def _in_short(result: Measurement, sections: Explained) -> list[str]:
-    """Return the verdict, its reasons and changes. Circumstances that weaken it, and files, are never cut."""
+    """Return the verdict, its reasons and changes. Files, and reasons to doubt the verdict, are never cut."""
     lines = _lines(f"{result.case_id}: {sections.verdict}", indent="")
     *others, (name, directory) = sections.files.items()
     worth_less = [*sections.not_counted, *sections.excuses]

@@ -14,7 +14,7 @@ NONE = "\N{EN DASH}"  # stands for an unknown value
 SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
 UNKNOWN = (-0.9, 9.0)  # intervals are not shown beyond these changes: to a tenth, and to ten times
 
-WIDTH = 100  # columns of prose in reports, on a terminal and in a log
+WIDTH = 100  # width of prose in reports, on a terminal and in a log, in characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def sentence(check: Check, against: str | None = None) -> str:
         if check.outcome == "regressed" and abs(check.change) <= check.allowed:
             text += " (certainly worse, and possibly by more than the tolerance)"
         if check.outcome == "passed" and abs(check.change) > check.allowed:
-            text += " (a regression of this size is ruled out; the improvement is not certain)"
+            text += " (a regression beyond the tolerance is ruled out; the improvement is not certain)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
         text += f": {check.outcome}"
     if check.blind:

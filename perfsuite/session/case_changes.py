@@ -61,7 +61,8 @@ def case_changes(
             tests_by_arm.append(collection.result())
         except PerfsuiteError as error:
             why = _in_short(str(error))
-            return (), f"vanished cases are unknown, as arm {letter}'s cases could not be collected: {why}"
+            unknown = "it is unknown which cases vanished"
+            return (), f"{unknown}, because arm {letter}'s cases could not be collected: {why}"
     changes = tuple(_changes(*tests_by_arm, asked=selection.asked))
     return _of_this_branch(changes, arms, selection, store), None
 
@@ -69,7 +70,7 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Mark changes as new, instead of lost by arm B, if arm A added the case after the arms diverged.
+    """Mark a change as `new` if arm A added the case after the arms diverged, so that arm B has not lost it.
 
     If the commit at which the arms diverged, or its cases, are unknown, no change is marked as new.
     """

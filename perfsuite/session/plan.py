@@ -107,8 +107,8 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
 class Budget:
     """The time of a session, and how much of it is left.
 
-    Every case gets its first launch before another case uses up the time for a second launch. This way, the
-    counts of as many cases as possible are judged, and the times of the first cases.
+    Every case gets its first launch before another case uses up the time for a second launch. This way,
+    counts are judged for as many cases as possible, and times for the first cases.
     """
 
     seconds: float
@@ -120,8 +120,8 @@ class Budget:
     def allows(self, case: Case) -> bool:
         """Begin a case if its fewest launches fit into the time left, and return whether they do.
 
-        A launch of unknown duration is expected to take as long as those of the other cases. If none of those
-        is known, any remaining time is enough.
+        A launch of unknown duration is expected to take as long as the launches of other cases. If no
+        duration is known, any remaining time is enough.
         """
         self.waiting.discard(case.id)
         left = self._left()

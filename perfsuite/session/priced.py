@@ -102,11 +102,11 @@ def in_words(cost: Cost) -> str:
     if cost.hidden_above is not None:
         hidden = f", hidden while each GPU gets more than {cost.hidden_above / 1e9:.2g} GB/s"
     if cost.least_s is None or cost.most_s is None or cost.step_s is None:
-        return f"; its time in a step is unknown, as the network is{hidden}"
+        return f"; its time in a step is unknown without the speed of the network{hidden}"
     largest = max(abs(cost.least_s), abs(cost.most_s)) / cost.step_s
-    saved = " less" if cost.most_s <= 0 and cost.least_s < 0 else ""
+    kind = "saving" if cost.most_s <= 0 and cost.least_s < 0 else "cost"
     ends = sorted((abs(cost.least_s), abs(cost.most_s)))
     return (
-        f"; predicted {duration(ends[0])} to {duration(ends[1])}{saved} of {duration(cost.step_s)} "
-        f"(at most {largest:.1%}){hidden}"
+        f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
+        f"{duration(cost.step_s)} (at most {largest:.1%}){hidden}"
     )

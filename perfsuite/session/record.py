@@ -51,7 +51,7 @@ class Record:
     case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
     cases_unknown: str | None = None  # why the case changes are unknown
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with the reason
-    # Baselines whose cases are deselected by the -m in pytest's settings, each with the reason.
+    # Baselines whose cases the -m in pytest's settings deselects, each with the reason.
     deselected: tuple[str, ...] = ()
     # Results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)

@@ -36,7 +36,7 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """List the differences, with both values, that keep the verdicts of `then` from holding for `now`."""
+    """List differences that make the verdicts of session `then` invalid for `now`, each with both values."""
     if now.commit is None:
         return ["cases that are not in git, so it is unknown whether they have changed"]
     before, today = (
@@ -72,7 +72,10 @@ def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
 
 
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
-    """Return whether an earlier result holds: its code was judged, with the same case and baselines."""
+    """Return whether an earlier result can be kept.
+
+    Its verdict must be about the code, and the case and its baselines must not have changed since.
+    """
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
         return False

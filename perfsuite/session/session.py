@@ -89,7 +89,7 @@ class Session:
         return reason
 
     def why_required(self, case: Case) -> str | None:
-        """Return why a case must be measured here: because it has a required baseline. Otherwise None."""
+        """Return why a case must be measured here (its baseline is required); None if it need not be."""
         file = self.mode.reviewed_file(case)
         if not self.mode.options.fail_without_baseline or not is_there(file):
             return None

@@ -77,7 +77,7 @@ class Options:
 
 @dataclass
 class Host:
-    """The machine or nodes on which cases are launched. Decides which cases they can run."""
+    """The machine or nodes on which cases are launched. Also decides which cases can run on them."""
 
     launcher: Launcher = field(default_factory=LocalLauncher)
     shared: Path = STORE  # a directory that every node must be able to access
@@ -113,7 +113,7 @@ class Host:
 
 @dataclass
 class DryHost(Host):
-    """The machines that dry runs simulate. Decides which cases can run dry on them."""
+    """The machines that dry runs simulate. Also decides which cases can run dry on them."""
 
     device: Device | None = None  # the device to simulate; None: the device that a case is meant for
     # The hardware that `-m` selects. Empty if `-m` selects no hardware, or also uses other marks.
@@ -132,7 +132,7 @@ class DryHost(Host):
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return the case with the hardware that `-m` selects in first place, because that is simulated."""
+        """Return the case with the hardware of `-m` as its first hardware, which is the simulated one."""
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:
             return case

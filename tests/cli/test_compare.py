@@ -176,7 +176,7 @@ def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts, changes: l
 
 
 def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "vanished cases are unknown, as arm A's cases could not be collected: no pytest"
+    why = "it is unknown which cases vanished, because arm A's cases could not be collected: no pytest"
     monkeypatch.setattr(compare, "case_changes", lambda *arguments: ((), why))
     assert why in command("main~1", CASE.id, "--out", "out", status=3).stdout
     assert f"**{why}**" in Path("out/summary.md").read_text()

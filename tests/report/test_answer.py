@@ -25,7 +25,7 @@ def test_a_session_without_arms_has_no_answer() -> None:
 def test_names_the_cases_whose_step_does_more() -> None:
     more, same = make_dry(), make_dry(SAME).replace(case_id="same")
     assert answered(more, same)[DOES_MORE] == f"yes, in 1 of 2 cases: {more.case_id}"
-    assert answered(same)[DOES_MORE] == "no: it does no more than in arm A in 1 case"
+    assert answered(same)[DOES_MORE] == "no: in 1 case, it does no more than in arm A"
 
 
 def test_uncounted_work_is_not_known() -> None:
@@ -38,7 +38,7 @@ def test_a_timed_comparison_names_growth_that_it_does_not_judge() -> None:
     grown = judged(make_compared(1.0), counts=SAME)
     less = judged(make_compared(1.0), counts=make_check(make_finding(before=2, now=1, outcome="passed")))
     assert answered(grown)[DOES_MORE].startswith("yes, in 1 of 1 case: ")
-    assert answered(less)[DOES_MORE] == "no: it does no more than in arm A in 1 case"
+    assert answered(less)[DOES_MORE] == "no: in 1 case, it does no more than in arm A"
 
 
 def test_names_the_cases_that_are_slower() -> None:

@@ -60,7 +60,7 @@ def test_the_expected_time_of_a_step_in_words() -> None:
         f"a step is expected to take 1,000.0 ms (1,000 tokens/s): {parts}",
         published,
     ]
-    assert "too few published steps" in prediction(DryFacts(expected=EXPECTED))[1]
+    assert "too few steps are published" in prediction(DryFacts(expected=EXPECTED))[1]
     why = DryFacts(no_expected="the model is compiled")
     assert prediction(why) == ["no expected time of a step: the model is compiled"]
 

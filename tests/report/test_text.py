@@ -19,7 +19,7 @@ USUALLY = f"{SPEED}: 1.0% more (99% interval -20.0% to +30.0%), 13.0% allowed"
 BLIND = "; blind: this gate finds only changes of {} or more reliably"
 NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
 SURELY = "regressed (certainly worse, and possibly by more than the tolerance)"
-UNSURE = "passed (a regression of this size is ruled out; the improvement is not certain)"
+UNSURE = "passed (a regression beyond the tolerance is ruled out; the improvement is not certain)"
 
 
 def changed(words: str, low_to_high: str, outcome: str) -> str:

@@ -121,12 +121,12 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
     [
         (
             Cost(least_s=0.0, most_s=0.006, step_s=0.43, hidden_above=31e9),
-            "; predicted 0.0 ms to 6.0 ms of 430.0 ms (at most 1.4%), "
+            "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%), "
             "hidden while each GPU gets more than 31 GB/s",
         ),
         (
             Cost(hidden_above=31e9),
-            "; its time in a step is unknown, as the network is, "
+            "; its time in a step is unknown without the speed of the network, "
             "hidden while each GPU gets more than 31 GB/s",
         ),
         (Cost(why_naive="why"), "; its time in a step is unknown, why"),

@@ -288,7 +288,7 @@ def test_counts_judge_the_loss_by_two_launches() -> None:
     once = with_counts(timed, [other], recorded)
     assert (once.outcome, once.failure) == ("unhealthy", None)
     assert once.reasons[0].startswith(
-        f"unlike {OF_COUNTS}: the norm of the gradients after clipping in step 4"
+        f"unlike {OF_COUNTS}: the norm of the gradients before clipping in step 4"
     )
 
 

@@ -21,25 +21,26 @@ TILES = (
     (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (256, 64, 0.88), (64, 256, 0.88),
     (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62),
 )  # fmt: skip
-"""Rows and columns of the part of a product that a multiprocessor computes, and its speed.
+"""Rows and columns of a tile (the part of a product that one multiprocessor computes), and its relative
+speed.
 
 With `SPLITS` and `RAMP`, three fitted constants, this describes 183 products that SimuMax measured on an A100
 (configs/system/a100_pcie.json) with a median error of 1.4%."""
 SPLITS = (1, 2, 3, 4, 6, 8)  # parts into which the sum of a product can be split
 SHORTEST_SPLIT = 512
-SPLIT_SPEED = 0.93  # of a product whose parts must be added
+SPLIT_SPEED = 0.93  # relative speed of a product whose parts must be added
 RAMP = 128  # length of a sum that takes as long as beginning and ending a tile
-TRANSPOSED_SPEED = 0.95  # of a product whose first operand is transposed, as for gradients of weights
+TRANSPOSED_SPEED = 0.95  # for a product whose first operand is transposed, as in gradients of weights
 
 SMALL_HEAD = 64
-SMALL_HEAD_SPEED = 0.8  # of attention with heads of 64 instead of 128
+SMALL_HEAD_SPEED = 0.8  # relative speed of attention with heads of 64 instead of 128
 SHORT_SEQUENCE = 512  # length at which attention reaches about half of its speed
-LONG_SEQUENCE = 8192  # length at which the shares of the accelerators hold
-UNFUSED_SPEED = 0.5  # of attention in fp32 or with the memory-efficient kernel
+LONG_SEQUENCE = 8192  # length for which the accelerators' shares of the peak are given
+UNFUSED_SPEED = 0.5  # relative speed of attention in fp32 or with the memory-efficient kernel
 ATTENTION_KERNELS = 3
 
-STRIDED_SPEED = 0.75  # of a kernel on a tensor that is not contiguous
-CACHED_SPEED = 1.6  # of a kernel whose tensors are in the cache, because they were just written
+STRIDED_SPEED = 0.75  # relative speed of a kernel on a tensor that is not contiguous
+CACHED_SPEED = 1.6  # relative speed if the tensors were just written and are in the cache
 CACHED_UP_TO = 0.6  # share of the cache that can hold such tensors
 COPIES = frozenset({"aten.copy_", "aten.clone", "aten._to_copy", "aten.mul", "aten.add", "aten.cat"})
 
@@ -132,8 +133,8 @@ def _matmul_s(kernel: Kernel, device: Device) -> float:
 def product_speed(batch: int, rows: int, columns: int, depth: int, multiprocessors: int) -> float:
     """Return the speed of a matrix product relative to a large one, with the best tiles.
 
-    The tiles are computed in waves of one tile per multiprocessor. The last wave can leave some idle, and
-    tiles can reach over the edge of the product.
+    The tiles are computed in waves of one tile per multiprocessor. The last wave can leave some
+    multiprocessors idle, and tiles can extend beyond the edge of the product.
     """
     best = 0.0
     for tile_rows, tile_columns, tile_speed in TILES:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate
 
-# Latencies are estimates of NCCL's, fixed before any published step was predicted.
-BEGIN_INSIDE_S = 18e-6  # of a collective within one machine
+# These latencies of NCCL are estimates that were fixed before any published step was predicted.
+BEGIN_INSIDE_S = 18e-6  # to begin a collective within one machine
 HOP_INSIDE_S = 1.5e-6
-BEGIN_BETWEEN_S = 25e-6  # of a collective between machines
+BEGIN_BETWEEN_S = 25e-6  # to begin a collective between machines
 HOP_BETWEEN_S = 4e-6
-MOST_HOPS = 64  # NCCL replaces rings of more ranks by trees
+MOST_HOPS = 64  # for rings with more hops, NCCL uses trees instead
 PORT_SHARE = 0.8  # share of a network port's rate that NCCL reaches
 PEER_SHARE = 0.5  # share of the bus bandwidth between two devices of one machine
 
@@ -48,9 +48,9 @@ def is_inside(ranks: int, apart: int, devices: int) -> bool:
 def collective_s(call: Communicate, links: Links) -> float:
     """Return the seconds of a collective. Raises `PredictionError` if it needs a link that is unknown.
 
-    A collective takes as long as the bytes that each rank must send and receive (doc/PERFORMANCE.md of
-    nccl-tests) at the bus bandwidth. Between machines, the devices of a machine that take part share its
-    network, and their rings enter and leave it once.
+    A collective takes the time in which each rank can send and receive its bytes (doc/PERFORMANCE.md of
+    nccl-tests) at the bus bandwidth. Between machines, those devices of a machine that take part share the
+    machine's network, and their rings enter and leave the machine once.
     """
     ranks = call.ranks
     if ranks <= 1:

@@ -10,10 +10,10 @@ from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
 
 SLOWED = 0.15
-"""Share by which kernels are slower while NCCL's kernels run, as they share multiprocessors and memory. An
-estimate that was fixed before any published step was predicted. Published steps change by at most 4% if it is
-0 or 0.3."""
-HOST_SETS_THE_PACE = 0.01  # share of a step from which the host's time does not grow with the layers alone
+"""Share by which kernels are slower while NCCL's kernels run, because both use the same multiprocessors and
+memory. This estimate was fixed before any published step was predicted. With 0 or 0.3 instead, the
+predictions of published steps change by at most 4%."""
+HOST_SETS_THE_PACE = 0.01  # share of a step above which waiting for the host prevents `of_layers`
 
 
 class StepTime(NamedTuple):
@@ -22,9 +22,9 @@ class StepTime(NamedTuple):
     matmul_s: float
     attention_s: float
     memory_s: float  # kernels without FLOPs
-    slowed_s: float  # by which kernels are slower while collectives run
-    exposed_s: float  # communication for which the device waits
-    host_s: float  # for which the device waits for the host
+    slowed_s: float  # additional time of kernels that run at the same time as collectives
+    exposed_s: float  # time during which the device waits for communication
+    host_s: float  # time during which the device waits for the host
 
     @property
     def total_s(self) -> float:
@@ -58,15 +58,15 @@ def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
 def of_layers(few: StepTime, more: StepTime, few_layers: int, more_layers: int, layers: int) -> StepTime:
     """Extrapolate from the steps of a model with fewer layers to one with `layers`.
 
-    Raises `PredictionError` if the host sets the pace of either step: in a longer step, it may be further
-    ahead.
+    Raises `PredictionError` if the host sets the pace of either step, because in a longer step the host can
+    be further ahead.
     """
     for step, number in ((few, few_layers), (more, more_layers)):
         if step.host_s > HOST_SETS_THE_PACE * step.total_s:
             share = step.host_s / step.total_s
             raise PredictionError(
-                f"with {number} layers, the device waits for the host for {share:.0%} of a step, which does "
-                "not grow with the number of layers alone. Run the whole model dry"
+                f"with {number} layers, the device waits for the host for {share:.0%} of a step, and this "
+                "wait is not proportional to the number of layers. Run the whole model dry"
             )
     times = (layers - few_layers) / (more_layers - few_layers)
     return StepTime(*(first + times * (second - first) for first, second in zip(few, more, strict=True)))

@@ -12,12 +12,12 @@ from perfsuite.analysis.step_time.streams import Durations, Machine, period_s
 from perfsuite.results.device_log import Communicate, Entry
 
 LINK_SPEEDS = (0.5, 1.0, 1.25)
-"""Rates of a link between which the price is a range, relative to the assumed rate: from half of it to the
-rate of the port (1 / `PORT_SHARE`)."""
+"""The link's rates, relative to the assumed rate, for which the price is computed. They go from half of the
+assumed rate to the rate of the port (1 / `PORT_SHARE`), and the price is given as a range."""
 HIDDEN = 1e-3  # share of a step below which a price counts as nothing
 SLOWEST = 1e7  # bytes/s of a link of one device; the search for the rate that hides the bytes begins here
 FASTEST = 1e12
-HALVINGS = 8  # of the range between them, which leaves 5% of the rate
+HALVINGS = 8  # the search halves the range this often, which finds the rate to within 5%
 
 
 class Group(NamedTuple):
@@ -37,13 +37,13 @@ class Price(NamedTuple):
 
     least_s: float | None  # None: the link is unknown
     most_s: float | None
-    step_s: float | None  # of the step with the bytes
+    step_s: float | None  # predicted time of the step with the bytes
     hidden_above: float | None
     """Rate of the link of one device, in bytes/s, above which other work hides the bytes. None: never."""
 
 
 def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -> Price:
-    """Return the price of a part of a group's bytes. `share` is the part of them that the other side sends.
+    """Return the price of a part of a group's bytes. The other side sends `share` of the group's bytes.
 
     Raises `PredictionError` if the step uses another link that is unknown.
     """

@@ -1,8 +1,8 @@
 """Replay a step's log on a host, streams and links whose speeds are known. Pure.
 
 The host issues the entries of the log one after another, and each takes it some time. A kernel begins when
-its stream is free and the host has launched it. Streams wait for each other only as the log says, which has
-the order of the framework's own code.
+its stream is free and the host has launched it. Streams wait for each other only where the log says so. The
+log has its entries in the order in which the framework issued them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ CUT_SHORT = "the log of the dry run was cut short: {}. Run the case dry again"
 class Host(NamedTuple):
     """Seconds that the host takes, on the machine of docs/evidence/one-h100.md.
 
-    `event_s` was chosen so that FSDP2's step on that page is met: it includes the Python code of the hook
-    around it. The other constants were fixed beforehand.
+    `event_s` was chosen so that the prediction matches FSDP2's step on that page. It includes the Python code
+    of the hook around the event. The other constants were fixed beforehand.
     """
 
-    forward_s: float = 7e-6  # of an operator
-    backward_s: float = 6e-6  # without Python
+    forward_s: float = 7e-6  # for an operator
+    backward_s: float = 6e-6  # for an operator, without Python
     optimizer_s: float = 8e-6
-    tensor_s: float = 0.06e-6  # of each tensor of an operator on lists
+    tensor_s: float = 0.06e-6  # for each tensor of an operator on lists
     view_s: float = 1.2e-6
     host_operator_s: float = 2e-6
-    wrapper_s: float = 45e-6  # of an operator on a DTensor, until it is called on the tensors inside
+    wrapper_s: float = 45e-6  # for an operator on a DTensor, until it is called on the tensors inside
     collective_s: float = 45e-6
     event_s: float = 475e-6  # to record an event, or to let a stream wait for it
-    launch_s: float = 5e-6  # until an idle stream begins what it is given
-    read_s: float = 12e-6  # until the host continues when the GPU has finished
-    factor: float = 1.0  # of all of them, on another host
+    launch_s: float = 5e-6  # until an idle stream begins its new work
+    read_s: float = 12e-6  # until the host continues after the GPU has finished
+    factor: float = 1.0  # multiplies all of these on another host
 
     def call_s(self, entry: Entry) -> float:
         """Return the seconds that the host takes to issue an entry."""
@@ -154,10 +154,10 @@ class _Clock:
 
     def __init__(self, host: Host, devices: int) -> None:
         self._host = host
-        self._devices = devices  # of one machine
-        self._now = 0.0  # on the host
+        self._devices = devices  # number of devices in one machine
+        self._now = 0.0  # time on the host
         self._streams: defaultdict[int, float] = defaultdict(float)
-        self._links: defaultdict[bool, float] = defaultdict(float)  # by whether it is within the machine
+        self._links: defaultdict[bool, float] = defaultdict(float)  # by whether the link is within a machine
         self._events: dict[int, float] = {}
         self._collectives: dict[int, float] = {}
 
@@ -189,7 +189,7 @@ class _Clock:
         return self._now + self._host.launch_s
 
     def _communicate(self, call: Communicate, seconds: float) -> None:
-        """Begin a collective. Collectives over one link run one after another, as they share it."""
+        """Begin a collective. Collectives on the same link run one after another."""
         link = is_inside(call.ranks, call.apart, self._devices)
         begin = max(self._streams[call.stream], self._launched())
         if seconds:

@@ -38,7 +38,8 @@ def checks(result: Measurement, anchor: str) -> Table:
         for check in result.verdict.checks
     ]
     caption = (
-        f"The change is that of the metric itself: fewer {result.unit}/s are worse, and so are more bytes. "
+        "A positive change means that the metric grew. So a negative change is worse for "
+        f"{result.unit}/s, and a positive change is worse for bytes. "
         "In the chart, the dot is the estimate, the bar is its 99% interval, the solid line is no change, "
         "and the dashed line is the allowed change. The change of data wait is a share of the step."
     )
