@@ -38,7 +38,8 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 nodes (their operators have events of their own)."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Matches names that contain the layer, graph or number of an instance. A group matches the other part."""
+"""Matches names that contain the layer, graph or number of an instance. A group matches the rest of the
+name."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 

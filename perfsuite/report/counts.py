@@ -137,7 +137,7 @@ def _memory_table(memory: StepMemory, *, is_fused: bool) -> Table:
     ]
     caption = "Memory of live tensors. Each storage is included once, without the overhead of the allocator."
     if not is_fused:
-        caption += " The peak is that of the operators in compiled code, which fusion can lower."
+        caption += " The peak is that of operators before they are fused, and fusion can lower it."
     return Table(caption=caption, headers=("memory", "of the step"), rows=rows)
 
 

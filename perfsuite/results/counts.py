@@ -160,11 +160,11 @@ class Counts(Data):
     # Calls of operators that do work on the device. For a compiled model: only calls outside compiled code.
     # None: unknown, because the model was compiled in a dry run.
     kernels: dict[Phase, int] | None = Field(default_factory=dict)
-    # Reads of a device value by the host, for which the host waits. Without a GPU, reads of any tensor count,
-    # except the step counters of torch's optimizers, which would be on the host even with a GPU.
+    # Reads of device values for which the host waits. Without a GPU, reads of any tensor count, except the
+    # step counters of torch's optimizers, which would be on the host even with a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # number of copies, such as `cpu to cuda`
-    # The copies without `non_blocking`, for which the host waits; None: unknown.
+    # Those copies for which the host waits, because they lack `non_blocking`; None: unknown.
     blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None

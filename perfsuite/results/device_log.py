@@ -78,7 +78,7 @@ class Kernel(NamedTuple):
     operator: str  # without overload, such as `aten.mm`
     read_bytes: int  # bytes of the different tensors that it takes
     written_bytes: int
-    tensors: int  # number of tensors that it takes: operators on lists launch a kernel for many of them
+    tensors: int  # number of tensors that it takes: an operator on lists launches one kernel for many
     dtype: str  # of the first tensor that it takes
     flops: int  # according to the formula of the counts, which ignores masks; 0: no formula
     sizes: tuple[int, ...]

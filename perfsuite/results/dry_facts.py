@@ -37,8 +37,8 @@ class Fit(Data):
     live: int  # peak of live tensors
     allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
     reserved: int  # estimated peak of the memory that the caching allocator reserves
-    # Upper bound of `reserved`, reached if no block that several streams use can be used again in the step
-    # that frees it. None in a dry run by an older perfsuite.
+    # Upper bound of `reserved`. It applies if blocks that several streams use cannot be used again in the
+    # step that frees them. None in a dry run by an older perfsuite.
     reserved_upper: int | None = None
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding

@@ -145,9 +145,9 @@ PART_S = 1e-3  # change in seconds that is not judged: waking up a thread takes 
 class PartOfStep(Metric):
     """A metric in seconds for a part of the step that can be close to 0 or unknown.
 
-    Relative growth is meaningless for a part near 0. The test therefore judges `rest_s` plus the part, which
-    is the time of the reference's step with this part. Changes are shares of a step. Changes up to `floor` do
-    not count.
+    Relative growth is meaningless for a part near 0. The test therefore judges the sum of `rest_s` and the
+    part: the time that the reference's step would take with this part. Changes are shares of a step. Changes
+    up to `floor` do not count.
     """
 
     _: KW_ONLY
@@ -182,8 +182,8 @@ class SpanSeconds(Metric):
     """Seconds of a span that is not a step, such as a part of the start-up or a checkpoint.
 
     A span can take almost no time, so its relative growth can be huge. The test therefore judges the span's
-    seconds plus `SPAN_S / SPAN_TOLERANCE`. This allows a share of the span, and `SPAN_S` for any span.
-    Changes are reported as shares of the reference's span.
+    seconds plus `SPAN_S / SPAN_TOLERANCE`. This allows growth by a share of the span plus `SPAN_S`. Changes
+    are reported as shares of the reference's span.
     """
 
     _: KW_ONLY

@@ -321,7 +321,8 @@ MODULES = Quantity(
 )
 """Counted only in the start-up."""
 WRITTEN_LOOSE = 4096
-"""Difference in bytes of written files between launches that is noise: paths, dates and numbers as text."""
+"""Number of bytes by which files can differ between launches by chance: they contain paths, dates and
+numbers."""
 WRITTEN = Quantity(
     name="bytes written",
     unit="bytes",

@@ -21,8 +21,8 @@ LAUNCH_DIR = "{launch_dir}"
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
 RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: the path of the `RunDir`
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: id of the process that this process must not outlive. For an agent that is the
-driver, unless the driver is on another machine. For every process that an agent starts, it is the agent."""
+"""Environment variable: id of the process that this process must not outlive. For an agent, it is the driver,
+unless the driver is on another machine. For every process that an agent starts, it is the agent."""
 MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: top of the repository, `:`, worktree
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables set for the job, which the agent does not
@@ -120,8 +120,8 @@ class RunDir:
     def inductor_cache(self) -> Path:
         """The directory of inductor's cache.
 
-        It does not exist if the user chose another directory. That one is not read, because it can contain
-        entries from other training runs.
+        It does not exist if the user chose another directory. The user's directory is not read, because it
+        can contain entries from other training runs.
         """
         return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
 

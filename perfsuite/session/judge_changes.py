@@ -42,7 +42,7 @@ def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
 
 
 def _merged_into(root: Path, branch: str) -> str:
-    """Return the base of a pull request: what GitHub merged it into at checkout, or the merge base."""
+    """Return a pull request's base: the commit that GitHub merged it into at checkout, or the merge base."""
     here, *parents = git("rev-list", "--parents", "--max-count=1", "HEAD", cwd=root).split()
     if len(parents) == 2 and here == os.environ.get("GITHUB_SHA"):
         return git("rev-parse", "--verify", f"{parents[0]}^{{commit}}", cwd=root).strip()

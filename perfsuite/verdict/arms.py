@@ -60,7 +60,7 @@ BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not mat
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
-"""The check of counts that were not compared although they should have been. The case has no times either."""
+"""The check of a case whose counts could not be compared. Such a case has no times either."""
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
@@ -86,8 +86,8 @@ def judge_pairs(
 ) -> Verdict:
     """Judge the pairs so far, in launch order. While `undecided`, call this again after one more pair.
 
-    The verdict is `undecided` as long as `metric` is. Without a `metric`, it is `undecided` as long as
-    tokens/s is. After that, it is `undecided` as long as any other metric is, unless a metric is worse.
+    With a `metric`, the verdict is `undecided` until that metric is decided. Without one, it is `undecided`
+    until tokens/s and all other metrics are decided, or until tokens/s is decided and some metric is worse.
     `tolerance` applies to `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After
     `max_unhealthy` such pairs the verdict is `unhealthy`, unless more pairs are healthy.
 

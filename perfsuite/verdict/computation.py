@@ -36,8 +36,9 @@ LAYOUT = (
     *("wrapper", "sharding", "parallelism", "mesh", "world_size", "rank_holds", "offload", "pipeline"),
     *("experts_per_rank", "lora", "quantised_layers"),
 )
-"""Settings that affect how many elements of a model the ranks hold. If one differs, totals mean nothing."""
-MOVED = 1e-6  # minimum share of all elements for a change to count: fewer can be padding of shards
+"""Settings that affect how many elements of a model the ranks hold. If one differs, totals cannot be
+compared."""
+MOVED = 1e-6  # minimum change that counts, as a share of all elements: less can be padding of shards
 FEWEST = 3  # minimum number of token counts, over both sides, that show whether they vary
 TOKENS = "tokens_given"
 NAMES = {  # names of values that can be recorded on one side only

@@ -21,9 +21,9 @@ def without_start_up_calls(run: Run) -> Run:
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
     """Yield name and counts of each span that both sides counted. The reported step comes first.
 
-    The start-up of a launch is either cold (it compiled) or warm (it found what another launch compiled).
-    Cold start-ups are only compared with cold ones, and warm ones with warm ones, in the launches that have
-    them. The parts of a start-up are counted only if nothing is timed.
+    The start-up of a launch is either cold (it compiled) or warm (it found what another launch compiled). A
+    start-up is compared only with start-ups of the same kind, in the launches that have one. The parts of a
+    start-up are counted only if nothing is timed.
     """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]

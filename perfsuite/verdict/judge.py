@@ -161,7 +161,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge healthy launches against the baseline. If only exact checks regressed, noisy checks continue."""
+    """Judge healthy launches against the baseline. A regression of exact checks waits for noisy checks."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
@@ -449,7 +449,7 @@ def negligible(metric: Metric) -> str:
 
 
 def _agreed(check: Check, second_check: Check, why: str) -> Check:
-    """Return `check` if `second_check` agrees, and otherwise a weaker check. One of them is corrected."""
+    """Return `check` if `second_check` agrees, or a weaker check. One of the two is corrected for drift."""
     if check.outcome == second_check.outcome:
         return check
     if "undecided" in (check.outcome, second_check.outcome):

@@ -301,7 +301,7 @@ def _usual_loss(launches: Launches) -> list[tuple[float, float]]:
 
 
 def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
-    """Return the curves, with each value limited to the range that the other curves allow a launch to have.
+    """Return the curves, with each value limited to the range that follows from the other curves.
 
     One outlying launch, or one outlying number in a launch, can then neither widen the scatter nor shift the
     mean arbitrarily. This is winsorising (Tukey 1962), with limits computed without the value itself, like
@@ -321,7 +321,7 @@ def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
 
 
 def _agreeing(curves: Sequence[Curve], degrees: int) -> list[Curve]:
-    """Return the curves without those outside the range that the other curves allow a launch to have."""
+    """Return the curves that stay within the range that follows from the other curves."""
     limited = _limited(curves, degrees)
     return [curve for curve, within in zip(curves, limited, strict=True) if tuple(curve) == tuple(within)]
 
@@ -345,7 +345,7 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
     spreads = [_deviation(values, mean) for values, mean in zip(places, means, strict=True)]
     # pragma: no mutate True: both have one entry for each place
-    # pragma: no mutate 0.0 to -1.0: it sorts like 0; as the median, the floor is more
+    # pragma: no mutate 0.0 to -1.0: -1 is sorted like 0, and the floor is larger than both
     typical = median(spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True))
     sigmas = t_quantile(LOSS_SIGMAS, degrees * (count - 1)) * math.sqrt(1 + 1 / count)
     return [

@@ -142,7 +142,10 @@ def _if_same(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """Return the verdict given profiles by arm name. Counts that lack work can only show regressions."""
+    """Return the verdict in view of the profiles, which show whether counts lack work.
+
+    Counts that lack work can only show regressions. `taken` has the profiles by name of the arm.
+    """
     unseen_of = {
         name: profile.profile.unseen for name, profile in taken.items() if profile.profile is not None
     }

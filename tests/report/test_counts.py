@@ -78,7 +78,7 @@ def test_tables_of_a_compiled_dry_run_say_what_is_unknown() -> None:
     assert "kernels" not in work.headers
     assert "The number of kernels is unknown, because a dry run generates no kernels." in work.caption
     assert memory.caption.endswith(
-        "The peak is that of the operators in compiled code, which fusion can lower."
+        "The peak is that of operators before they are fused, and fusion can lower it."
     )
     numbers = {row[0]: row[1] for row in made.rows}
     assert numbers["generated kernels"] == numbers["calls of other kernels"] == "unknown"

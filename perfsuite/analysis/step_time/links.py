@@ -14,7 +14,7 @@ BEGIN_INSIDE_S = 18e-6  # to begin a collective within one machine
 HOP_INSIDE_S = 1.5e-6
 BEGIN_BETWEEN_S = 25e-6  # to begin a collective between machines
 HOP_BETWEEN_S = 4e-6
-MOST_HOPS = 64  # for rings with more hops, NCCL uses trees instead
+MOST_HOPS = 64  # NCCL uses trees instead of rings with more hops
 PORT_SHARE = 0.8  # share of a network port's rate that NCCL reaches
 PEER_SHARE = 0.5  # share of the bus bandwidth between two devices of one machine
 

@@ -217,7 +217,7 @@ def test_says_if_nothing_changed_or_is_corrected() -> None:
     checks = tuple(check.replace(probe_exponent=0.8) for check in plain.verdict.checks)
     text = of(plain)
     corrected = "The verdict is also corrected for the machine"
-    assert "Nothing in the environment that the workers observed." in text
+    assert "The workers observed no difference in the environment." in text
     assert (corrected in text, corrected in of(judged(plain, checks=checks))) == (False, True)
 
 
