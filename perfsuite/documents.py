@@ -274,7 +274,7 @@ def parse(text: str) -> Any:
     """Parse the JSON values of a text strictly. Raises ValueError or RecursionError.
 
     Python silently accepts more than JSON allows. If a name occurs twice in an object, Python uses the last
-    value, and it reads NaN as a number, with which comparisons fail silently.
+    value. It also reads NaN as a number, although comparisons with NaN silently give False.
     """
     return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
 

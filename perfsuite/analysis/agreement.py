@@ -251,7 +251,7 @@ def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
     """Yield a reason if all ranks together compute less than a forward pass: 2 N + 4 L H Q S per token."""
-    flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has those of the whole model
+    flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has the model's FLOPs
     if (
         flops is None
         or case.framework.promises.tokens_vary

@@ -45,13 +45,13 @@ from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 T = TypeVar("T")
-# Relative difference between a rank's wall clock and the sum of its steps above which there is a note.
+# If a rank's wall clock and the sum of its steps differ by a larger share than this, there is a note.
 WALL_CLOCK_AGREES = 0.05
 LOSS_STEPS = 3
-"""Minimum number of steps at each end whose mean losses are compared to see whether the loss falls. It is a
-tenth of all steps if that is more. By this rule, the loss falls in all of 48 runs of 12 steps (the tiny
-models, with learning rates 1e-3 and 1e-4). If only the first and last step are compared, it falls in 46 of
-them."""
+"""The loss falls if its mean over the last steps is below its mean over the first steps. Each mean is over
+this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
+runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). Judged only by the first and the last
+step, it falls in 46 of them."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if training no longer learned"
 )

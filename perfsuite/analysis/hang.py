@@ -58,8 +58,8 @@ class _StuckCall:
 
     group: GroupCalls
     number: int
-    calls: Mapping[int, tuple[CollectiveCall, ...]]  # by rank; several if collectives were coalesced
-    waiting: Sequence[int]  # ranks that have called it, and on which it has not completed
+    calls: Mapping[int, tuple[CollectiveCall, ...]]  # calls of each rank; several if coalesced
+    waiting: Sequence[int]  # ranks that have called it but not completed it
     missing: Sequence[int]  # ranks that have not called it
     unknown: Sequence[int]  # ranks of the group that wrote no calls
 

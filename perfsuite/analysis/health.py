@@ -31,7 +31,7 @@ NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the s
 # pragma: no mutate seconds=0, steps=0: nobody reads them without samples
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 BUSY = "busy or unavailable"  # CUDA's error 46: the GPU is in exclusive mode, or waits for its reset
-HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified failure can be a bug in a kernel
+HARDWARE_FAULTS = (  # parts of messages of CUDA, NCCL and NVML; "unspecified" can be a kernel's bug
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",

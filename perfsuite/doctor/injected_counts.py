@@ -22,7 +22,7 @@ class Base(NamedTuple):
     """A case, and the finding that its counts must have for each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]  # by fault, a text that the field of its finding contains
+    faults: Mapping[Structural, str]  # for each fault, a part of its finding's `field`
 
 
 def bases(machine: Machine) -> tuple[Base, ...]:

@@ -14,7 +14,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: other jobs used the machine, so only counts are judged, and figures are only shown"
-LEAST_PART = 0.002  # share of a step from which a part of its expected time is named
+LEAST_PART = 0.002  # parts of the expected time are named if they exceed this share of the step
 MOST_TUNED = 3  # maximum number of differently tuned kernels that a sentence names
 _size = partial(amount, unit="bytes")
 

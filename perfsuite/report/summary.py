@@ -116,7 +116,7 @@ def marks(result: Measurement) -> list[str]:
 
 
 def not_counted(result: Measurement) -> str | None:
-    """Explain why a case has no counts to judge, as `not counted: ...`; None if it has counts."""
+    """Explain why a case has no counts to judge: `not counted: ...`. None if it has counts."""
     check = result.verdict.counts
     return None if check is None or check.outcome != "not counted" else report_counts.not_counted(check)
 
@@ -226,7 +226,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
 
 
 def _torch(session: SessionFile) -> str:
-    """Return the versions of torch that ranks observed, or else the version in pytest's environment."""
+    """Return the versions of torch that ranks observed, or the version in pytest's environment."""
     runs = [run for result in session.results for run in result.runs]
     observed = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
     if not (observed or session.arms) and "torch" in session.conditions.environment:

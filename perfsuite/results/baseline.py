@@ -69,7 +69,7 @@ class Baseline(BaselineDocument):
     launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
-    dtypes: Dtypes = Field(default_factory=dict)  # of the model in the newest launch; empty: not recorded
+    dtypes: Dtypes = Field(default_factory=dict)  # in the newest launch's model; empty: not recorded
     recorded_at: str
     accepted: Acceptance | None = None
 

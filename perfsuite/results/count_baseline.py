@@ -27,11 +27,11 @@ class CountBaseline(BaselineDocument):
     FOLDER = "target"
     schema_version: Literal[1] = 1
     target: str  # see `target_of`
-    counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
+    counts: tuple[RankCounts, ...] = Field(min_length=1)  # counts of the newest launch
     unsteady: tuple[str, ...] = ()  # fields that differ between launches: shown, never judged
     # Values that each launch computed: loss, gradient norms, tokens. Empty in older baselines.
     computed: tuple[BaselineLaunch, ...] = ()
-    dtypes: Dtypes = Field(default_factory=dict)  # of the model trained in the newest launch
+    dtypes: Dtypes = Field(default_factory=dict)  # in the newest launch's model
     settings: dict[str, str] = Field(default_factory=dict)  # observed by the ranks of the newest launch
     # See `Run.other_threads`: the highest number in a launch. None in older baselines.
     other_threads: int | None = None

@@ -35,7 +35,7 @@ class UseIn(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """A thread's first matrix product in a stream, for which cuBLAS allocates a workspace for good."""
+    """A thread's first matrix product in a stream, after which cuBLAS keeps a workspace for good."""
 
     stream: int
 
@@ -79,7 +79,7 @@ class Kernel(NamedTuple):
     read_bytes: int  # bytes of the different tensors that it takes
     written_bytes: int
     tensors: int  # number of tensors that it takes: an operator on lists launches one kernel for many
-    dtype: str  # of the first tensor that it takes
+    dtype: str  # dtype of the first tensor that it takes
     flops: int  # according to the formula of the counts, which ignores masks; 0: no formula
     sizes: tuple[int, ...]
     """The sizes on which its speed depends. A matrix product has the number of products, rows, columns and
@@ -97,7 +97,7 @@ class Communicate(NamedTuple):
     kind: str  # as in `Collective`
     ranks: int
     apart: int
-    bytes: int  # of the whole message
+    bytes: int  # size of the whole message
     is_async: bool  # whether the stream continues now and waits for the result later
 
 
@@ -182,7 +182,7 @@ class DeviceLog:
 
 def peak_of_live(entries: Iterable[Entry]) -> int:
     """Return the maximum number of bytes alive at once since the end of the first step, without rounding."""
-    sizes: dict[int, int] = {}  # by storage
+    sizes: dict[int, int] = {}  # size of each storage
     live = 0
     peak = 0
     for entry in entries:

@@ -13,7 +13,7 @@ from perfsuite.errors import FileError
 from perfsuite.results.device_log import KINDS, Entry
 
 VERSION = 1
-LEVEL = 1  # of compression: higher levels take longer than everything else here
+LEVEL = 1  # compression level: with a higher one, compressing takes longer than all the rest
 
 
 def write(path: Path, entries: Sequence[Entry]) -> None:

@@ -65,7 +65,7 @@ class Roofline(Data):
     peak_flops: float  # dense peak in FLOP/s, at the case's precision or at float8
     wire_bytes: float  # sent between GPUs of one machine, in one direction
     link_bytes_per_s: float | None  # one-way rate of their link; None (no datasheet): sending takes no time
-    between_machines_bytes: float  # sent in groups that span machines; takes no time, as the link is unknown
+    between_machines_bytes: float  # sent in groups that span machines; counts as taking no time
     tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
 
     @property

@@ -137,8 +137,8 @@ class Metric:
         return low, high
 
 
-PART_SHARE = 0.02  # change of a part of the step, as a share of the step, that is not judged
-PART_S = 1e-3  # change in seconds that is not judged: waking up a thread takes some tenths of a millisecond
+PART_SHARE = 0.02  # smaller changes of a part, as shares of the step, are not judged
+PART_S = 1e-3  # smaller changes in seconds are not judged either: waking up a thread takes tenths of a ms
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class PartOfStep(Metric):
         return self.rest_s + value
 
 
-SPAN_S = 0.25  # change of a span, in seconds, that is not judged
+SPAN_S = 0.25  # smaller changes of a span, in seconds, are not judged
 SPAN_TOLERANCE = 0.25
 
 

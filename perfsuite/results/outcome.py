@@ -99,7 +99,7 @@ class Finding(Data):
     """One count that differs from the baseline."""
 
     field: str  # the counted field, such as `all_gather of 2 ranks: bytes`
-    quantity: str  # the judged quantity, such as `all_gather of 2 ranks`, of which several fields can change
+    quantity: str  # the judged quantity, such as `all_gather of 2 ranks`; it can have several fields
     unit: Literal["bytes", "FLOP", "calls", "objects", "modules"]
     before: int
     now: int

@@ -73,7 +73,7 @@ class Health(Data):
     seconds: float  # time from the first sample to the last
     steps: int  # number of steps that ended in this time
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
-    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: completed steps, and SM clock
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # (completed steps, SM clock) of the slowest GPU
     cores: int | None = None  # number of cores of `node` that the job may use
     # The next three are shares, 0 to 1, of the time of these cores.
     job_cpu: float | None = None  # used by the job

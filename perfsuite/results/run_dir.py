@@ -29,8 +29,8 @@ JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 change."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0
 RANK = "PERFSUITE_RANK"
-"""Environment variable of a script's process that the agent starts as a rank: the number of that rank. RANK
-itself cannot be used, because it is not set if a script runs as a single process."""
+"""Environment variable of a script's process that the agent starts as a rank: the rank's number. RANK cannot
+be used, because it is not set if a script runs as a single process."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable of an agent: modules for its fork server
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -80,8 +80,8 @@ class RunDir:
     lease = Below("lease")  # the driver's sign of life and its requests (`perfsuite.node.lease`)
     endpoint = Below("endpoint")  # rendezvous of the ranks, `HOST:PORT`: created by the driver, set by node 0
     files = Below("files")
-    """A directory for files that a script writes, and from which it would resume. The agent of node 0 creates
-    it empty. It is kept with the launch's other files."""
+    """A directory for files that a script writes and would resume from. The agent of node 0 creates it empty.
+    It is kept with the launch's other files."""
     checkpoints = Below("checkpoints")  # checkpoints that a framework resumes from; removed after the launch
     progress = Below("progress")  # `STEPS TOKENS_PER_STEP` of rank 0 every 0.5 s, even before the first step
     launch = Numbered("launch-{}.json")  # `LaunchFile`, written by the agent of that node

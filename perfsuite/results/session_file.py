@@ -27,7 +27,7 @@ class Measurement(Data):
     judged_by: str | None = None  # digest of its baselines of times and of counts; None without baselines
     directory: str  # the directory with the files of its launches
     before: tuple[Run, ...] = ()  # in a comparison, the runs of arm A; `runs` are arm B's, pair by pair
-    profile: TakenProfile | None = None  # from a separate launch, which is not in `runs`
+    profile: TakenProfile | None = None  # profile from a separate launch, which is not in `runs`
     profile_before: TakenProfile | None = None  # the baseline's or arm A's profile to compare with
     excused: Excuse | None = None
     waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
@@ -217,7 +217,7 @@ class SessionFile(Sealed):
     case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has changed
     cases_unknown: str | None = None  # why the arms' cases could not be compared; None if they were
     machine: Machine
-    preflights: tuple[Preflight, ...] = ()  # of several nodes, before the first launches; oldest first
+    preflights: tuple[Preflight, ...] = ()  # checks of several nodes before launches, oldest first
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case of a nightly run, and why

@@ -14,10 +14,10 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""Range of the machine's speed in which a launch is healthy, as a share of its speed at the baseline. The
-speed is measured with the probe. The limits themselves are excluded."""
+"""A launch is healthy if the machine's speed is between these shares of its speed at the baseline. The speed
+is measured with the probe."""
 DEVICE_PROBE_SLOWER = 0.1
-"""Share by which a GPU's matmul, copy or all-reduce before the workload may be slower than at the baseline.
+"""Before the workload, a GPU's matmul, copy or all-reduce may be slower than at the baseline by this share.
 More is allowed if the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
 """The same limit in standard deviations of the baseline's launches. One healthy launch in 44 exceeds it, but
@@ -83,7 +83,7 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
-    """Return the rates in which one GPU lags behind the others by more than at the baseline."""
+    """Describe each rate in which a GPU is further behind the other GPUs than at the baseline."""
     usual_shares = {} if baseline is None else baseline.slowest_share()
     reasons = []
     for name, share in run.slowest_shares().items():
@@ -102,7 +102,7 @@ def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _may_be_less(values: Sequence[float | None]) -> float:
-    """Return the share by which a rate may be less than at the baseline, given its scatter there."""
+    """Return the share by which a rate may be below the baseline's. It depends on the baseline's scatter."""
     rates = [value for value in values if value is not None]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
@@ -168,7 +168,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `library_choices` if no recorded version or variable differs: the cause is unknown."""
+    """Return the `library_choices` if their cause is unknown: no recorded version or variable differs."""
     then, now = _observed(run, baseline)
     is_explained = then.environment != now.environment or _is_other_code(then, now)
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]

@@ -94,7 +94,7 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
-    """Return ` in backward` if the calls, or else the bytes, differ only in that phase; otherwise empty."""
+    """Return ` in backward` if calls (or, with equal calls, bytes) differ only there; otherwise empty."""
     phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""
 

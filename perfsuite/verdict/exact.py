@@ -39,8 +39,8 @@ _OF_THE_HOST = (
 LATER_LESS = 0.02
 """Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work does not count
 as `improved`."""
-GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work might be uncounted
-MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes are `regressed`
+GONE = 0.5  # below this share of the baseline's FLOPs or bytes, work might be uncounted
+MANY_MORE = 2  # with more calls than this multiple of the baseline's, equal bytes are `regressed`
 _OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)

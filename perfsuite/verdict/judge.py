@@ -40,9 +40,8 @@ UNKNOWN_NOISE = (
 )
 TOO_FEW_LAUNCHES = f"times show a regression only in {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
 SESSIONS_APART = 0.2
-"""Growth of a time on a CPU that can occur between two sessions with the same code: once, the CPU time of a
-step was 15% higher an hour later. A smaller change is reported only if baselines show how much sessions
-differ."""
+"""On a CPU, a time can grow this much between two sessions with the same code: once, the CPU time of a step
+was 15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
 WARM_BY = 2  # number of launches after which a start-up should be warm: the first can fill the compile cache
 ONE_SESSION = (
     "sessions on a CPU can differ this much: accept two of them (perfsuite baseline accept --sessions 2)"
@@ -58,7 +57,7 @@ NEGLIGIBLE_SPAN = f"changes below {SPAN_S:g} s do not count"
 UNSEEN_SPAN = "its time is unknown, which is no improvement. If it no longer happens, accept a new baseline"
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 LOOKS_CHANGED = 0.5
-"""Change of a span, as a share of the allowed change, above which more launches are worth their time."""
+"""If a span changed by more than this share of the allowed change, more launches are worth their time."""
 NOW_AND_THEN = "not every launch of the baseline has it, so a launch without it shows nothing"
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
 NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"

@@ -46,7 +46,7 @@ class ClassNoise:
     """Noise by name of the metric. If the exponent is above 0, the noise of the metrics in `PROBE_CORRECTED`
     is the noise after correction. Here, `session_sigma` is the standard deviation of one session about the
     mean of all sessions; `against` converts it to that of a new session against a baseline."""
-    probe_exponent: float = 0.0  # exponent (0 to 1) with which seconds per step follow the probe's seconds
+    probe_exponent: float = 0.0  # seconds per step follow the probe's seconds with this exponent (0 to 1)
     knows_exponent: bool = False  # whether there are enough launches to estimate it; 0 then means no relation
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
     """Noise of the corrected metrics before correction, for launches without a probe."""

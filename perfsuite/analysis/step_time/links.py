@@ -24,7 +24,7 @@ class Links(NamedTuple):
 
     inside: float  # NCCL's bus bandwidth within one machine
     between: float | None  # NCCL's share of one device of the network between machines; None: unknown
-    devices: int  # of one machine
+    devices: int  # number of devices in one machine
 
     @classmethod
     def of(cls, collective_gb_s: float, interconnect: str | None, devices: int) -> Links:

@@ -17,7 +17,7 @@ HOST_SETS_THE_PACE = 0.01  # share of a step above which waiting for the host pr
 
 
 class StepTime(NamedTuple):
-    """The predicted seconds of a step. `total_s` is the sum of the others."""
+    """The predicted seconds of a step, in parts. `total_s` is the sum of all parts."""
 
     matmul_s: float
     attention_s: float

@@ -47,7 +47,7 @@ def _of_launches(before: Sequence[BaselineLaunch], now: Sequence[BaselineLaunch]
 
 
 def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Yield a line on the part of the steps whose loss differs most, and the number of other such parts."""
+    """Yield a line about the part of the steps whose losses differ most. It counts the others that differ."""
     parts = max(map(len, (*before, *now)), default=0)
     differing = dict[int, tuple[list[float], list[float]]]()
     for part in range(parts):

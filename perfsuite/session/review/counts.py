@@ -20,7 +20,7 @@ from perfsuite.verdict import exact
 
 
 def _listed(recorded: CountBaseline) -> dict[str, float | None]:
-    counts = recorded.counts[0].counts  # those of the first rank
+    counts = recorded.counts[0].counts  # counts of the first rank
     return {
         "collective_bytes": count_report.moved(counts),
         "flop": count_report.flops(counts),
