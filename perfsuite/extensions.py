@@ -18,7 +18,7 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (COMMANDS, FRAMEWORKS, METRICS, LAUNCHERS)
-PERFSUITE = "perfsuite"  # this distribution; no other package can use its names
+PERFSUITE = "perfsuite"  # this package, whose names no other package can use
 INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
 
 

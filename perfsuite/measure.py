@@ -152,7 +152,7 @@ def launch_watched(
 
 
 def is_free(run: Run, how: Launching) -> bool:
-    """Return whether to launch again after a disturbed launch. Waits for the others if `how` says so."""
+    """Return whether to launch again after a disturbed launch. Can first wait for the other users."""
     if how.when_shared == "wait" and how.neighbours is not None:
         return how.neighbours.wait(run.machine, run.case.topology.processes_per_node)
     return how.when_shared == "again"

@@ -22,7 +22,7 @@ class Speed(NamedTuple):
     memory_gb_s: float  # bandwidth of the memory according to the datasheet
     cache_mb: float  # size of the L2 cache
     matmul_share: float  # share of the 16-bit peak that a large matrix product reaches
-    matmul_share_fp32: float  # the same for fp32
+    matmul_share_fp32: float  # share of the fp32 peak that a large product in fp32 reaches
     attention_share: float  # share of the 16-bit peak that fused attention reaches in a long sequence
     attention_backward_share: float
     memory_share: float  # share of the memory's bandwidth that a large elementwise kernel reaches

@@ -180,7 +180,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     """Return the ids of the cases that `-m` would select if their test lacked one of its marks.
 
-    A case that lacks a mark, or is meant for other hardware, is not included: it might have been lost.
+    A case is not included if it lacks a mark or is meant for other hardware, because it might have been lost.
     """
     if not config.option.markexpr:
         return frozenset()

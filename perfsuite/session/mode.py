@@ -61,7 +61,7 @@ class Trial:
     # The baseline of times that the case was judged against, or that its launches become.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
-    excused: Excuse | None = None  # why the failure of the case is expected, if it is
+    excused: Excuse | None = None  # why the case's failure is excused, if so
 
     @classmethod
     def of(cls, launches: Launches, verdict: Verdict, excused: Excuse | None = None) -> "Trial":
