@@ -86,7 +86,7 @@ def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
     assert cost.least_s is not None
     assert cost.most_s is not None
     assert cost.least_s < cost.most_s < 0
-    assert " less of " in sentence
+    assert "; predicted saving: " in sentence
 
 
 def test_the_most_expensive_finding_comes_first(tmp_path: Path) -> None:
