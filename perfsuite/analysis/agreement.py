@@ -146,7 +146,7 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def not_checked(
     case: Case, settings: Mapping[str, str], *, has_tokens: bool, recomputes: bool
 ) -> Iterator[str]:
-    """Yield the claims of a case about a script that no observation can confirm, with the reason.
+    """Yield those claims of a script's case that no observation can confirm, each with the reason.
 
     `has_tokens`: whether the model was given integers. `recomputes`: whether a recomputed forward was
     counted.

@@ -15,7 +15,7 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5  # steps of the rolling median: one slow step hardly affects it, and five steps are short
+ROLL = 5  # steps of the rolling median: few, but a single slow step hardly affects it
 FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
@@ -89,7 +89,7 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
         (i for i in range(unmeasured, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
         max_warmup,
     )
-    # A rolling median can be flat although up to two of its first steps are not. Skip those as well.
+    # A rolling median can be near the level although up to two of its first steps are not. Skip these steps.
     while start < max_warmup and abs(step_s[start] - level) > bound:
         start += 1
     middle = (start + count) // 2  # pragma: no mutate +: the same step, counted from the end

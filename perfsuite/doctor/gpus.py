@@ -107,7 +107,7 @@ def _nvlinks(card: DeviceHealth) -> str | None:
 def _power_row(cards: Sequence[DeviceHealth]) -> Row:
     power_limits = [(card, card.power_limit_w, card.power_limit_default_w) for card in cards]
     low = [
-        f"{card.name} is limited to {limit:.0f} W, its default is {usual:.0f} W"
+        f"{card.name} is limited to {limit:.0f} W, but its default is {usual:.0f} W"
         for card, limit, usual in power_limits
         if limit is not None and usual is not None and limit < usual
     ]

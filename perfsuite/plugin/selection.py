@@ -85,7 +85,7 @@ def hardware_of(expression: str) -> frozenset[str]:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Return whether the command line and PYTEST_ADDOPTS select all cases, or all of some hardware.
+    """Return whether the command line and PYTEST_ADDOPTS select all cases, or all cases of some hardware.
 
     Tests left out by pytest's settings do not matter, because every session leaves them out.
     """

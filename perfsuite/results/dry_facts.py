@@ -183,7 +183,7 @@ class Expected(Data):
         return self.tokens / self.step_s
 
     def share(self, tokens_per_s: float) -> float:
-        """Return `tokens_per_s` (of all ranks together) as a share of what is expected."""
+        """Return `tokens_per_s` (of all ranks together) as a share of the expected tokens/s."""
         return tokens_per_s / self.tokens_per_s
 
 

@@ -48,7 +48,7 @@ FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of 
 
 @dataclass(frozen=True)
 class Below:
-    """A descriptor of a file name that yields the path of that name below the object's `path`."""
+    """A descriptor for the name of a file. It yields the file's path below the object's `path`."""
 
     name: str
 

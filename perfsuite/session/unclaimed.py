@@ -70,7 +70,7 @@ def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:
 
 
 def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection[str]) -> bool:
-    """Return whether `-m` excludes a case that this machine could judge, such as H100 cases for `-m gpu`."""
+    """Return whether `-m` excludes a case that this machine could judge: `-m gpu` excludes H100 cases."""
     if not markers or not set(case.markers).isdisjoint(markers):
         return False
     try:

@@ -53,7 +53,7 @@ def counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return why steps of these launches did more than was counted, without duplicates; empty if none did."""
+    """Return reasons, each once, why steps of these launches did more than was counted; empty if none did."""
     return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
@@ -208,7 +208,7 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
-    """Return why counts below the baseline's do not necessarily mean less work, without duplicates.
+    """Return reasons, each once, why counts below the baseline's do not necessarily mean less work.
 
     New operators without a formula can account for missing FLOPs. If more than half of the FLOPs or bytes are
     gone, the work might be done without being counted. FLOPs are not checked in this way if the model has a
@@ -247,7 +247,7 @@ def _unknown(counts: Counts) -> set[str]:
 
 
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
-    """Return the findings, each with the ranks that have it: regressions first, then by size of the cost."""
+    """Return the findings, each with its ranks. Regressions come first, and then the largest changes."""
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):

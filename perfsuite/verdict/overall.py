@@ -188,7 +188,7 @@ def explained_by_counts(
     ]
     if not findings:
         gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
-        return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'}, the machine"
+        return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'} and the machine"
     return min(findings, key=lambda finding: order.index(finding.outcome)).sentence
 
 

@@ -56,7 +56,7 @@ _Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more t
 _Z_POWER = 3.0  # 1.645 for a power of 95%, the rest for clipping and early decisions
 _Z_PROBE_MAY_DIFFER = 1.6  # the probe might differ between the arms
 _Z_PROBE_DIFFERS = 4.0  # the probe clearly differs between the arms
-_LIKELY_PASS = 0.6  # share of the tolerance; below it, an uncorrected change makes `passed` likely
+_LIKELY_PASS = 0.6  # if the uncorrected change is below this share of the tolerance, `passed` is likely
 _SHOWN = 0.4  # a pair shows the change if it reaches this share of it
 
 

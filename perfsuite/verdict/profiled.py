@@ -10,7 +10,7 @@ from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, Taken
 MOST_CALLS = 5  # maximum number of names with changed calls that are listed, most likely cause first
 MOST_TIMES = 3  # maximum number of changed times that are listed
 NOT_IN_EACH_STEP = "new, but not in every step, so calls cannot be compared"  # beginning of a note
-LEAST_SHARE = 0.03  # minimum change of a time, as a share of the step, that is listed
+LEAST_SHARE = 0.03  # smaller changes of a time, as shares of the step, are not listed
 _NO_WORK = re.compile(  # views, allocations and backward nodes of views: effects of other calls, listed last
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"

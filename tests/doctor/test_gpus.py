@@ -38,7 +38,7 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
 
 LINKS = "GPU 0: 18 up, GPU 1: 17 up, 1 down"
 NO_FABRIC = "not initialized: GPU 1 (00000000:1C:00.0)"
-LIMITED = "limited to 500 W, its default is 700 W"
+LIMITED = "limited to 500 W, but its default is 700 W"
 NARROW = "GPU 1 (00000000:1C:00.0) uses 8 of 16 lanes"
 OFF = "GPU 0: on, GPU 1: off"
 

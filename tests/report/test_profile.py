@@ -14,7 +14,7 @@ FOUND = Profiled(
     notes=("a note",),
 )
 COUNTED = "FLOPs in forward: 1.0 -> 2.0 MFLOP"
-EQUAL = f"{THE_SAME} packages, threads, the machine"
+EQUAL = f"{THE_SAME} packages, threads and the machine"
 NOW_AND_THEN = f"{NOT_IN_EACH_STEP}: aten::item"
 
 

@@ -254,7 +254,7 @@ FEWER = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.50 MiB)"
 
 
 def test_counts_only_explain_a_timed_change() -> None:
-    same = f"{THE_SAME} packages, threads, the machine"
+    same = f"{THE_SAME} packages, threads and the machine"
     for speed, outcome, changes, said in (
         *((0.7, "regressed", MORE, READS), (0.7, "regressed", MIXED, READS), (0.7, "regressed", {}, same)),
         *((1.0, "passed", MORE, None), (1.5, "improved", MIXED, FEWER)),

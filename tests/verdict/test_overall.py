@@ -62,7 +62,7 @@ def test_slower_case_starts_with_changed_counts() -> None:
         (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
         (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
         (OTHER_BUCKETS, "host reads in forward: 1 -> 39, in optimizer: 39 -> 1 a step"),
-        *((SAME, f"{THE_SAME} packages, threads, the machine"), (launch(counts=()), None)),
+        *((SAME, f"{THE_SAME} packages, threads and the machine"), (launch(counts=()), None)),
     ):
         assert with_counts(timed("regressed"), [run], baseline_of()).explained == said
         assert with_counts(timed("regressed"), [run], None).explained is None
@@ -71,7 +71,7 @@ def test_slower_case_starts_with_changed_counts() -> None:
 
 
 def test_what_to_look_at_fits_the_machine() -> None:
-    for processes, look_at in ((2, "kernels, NCCL, the machine"), (1, "kernels, the machine")):
+    for processes, look_at in ((2, "kernels, NCCL and the machine"), (1, "kernels and the machine")):
         case = make_case(topology=Topology(processes_per_node=processes))
         run = make_run(case=case, machine=make_gpu_machine())
         said = explained_by_counts(timed("regressed").checks, CountCheck(outcome="passed"), run)
