@@ -54,7 +54,9 @@ NOT_THE_SAME = (
 )
 NEGLIGIBLE = f"changes below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, do not count"
 NEGLIGIBLE_SPAN = f"changes below {SPAN_S:g} s do not count"
-UNSEEN_SPAN = "its time is unknown, which is no improvement. If it no longer happens, accept a new baseline"
+UNSEEN_SPAN = (
+    "its time is unknown, which is not an improvement. If it no longer happens, accept a new baseline"
+)
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 LOOKS_CHANGED = 0.5
 """If a span changed by more than this share of the allowed change, more launches are worth their time."""
