@@ -26,6 +26,7 @@ from perfsuite.frameworks.common.private import (
     FakeStore,
     FakeTensor,
     FakeWork,
+    HigherOrderOperator,
     TorchDispatchMode,
     cdata,
     disable_current_modes,
@@ -52,6 +53,9 @@ class NoValues(TorchDispatchMode):
     CPU devices lose their index, as for real tensors. For fake tensors, `cpu:0` would differ from `cpu`.
     """
 
+    # Compiled code runs some operators through higher-order operators, such as `run_and_save_rng_state`.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
@@ -66,6 +70,8 @@ class NoValues(TorchDispatchMode):
             return args[0].device
         aten = torch.ops.aten
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         device = kwargs.get("device")
         if device is not None and device.type == "cpu":
             kwargs = {**kwargs, "device": torch.device("cpu")}

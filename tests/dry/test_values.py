@@ -10,6 +10,8 @@ from perfsuite.dry import values
 from perfsuite.dry.values import NoValues, WholeNumbersAreReal, cast
 from perfsuite.errors import DryRunError
 
+aten = torch.ops.aten
+
 
 def test_reads_get_answers_that_let_steps_run() -> None:
     with FakeTensorMode(), NoValues():
@@ -36,6 +38,14 @@ def test_unfilled_integers_are_ones() -> None:
             assert [each.eq(1).sum().item() for each in of_one_size] == [1000] * 3
             used.fill_(0)
             del used, of_one_size
+
+
+def test_compiled_code_may_save_the_random_state() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), NoValues():
+        query = torch.ones(4, 4)
+        state, product = torch.ops.higher_order.run_and_save_rng_state(aten.mm.default, query, query)
+        again = torch.ops.higher_order.run_with_rng_state(state, aten.mm.default, query, query)
+        assert (product.shape, again.shape) == ((4, 4), (4, 4))
 
 
 def test_a_cpu_has_no_number() -> None:

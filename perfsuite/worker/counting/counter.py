@@ -118,6 +118,8 @@ NO_KERNEL = frozenset({
 """Operators that are not marked as views but still give the device nothing to do."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that do not fill their result
 
+SAVES_RANDOM_STATE = "run_and_save_rng_state"
+"""The higher-order operator that returns the state of the random numbers and the result of an operator."""
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
 """Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references (their
 callbacks run when tensors are freed)."""
@@ -292,12 +294,14 @@ class StepCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        given = self._guarded(self._before, func, types, args, kwargs) if self.is_entered else None
+        counted, its_args, its_kwargs = _without_random_state(func, args, kwargs)
+        given = self._guarded(self._before, counted, types, its_args, its_kwargs) if self.is_entered else None
         if given is NotImplemented:
             return NotImplemented
         out = func(*args, **kwargs)
         if given is not None:
-            self._guarded(self._count, func, args, kwargs, given, out)
+            result = out[1] if _is_named(func, SAVES_RANDOM_STATE) else out
+            self._guarded(self._count, counted, its_args, its_kwargs, given, result)
         return out
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -471,6 +475,28 @@ def _keep_from_dynamo() -> None:
 
     for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
         skip_code(function.__code__)
+
+
+def _is_named(func: Any, name: str) -> bool:
+    """Return whether this is the higher-order operator of this name."""
+    return isinstance(func, HigherOrderOperator) and func.name() == name
+
+
+def _without_random_state(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the call of the operator that a higher-order operator runs with a state of the random numbers.
+
+    Any other call is returned as it is. Compiled code runs operators such as dropout and attention in this
+    way, to recompute them with the same random numbers.
+    """
+    if _is_named(func, SAVES_RANDOM_STATE):
+        return args[0], args[1:], kwargs
+    if _is_named(func, "run_with_rng_state"):
+        return args[1], args[2:], kwargs
+    if _is_named(func, "graphsafe_run_with_rng_state"):
+        return args[0], args[1:], {name: value for name, value in kwargs.items() if name != "rng_state"}
+    return func, args, kwargs
 
 
 def written(func: Any, args: Sequence[Any]) -> list[Tensor]:

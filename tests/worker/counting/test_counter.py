@@ -359,6 +359,20 @@ def test_products_without_a_formula_are_named() -> None:
     assert counts.without_flops == {"flex_attention": 1}
 
 
+def test_work_with_a_saved_random_state_is_counted() -> None:
+    """Compiled code runs an operator in these ways, to recompute it with the same random numbers."""
+    higher = torch.ops.higher_order
+    operands = (aten.mm.default, torch.ones(BATCH, WIDTH), torch.ones(WIDTH, WIDTH))
+    state = torch.get_rng_state()
+    counts = [
+        counted(lambda: higher.run_and_save_rng_state(*operands)),
+        counted(lambda: higher.run_with_rng_state(state, *operands)),
+    ]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        counts += [counted(lambda: higher.graphsafe_run_with_rng_state(*operands, rng_state=None))]
+    assert [(entry.flops, entry.ops) for entry in counts] == [({"forward": PRODUCT}, {"aten.mm": 1})] * 3
+
+
 def test_no_other_operator_is_taken_for_a_product() -> None:
     """In the step, a model with norms, softmax and attention is trained with an optimizer."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
