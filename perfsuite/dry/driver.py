@@ -75,6 +75,7 @@ def dry_run(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
     reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
+    hidden = tuple(dict.fromkeys(why for report in reports for why in report.hidden))
     run = Run(
         case=case,
         machine=machine,
@@ -85,7 +86,10 @@ def dry_run(
         observed=reports[0].observed,
         dtypes=summed_dtypes(report.dtypes for report in reports),
         figures=Figures(tokens_given=tokens_given(reports, case)),
-        counts=merged({report.rank: report.counts for report in reports if report.counts is not None}),
+        counts=()
+        if hidden
+        else merged({report.rank: report.counts for report in reports if report.counts is not None}),
+        hidden=hidden,
         dry_facts=_with_expected(facts_of(reports, case, machine), reports, run_dir, case, machine),
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),
         failure=next((report.failure for report in reports if report.failure is not None), None),

@@ -40,6 +40,7 @@ STEPS_OF_GROWTH = 3
 
 `Growth` counts objects before the first of these steps, after the first, and after the third. perfsuite looks
 for the holders of objects from the second step, because objects from the third step might still be in use."""
+COUNT_FEWER = "If this is intended, count fewer steps: Case(counted_steps=...)"
 
 
 class DryGrowth(Growth):
@@ -98,6 +99,7 @@ class DryRank:
         self.log = DeviceLog()  # up to the end of the reported step
         self._operators = Operators(self.log) if self.device.type == "cuda" else None
         self.notes: list[str] = []  # facts that a reader of the counts needs to know
+        self._error: Exception | None = None  # what ended the training after the reported step was counted
         self._machine = machine
         self._optimizer: Any = None
         self._built_bytes = 0
@@ -133,6 +135,7 @@ class DryRank:
         self._write_log()
         return self.report.replace(
             counts=counts,
+            hidden=self._cut_short(),
             fit=predict(self.log.entries, counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
@@ -178,15 +181,26 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Turn an error after the counted steps into a note, so that the counts are kept."""
+        """Keep the counts of the reported step if a later step fails. They are then shown, but not judged."""
         try:
             yield
         except Exception as error:
             assert self.recorder.counting is not None
             if self.recorder.counting.counts is None:
                 raise
-            ended = self.recorder.steps
-            self.notes.append(f"the steps from step {ended + 1} on were not counted: {message_of(error)}")
+            self._error = error
+
+    def _cut_short(self) -> tuple[str, ...]:
+        """Return why the training took fewer steps than were to be counted; empty if it took them all.
+
+        The missing steps could do more work, or keep more objects, than the counted ones.
+        """
+        wanted = min(self.last_step, self.case.total_steps)
+        made = self.recorder.steps
+        if made >= wanted:
+            return ()
+        why = f": {type(self._error).__name__}: {message_of(self._error)}" if self._error else ""
+        return (f"the training ended after {made} of {wanted} steps{why}. {COUNT_FEWER}",)
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = self._optimizer or optimizer

@@ -10,6 +10,7 @@ DOES_MORE = "does a step do more?"
 IS_SLOWER = "is it slower?"
 NOT_CHECKED = "not checked"
 IDS_SHOWN = 4
+NOT_JUDGED = ": not judged, "  # follows the name of a count in the notes of a `CountCheck`
 
 
 def answer(session: SessionFile) -> dict[str, str]:
@@ -94,6 +95,10 @@ def _not_checked(session: SessionFile) -> list[str]:
         parts.append("times: a slower kernel or a slower network is not noticed")
     if dry:
         parts.append("loss and gradients: a dry run computes no values")
+        parts.append("start-up, checkpoints, evaluation and waiting for data: a dry run counts only steps")
+    of_one_arm = dict.fromkeys(name for result in results for name in _counted_in_one_arm(result))
+    if of_one_arm:
+        parts.append(f"counts of only one arm: {', '.join(cut([*of_one_arm], IDS_SHOWN))}")
     on_cpu = [result for result in dry if _pretended_cpu(result)]
     if on_cpu:
         parts.append(
@@ -111,6 +116,13 @@ def _not_checked(session: SessionFile) -> list[str]:
     if session.cases_unknown is not None:
         parts.append("whether both arms have the same cases")
     return parts or ["hardware other than this machine's"]
+
+
+def _counted_in_one_arm(result: Measurement) -> list[str]:
+    """Return the names of counts and steps that were counted in one arm, but not in the other."""
+    check = result.verdict.counts
+    notes = () if check is None else check.notes
+    return [note.partition(NOT_JUDGED)[0] for note in notes if NOT_JUDGED in note]
 
 
 def _pretended_cpu(result: Measurement) -> bool:

@@ -56,6 +56,9 @@ class Dry(Mode):
         if stored is None and self.ranks is not None and verdict.counts is not None:
             looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
+        is_counted = verdict.counts is None or verdict.counts.outcome != "not counted"
+        if verdict.outcome in ("passed", "recorded") and not is_counted:
+            verdict = verdict.replace(outcome="inconclusive")  # a dry run has no other evidence
         return Trial.of(launches, verdict)
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:

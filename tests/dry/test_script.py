@@ -104,6 +104,25 @@ def test_counts_objects_a_dry_script_keeps(tmp_path: Path) -> None:
     assert "`__main__.kept`" in kept.holders, kept
 
 
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        ("raise RuntimeError('boom')", "the training ended after 8 of 18 steps: RuntimeError: boom. "),
+        ("raise SystemExit", "the training ended after 8 of 18 steps. If this is intended, count fewer"),
+    ],
+    ids=["crashes", "exits"],
+)
+def test_a_script_that_ends_early_is_not_counted(tmp_path: Path, ending: str, why: str) -> None:
+    leaks_later = "made = made + 1; made > 8 and KEPT.append([model])\n        made > 8 and end()"
+    text = TRAIN.replace("total = 0.0", f"def end():\n    {ending}\n\nKEPT, total, made = [], 0.0, 0")
+    case = case_of(tmp_path, text.replace("# here", leaks_later)).replace(max_warmup_steps=10, steps=20)
+    run = dry_run(case, tmp_path / "dry", counted_steps=12)
+    assert run.failure is None
+    assert run.counts == ()
+    [reason] = run.hidden
+    assert reason.startswith(why)
+
+
 def test_dry_script_works_as_launched(tmp_path: Path) -> None:
     command = (*TORCHRUN, "--nproc-per-node=2")
     launched = measured(case_of(tmp_path, TRAIN, *command), tmp_path / "run")

@@ -69,6 +69,18 @@ def test_says_that_the_gpu_was_pretended_to_be_a_cpu() -> None:
     assert "GPU kernels and GPU memory in 1 case" in answered(on_cpu)[NOT_CHECKED]
 
 
+def test_counts_of_one_arm_were_not_checked() -> None:
+    notes = ("steps 9-15: not judged, not counted in these launches", "another note")
+    check = make_check(outcome="passed").replace(notes=notes)
+    said = answered(judged(make_dry(check), counts=check))[NOT_CHECKED]
+    assert said.endswith("; counts of only one arm: steps 9-15")
+
+
+def test_a_dry_run_checks_only_steps() -> None:
+    assert "start-up, checkpoints, evaluation and waiting for data: " in answered(make_dry(SAME))[NOT_CHECKED]
+    assert "start-up" not in answered(make_counted())[NOT_CHECKED]
+
+
 def test_skipped_cases_were_not_checked() -> None:
     skipped = Skipped(nodeid="x", case_id="x", framework="ddp", reason="needs h100")
     assert "1 case that cannot run here" in answered(make_compared(), skipped=(skipped,))[NOT_CHECKED]

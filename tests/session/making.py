@@ -83,6 +83,7 @@ class DryRuns:
         self.counted_steps: list[int] = []
         self.flops = 100
         self.failure: Failure | None = None
+        self.hidden: tuple[str, ...] = ()  # why a step did more than was counted
         self.refused: Case | None = None
 
     def __call__(
@@ -101,8 +102,9 @@ class DryRuns:
         self.interconnects.append(interconnect)
         self.counted_steps.append(counted_steps)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
-        ran = {"machine": pretended(case, device)[0], "counts": () if self.failure else counts}
-        return make_run(case=case, dry=True, failure=self.failure, step_s=(), window=(0, 0), **ran)
+        ran = {"machine": pretended(case, device)[0], "counts": () if self.failure or self.hidden else counts}
+        ended = {"failure": self.failure, "hidden": self.hidden}
+        return make_run(case=case, dry=True, step_s=(), window=(0, 0), **ran, **ended)
 
 
 def reviewed(*runs: Run) -> Baseline:

@@ -112,6 +112,20 @@ def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
         ours.skip_reason(offloads)
 
 
+def test_uncounted_work_neither_passes_nor_is_recorded(runs: DrySessions) -> None:
+    runs.hidden = ("the training ended after 8 of 18 steps",)
+    first = runs.measure()
+    assert first.outcome == "inconclusive"
+    assert not list(runs.directory.glob("store/baselines/counts/*/*"))
+    runs.hidden = ()
+    assert runs.measure().outcome == "recorded"
+    runs.hidden = ("the training ended after 8 of 18 steps",)
+    second = runs.measure()
+    assert second.outcome == "inconclusive"
+    assert second.verdict.counts is not None
+    assert second.verdict.counts.notes == runs.hidden
+
+
 def test_does_not_record_a_single_rank(runs: DrySessions) -> None:
     counts = runs.measure(ranks=(1,)).verdict.counts
     assert counts is not None
