@@ -75,6 +75,7 @@ def tables(all_results: Results) -> str:
     ran = len(grades) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
+    not_run = [pair for pair in PAIRS if not pair.is_regression and pair.name not in results]
     return "\n".join(
         [
             f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
@@ -92,6 +93,8 @@ def tables(all_results: Results) -> str:
             *(f"- {pair.link}: {pair.cannot or _untried(pair)}." for pair in others),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
             *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
+            f"\nUnchanged pairs that were not run ({len(not_run)}):\n",
+            *(f"- `{pair.script}`: {_arms(pair)}" for pair in not_run),
             "",
         ]
     )

@@ -176,6 +176,15 @@ def test_pair_without_a_result_was_not_run() -> None:
     assert f"- {one.link}: not run yet (growth: {one.what})." in made
 
 
+def test_unchanged_pair_without_a_result_was_not_run() -> None:
+    pair = next(pair for pair in PAIRS if not pair.is_regression)
+    unchanged = sum(not pair.is_regression for pair in PAIRS)
+    result = Result(name=pair.name, outcome="silent", first="passed", seconds=1)
+    assert f"Unchanged pairs that were not run ({unchanged}):\n\n- `{pair.script}`: " in tables({})
+    made = tables({(pair.name, False): result})
+    assert f"Unchanged pairs that were not run ({unchanged - 1}):" in made
+
+
 def test_every_thread_is_a_link() -> None:
     made = tables(read())
     addresses = [address for pair in PAIRS if pair.thread for address in re.findall(r"\((.*)\)", pair.link)]
