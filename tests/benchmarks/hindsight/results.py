@@ -93,7 +93,7 @@ def tables(all_results: Results) -> str:
             *(f"- {pair.link}: {pair.cannot or _untried(pair)}." for pair in others),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
             *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
-            f"\nUnchanged pairs that were not run ({len(not_run)}):\n",
+            *([f"\nUnchanged pairs that were not run ({len(not_run)}):\n"] if not_run else []),
             *(f"- `{pair.script}`: {_arms(pair)}" for pair in not_run),
             "",
         ]

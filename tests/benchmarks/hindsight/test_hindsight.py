@@ -183,6 +183,10 @@ def test_unchanged_pair_without_a_result_was_not_run() -> None:
     assert f"Unchanged pairs that were not run ({unchanged}):\n\n- `{pair.script}`: " in tables({})
     made = tables({(pair.name, False): result})
     assert f"Unchanged pairs that were not run ({unchanged - 1}):" in made
+    names = [pair.name for pair in PAIRS]
+    assert "pairs that were not run" not in tables(
+        {(name, False): replace(result, name=name) for name in names}
+    )
 
 
 def test_every_thread_is_a_link() -> None:
