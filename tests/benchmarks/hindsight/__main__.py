@@ -8,6 +8,7 @@ import argparse
 import os
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from perfsuite.errors import PerfsuiteError, error_text
@@ -31,7 +32,8 @@ def run(pair: Pair) -> Result:
     try:
         arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
         busy = is_busy()
-        began = time.monotonic()  # the time for pip is not counted
+        began = f"{datetime.now():%Y-%m-%d %H:%M}"
+        start = time.monotonic()  # the time for pip is not counted
         launches = None if pair.dry else launcher()
         session = against_arm.by_counts(options, Progress(line=print, cases=1), launches, arms)
         case = pair.measured()
@@ -42,7 +44,7 @@ def run(pair: Pair) -> Result:
     except PerfsuiteError as error:
         first = error_text(error).splitlines()[0]
         return Result(name=pair.name, outcome="cannot run", first=first, seconds=0)
-    return replace(judged(pair, measured, round(time.monotonic() - began)), busy=busy)
+    return replace(judged(pair, measured, round(time.monotonic() - start)), busy=busy, began=began)
 
 
 def is_busy() -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from perfsuite.report.text import wrapped
 from tests.benchmarks.hindsight.pairs import PAIRS, Pair
-from tests.benchmarks.hindsight.results import Result, read
+from tests.benchmarks.hindsight.results import Result, newest, read
 
 PAGE = Path(__file__).parents[3] / "docs" / "gallery.md"
 BEGIN = "<!-- made by: make samples -->\n"
@@ -35,7 +35,7 @@ WHERE = {
 def entries() -> str:
     """Return the generated part of the page as Markdown."""
     pairs = {pair.name: pair for pair in PAIRS}
-    results = {name: result for (name, _), result in sorted(read().items(), reverse=True)}
+    results = newest(read())
     return "\n".join(_entry(number, pairs[name], results[name]) for number, name in enumerate(SHOWN, 1))
 
 

@@ -28,6 +28,8 @@ class Result:
     """Seconds of both launches, without the time for pip."""
     busy: bool = False
     """Whether other programs used the machine's cores when the launches began."""
+    began: str = ""
+    """When the launches began, such as `2026-11-29 12:10`. It is empty for runs before this was recorded."""
 
 
 Results = Mapping[tuple[str, bool], Result]
@@ -47,11 +49,17 @@ def write(results: Results) -> None:
     FILE.write_text(json.dumps(entries, indent=1) + "\n")
 
 
+def newest(results: Results) -> dict[str, Result]:
+    """Return the last result of each pair. If it is not recorded, the quiet machine's result is returned."""
+    in_order = sorted(results.values(), key=lambda result: (result.began, not result.busy))
+    return {result.name: result for result in in_order}
+
+
 def tables(all_results: Results) -> str:
     """Return the generated part of the page as Markdown: the results on a quiet and on a busy machine."""
     quiet_ones = {name: result for (name, busy), result in all_results.items() if not busy}
     busy_ones = {name: result for (name, busy), result in all_results.items() if busy}
-    results = {**busy_ones, **quiet_ones}
+    results = newest(all_results)
     again = [(quiet, busy_ones[name]) for name, quiet in quiet_ones.items() if name in busy_ones]
     alike = [quiet for quiet, busy in again if (quiet.outcome, quiet.first) == (busy.outcome, busy.first)]
     regressions = [pair for pair in PAIRS if pair.is_regression]
@@ -67,6 +75,7 @@ def tables(all_results: Results) -> str:
     ran = len(grades) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
+    not_run = [pair for pair in PAIRS if not pair.is_regression and pair.name not in results]
     return "\n".join(
         [
             f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
@@ -84,6 +93,8 @@ def tables(all_results: Results) -> str:
             *(f"- {pair.link}: {pair.cannot or _untried(pair)}." for pair in others),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
             *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
+            *([f"\nUnchanged pairs that were not run ({len(not_run)}):\n"] if not_run else []),
+            *(f"- `{pair.script}`: {_arms(pair)}" for pair in not_run),
             "",
         ]
     )

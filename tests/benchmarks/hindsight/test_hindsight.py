@@ -130,6 +130,26 @@ def test_table_compares_quiet_and_busy_machines() -> None:
     assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
 
 
+def test_table_shows_the_last_result_of_a_pair() -> None:
+    pair = next(pair for pair in PAIRS if not pair.is_regression)
+    older = Result(
+        name=pair.name, outcome="silent", first="passed: as in arm A", seconds=9, began="2026-11-29 09:00"
+    )
+    newer = replace(older, outcome="false finding", first="regressed: x", busy=True, began="2026-11-29 12:00")
+    made = tables({(pair.name, False): older, (pair.name, True): newer})
+    assert "0 of 1 unchanged pairs were silent" in made
+    made = tables({(pair.name, False): replace(older, began="2026-11-30 08:00"), (pair.name, True): newer})
+    assert "1 of 1 unchanged pairs were silent" in made
+
+
+def test_quiet_machine_decides_between_runs_of_unknown_time() -> None:
+    pair = next(pair for pair in PAIRS if not pair.is_regression)
+    quiet = Result(name=pair.name, outcome="silent", first="passed: as in arm A", seconds=9)
+    busy = replace(quiet, outcome="false finding", first="regressed: x", busy=True)
+    made = tables({(pair.name, False): quiet, (pair.name, True): busy})
+    assert "1 of 1 unchanged pairs were silent" in made
+
+
 def test_pages_say_how_many_were_found() -> None:
     made = tables(read())
     assert "**37 of 52 regressions were found**" in made
@@ -154,6 +174,19 @@ def test_pair_without_a_result_was_not_run() -> None:
     made = tables({})
     assert f"Another {cannot + tried} regressions were not run." in made
     assert f"- {one.link}: not run yet (growth: {one.what})." in made
+
+
+def test_unchanged_pair_without_a_result_was_not_run() -> None:
+    pair = next(pair for pair in PAIRS if not pair.is_regression)
+    unchanged = sum(not pair.is_regression for pair in PAIRS)
+    result = Result(name=pair.name, outcome="silent", first="passed", seconds=1)
+    assert f"Unchanged pairs that were not run ({unchanged}):\n\n- `{pair.script}`: " in tables({})
+    made = tables({(pair.name, False): result})
+    assert f"Unchanged pairs that were not run ({unchanged - 1}):" in made
+    names = [pair.name for pair in PAIRS]
+    assert "pairs that were not run" not in tables(
+        {(name, False): replace(result, name=name) for name in names}
+    )
 
 
 def test_every_thread_is_a_link() -> None:
