@@ -15,11 +15,13 @@ cases as in Higgins, Thompson and Spiegelhalter (Journal of the Royal Statistica
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 
-from perfsuite.verdict.robust import Z_95_TWO_SIDED, Z_99, t_quantile
+from perfsuite.verdict.robust import Z_99, t_quantile
 
 FEWEST_CASES = 4
 """Minimum number of cases. The range of further cases has two degrees of freedom fewer than the cases."""
+_Z_95 = NormalDist().inv_cdf(0.975)  # half width of a two-sided 95% interval of a normal distribution
 _Z_APART = 3.2  # a case differs from the others if it is this many standard errors away, as for `regressed`
 
 
@@ -50,7 +52,7 @@ class CommonChange:
     @property
     def is_shared(self) -> bool:
         """Whether 19 of 20 further cases would change in the same direction."""
-        half = t_quantile(Z_95_TWO_SIDED, len(self.cases) - 2) * math.hypot(self.scatter, self.error)
+        half = t_quantile(_Z_95, len(self.cases) - 2) * math.hypot(self.scatter, self.error)
         return abs(self.estimate) > half
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.results.counts import Phase
 from tests.dry.runs import passed
 from tests.dry.test_compilation import check_twins, of_rank_0
 from tests.dry.twins import LATER, check_twin
@@ -49,7 +50,7 @@ def test_compiled_model_does_the_work_of_its_eager_twin(tmp_path: Path) -> None:
     assert known(compiled.compiled).graphs == 2
 
 
-def _without_recomputation(flops: Mapping[str, int]) -> dict[str, int]:
+def _without_recomputation(flops: Mapping[Phase, int]) -> dict[str, int]:
     """Return the FLOPs of forward, and of backward with what it recomputes.
 
     The compiled code recomputes in its graph for backward.
