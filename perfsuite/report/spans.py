@@ -272,7 +272,8 @@ def held(runs: Sequence[Run]) -> list[str]:
         times = zip(span.seconds, span.steps, strict=True)
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
         longest_s, step = max(measured, default=(0.0, 0))
-        if longest_s > HELD * usual_s and 2 * len(measured) <= stop - start:
+        is_long = HELD * usual_s < longest_s <= run.step_s[step]  # a longer span lasted several steps
+        if is_long and 2 * len(measured) <= stop - start:
             lines.append(f"step {step + 1} contained: {name} {_time(longest_s)}")
     return lines
 

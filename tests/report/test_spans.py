@@ -261,9 +261,14 @@ def test_all_reports_show_the_table() -> None:
 
 def test_longest_event_of_a_step_names_the_step() -> None:
     """The step is not named after earlier events, nor after events that most steps contain."""
-    assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == [
-        "step 7 contained: save checkpoint 3.0 s"
-    ]
+    steps = (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 3.1, 0.1, 1.3, 0.1)
+    run = launch(step_s=steps, spans={**EVENTS, **times(WARM)})
+    assert spans.held([run]) == ["step 7 contained: save checkpoint 3.0 s"]
+
+
+def test_a_phase_of_several_steps_is_in_no_step() -> None:
+    epoch = {"epoch": SpanTimes(seconds=(0.4,), steps=(6,))}
+    assert spans.held([launch(spans=epoch)]) == []
 
 
 def test_a_short_event_makes_no_step_long() -> None:
