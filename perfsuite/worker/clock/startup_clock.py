@@ -292,6 +292,8 @@ def _boot_clock() -> float:
     return clock_gettime(CLOCK_BOOTTIME)  # has the same origin as the kernel's ticks, and is never adjusted
 
 
+around_import: Callable[[str], Callable[[], None] | None] | None = None
+"""Called with the name of a module when its import begins. Can return a function to call at its end."""
 _clock: StartUpClock | None = None  # the clock of this process, or of its parent if it was forked
 
 
@@ -406,11 +408,14 @@ def _watch_imports(clock: StartUpClock) -> None:
             if clock.is_over and bootstrap._find_and_load is watched:  # type: ignore[union-attr]
                 bootstrap._find_and_load = load  # type: ignore[union-attr]
             return load(name, *args)
+        at_end = None if around_import is None else around_import(name)
         try:
             module = load(name, *args)
             clock.imported(name)
             return module
         finally:
+            if at_end is not None:
+                at_end()
             clock.leave()
 
     # Pretend to be part of importlib, because Python removes importlib's frames from the tracebacks of failed

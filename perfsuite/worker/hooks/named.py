@@ -24,10 +24,12 @@ class NamedFunction:
     def __init__(self, name: str, wrap: Wrap, methods: Sequence[str] = ()) -> None:
         self.name = name
         self.module, _, self.path = name.partition(":")
+        self._first = self.path.partition(".")[0]
         self.is_found = False
         self._wrap = wrap
         self._methods = methods
         self._is_of_main = False  # whether the module is the script itself
+        self._binding: tuple[Any, Any] = (None, None)  # the module and the object of `is_rebound`
 
     def look(self) -> bool:
         """Look for the function, and wrap it if it exists. Returns whether it has been found."""
@@ -57,6 +59,29 @@ class NamedFunction:
             return False
         self.is_found = True
         return True
+
+    def is_rebound(self) -> bool:
+        """Return whether the name has been bound to another object since the last call.
+
+        Of a dotted name, this is the first part. A module without this name may provide it through its
+        `__getattr__`. The check is cheap, because it runs at every call of the start-up.
+        """
+        module = self._imported()
+        if module is None:
+            return False
+        names = object.__getattribute__(module, "__dict__")  # `getattr` would load a lazy module
+        bound = names.get(self._first)
+        if bound is None:
+            bound = names.get("__getattr__")
+        last_module, last_bound = self._binding
+        if module is last_module and bound is last_bound:
+            return False
+        self._binding = (module, bound)
+        return True
+
+    def forget_binding(self) -> None:
+        """Release the object that `is_rebound` has seen, which can be large."""
+        self._binding = (None, None)
 
     def module_may_be_main(self) -> None:
         """Check whether the module is the script itself. multiprocessing might have replaced `__main__`."""
@@ -94,12 +119,16 @@ class NamedFunction:
 class Search:
     """Finds named functions after the script has defined them, and before it calls them.
 
-    Only a profile function can run between a definition in `__main__` and the first call. The profile
-    function is removed when all functions are found or the first step begins.
+    Only a profile function can run between a definition in `__main__` and the first call. It makes all Python
+    code slower, so it is removed while other modules are imported, and for good when all functions are found
+    or the first step begins. The functions are only looked for when a name is bound to another object.
     """
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
+        self._missing = [*named]
+        self._is_searching = False  # whether the profile function is set, or removed during an import
+        self._is_over = False  # whether the first step has begun
         # The profile function that the search replaces. It is our own: it counts the calls of the start-up.
         self._before: Any = None
 
@@ -111,14 +140,18 @@ class Search:
         is_free = before is None or getattr(before, "__module__", "").startswith("perfsuite.")
         if not self.look() and is_started_by_python and is_free:
             self._before = before
+            self._is_searching = True
             sys.setprofile(self._look_in_a_call)
 
     def end(self) -> None:
         """Remove the profile function when the first step begins, and look once more."""
-        if sys.getprofile() == self._look_in_a_call:
-            sys.setprofile(self._before)
-        self._find_main()
-        self.look()
+        if not self._is_over:
+            self._is_over = True
+            self._unhook()
+            self._find_main()
+            self.look()
+            for named in self.named:
+                named.forget_binding()
 
     def look_late(self) -> list[NamedFunction]:
         """Look for the functions that are still missing. Returns the ones that it finds."""
@@ -127,22 +160,52 @@ class Search:
 
     def look(self) -> bool:
         """Look for the functions that are still missing. Returns whether all have been found."""
-        # A generator would stop at the first missing function.
-        are_found = [named.look() for named in self.named]
-        return all(are_found)
+        self._missing = [named for named in self._missing if not named.look()]
+        return not self._missing
 
     def _find_main(self) -> None:
         for named in self.named:
             named.module_may_be_main()
 
+    def _unhook(self) -> None:
+        self._is_searching = False
+        if sys.getprofile() == self._look_in_a_call:
+            sys.setprofile(self._before)
+
     def _look_in_a_call(self, frame: FrameType, event: str, argument: Any) -> None:
         if self._before is not None:
             self._before(frame, event, argument)
         try:
-            is_over = self.look()
+            if event == "call" and frame.f_code.co_name == "<module>":  # this can be the script, in `runpy`
+                self._find_main()
+            # Another thread can have ended the search.
+            is_over = self._is_over or (any(map(NamedFunction.is_rebound, self._missing)) and self.look())
         except Exception:  # an error must not end the script; `end` tries again
             is_over = True
         if is_over:
+            self._unhook()
+
+    def around_import(self, name: str) -> Callable[[], None] | None:
+        """Begin to import a module. Returns the function that ends the import, if there is something to do.
+
+        Only the script itself and the named modules can define a named function, so the profile function is
+        removed while other modules are imported.
+        """
+        if not self._is_searching:
+            return None
+        is_named = any(named.module == name for named in self._missing)
+        is_looking = sys.getprofile() == self._look_in_a_call
+        if is_named == is_looking:
+            return None
+        self._turn(is_named)
+        return lambda: self._turn(is_looking)
+
+    def _turn(self, is_on: bool) -> None:
+        """Set or remove the profile function, unless the script has set its own one."""
+        profiler = sys.getprofile()
+        if is_on and self._is_searching and profiler in (None, self._before):
+            sys.setprofile(self._look_in_a_call)
+        elif not is_on and profiler == self._look_in_a_call:
             sys.setprofile(self._before)
 
 

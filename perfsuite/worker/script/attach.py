@@ -149,6 +149,7 @@ class Attached:
         events.watch()
         self._search = Search(named_functions(self.case.framework))
         self._search.begin()
+        startup_clock.around_import = self._search.around_import
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # process id at the first step, to recognise forked processes
@@ -182,7 +183,10 @@ class Attached:
             self._take(optimizer, args, kwargs)
 
     def _take(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._optimizers.takes_turn(optimizer) or self.state == "over":
+        if not self._optimizers.takes_turn(optimizer):
+            return
+        self._search.end()  # before all other work, which the search would make slower
+        if self.state == "over":
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise ScriptError(CAPTURED)

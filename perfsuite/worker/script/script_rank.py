@@ -172,7 +172,6 @@ class ScriptRank(Rank):
         self.build(timer, device=device, probe=probe, memory=counters)
         self.observe()
         self._optimizers.begin(living(torch.optim.Optimizer))
-        self._search.end()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Pass on a step of the clock, even if a new optimizer has replaced the first one.

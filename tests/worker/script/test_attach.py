@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -623,3 +624,39 @@ def test_times_a_late_phase_from_its_definition(start: Start, monkeypatch: pytes
     first, *_ = report.spans["rollout"].steps
     assert first == 4
     assert "imported_late:generate was defined during the first 4 steps" in "; ".join(report.notes)
+
+
+@pytest.fixture
+def searching(start: Start) -> Iterator[Callable[..., Attached]]:
+    """Attach to a script of whose case a phase is never found."""
+    profiler = sys.getprofile()
+    around_import = startup_clock.around_import
+    sys.setprofile(None)
+    script = Script(path="train.py", phases={"rollout": "never_imported:generate"})
+    yield partial(start, ALONE.replace(framework=script))
+    sys.setprofile(profiler)
+    startup_clock.around_import = around_import
+
+
+def test_the_search_ends_before_the_rank_is_made(searching: Callable[..., Attached]) -> None:
+    profilers = []
+
+    def new_rank(*arguments: Any, **how: Any) -> ScriptRank:
+        profilers.append(sys.getprofile())
+        return ScriptRank(*arguments, **how)
+
+    searching(new_rank=new_rank)
+    before = sys.getprofile()
+    is_watched = startup_clock.around_import is not None
+    train(steps=1)
+    assert before is not None
+    assert is_watched
+    assert profilers == [None]
+
+
+def test_the_search_ends_in_a_child_of_a_rank(searching: Callable[..., Attached]) -> None:
+    attached = searching()
+    attached.run_dir.training(0).write_text(f"trains {os.getppid()} {socket.gethostname()}\n")
+    train(steps=1)
+    assert attached.state == "aside"
+    assert sys.getprofile() is None
