@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -78,14 +78,19 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
             continue
         shown = repr(problem["input"])
         got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
-        is_named = isinstance(problem["input"], str) and shown in message
-        if problem["type"] == "missing" or is_named or message.endswith(got):
+        if problem["type"] == "missing" or _is_shown(problem["input"], message) or message.endswith(got):
             got = ""
         if problem["type"] == "literal_error":
             allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
             got += did_you_mean(str(problem["input"]), allowed, " (did you mean {!r}?)")
         problems.append(f"{field or '(whole)'}: {message}{got}")
     return "; ".join(problems)
+
+
+def _is_shown(value: object, message: str) -> bool:
+    """Return whether a message already shows a text, or one of the keys of a mapping."""
+    texts = [value] if isinstance(value, str) else [*value] if isinstance(value, Mapping) else []
+    return any(repr(text) in message for text in texts)
 
 
 class Document(Data):

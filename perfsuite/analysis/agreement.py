@@ -26,6 +26,25 @@ even PowerSGD of rank 1 for matrices up to 20,000 wide. Ranks that exchange only
 send less than this if the model has more than 20,000 parameters."""
 
 
+def phases_never_run(reports: Sequence[RankReport], case: Case) -> dict[str, str]:
+    """Return the phases that the case names and that ran on none of these ranks, with their functions."""
+    seen = {name for report in reports for name in report.spans}
+    named = getattr(case.framework, "phases", {})
+    return {phase: function for phase, function in named.items() if phase not in seen}
+
+
+def phase_never_ran(reports: Sequence[RankReport], case: Case) -> str | None:
+    """Return the message of a `mismatch` if a phase that the case names ran on no rank; None if all ran."""
+    for phase, function in phases_never_run(reports, case).items():
+        return (
+            f"phases={{{phase!r}: {function!r}}}: in the {case.total_steps} steps, no rank completed a "
+            "call of this function in the thread that trains. Name a function that the script calls in "
+            "these steps, with the module from which the script imports it. Or give more steps, or leave "
+            "out the phase"
+        )
+    return None
+
+
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if the ranks do not train the same model; None if they do."""
     evidence = [report.evidence for report in reports if report.evidence is not None]

@@ -178,27 +178,13 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     unlike = apart or agreement.tokens_differ(ranks, case)
     if unlike is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unlike))
-    unseen = _unseen_phase(ranks, case)
+    unseen = agreement.phase_never_ran(ranks, case)
     if unseen is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unseen))
     rule = case.framework.promises.loss
     if rule is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
     return run.replace(failure=_bad_loss(run.loss, rule, case))
-
-
-def _unseen_phase(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return a message if a phase that the case names ran on no rank; None if all ran."""
-    seen = {name for report in reports for name in report.spans}
-    for phase, function in getattr(case.framework, "phases", {}).items():
-        if phase not in seen:
-            return (
-                f"phases={{{phase!r}: {function!r}}}: in the {case.total_steps} steps, no rank completed a "
-                "call of this function in the thread that trains. Name a function that the script calls in "
-                "these steps, with the module from which the script imports it. Or give more steps, or leave "
-                "out the phase"
-            )
-    return None
 
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:

@@ -5,6 +5,17 @@ import re
 from perfsuite.errors import CaseError
 
 LONGEST_NAME = 40
+MEASURED_STEPS = "measured steps"
+DATA_WAIT = "data wait"
+"""Names of rows in the table of spans of a report."""
+_NAMES_IN_REPORTS = (
+    MEASURED_STEPS,
+    DATA_WAIT,
+    r"steps? \d.*",
+    r"from step \d.*",
+    r"every \d+(st|nd|rd|th) step\b.*",
+    r"(cold|start-up)\b.*",
+)
 
 
 def phase_name(name: object) -> str:
@@ -14,8 +25,9 @@ def phase_name(name: object) -> str:
             f"{name!r} is not a valid phase name: begin with a letter, followed by letters, digits, spaces "
             f"or any of _./- (at most {LONGEST_NAME} characters), such as 'rollout'"
         )
-    if re.fullmatch(r"step \d+|(cold|start-up)\b.*", name):
+    if re.fullmatch("|".join(_NAMES_IN_REPORTS), name):
         raise CaseError(
-            f"{name!r} is used in reports for a step or the start-up: give the phase another name"
+            f"{name!r} is used in reports for steps, the start-up or the wait for data: "
+            "give the phase another name"
         )
     return name

@@ -31,15 +31,17 @@ from perfsuite.node.ranks import moved
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
-from perfsuite.worker.clock.loaders import NamedLoader
 from perfsuite.worker.hooks import calls
+from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.observe import Observer, owner
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.observation.second_step import NO_LINEAR
 from perfsuite.worker.rank import failure_of, write_failure
 from perfsuite.worker.script.losses import Passes, loss_of
-from perfsuite.worker.script.script_rank import named_functions, without_launcher
+from perfsuite.worker.script.script_rank import TOLD_AFTER, named_functions, without_launcher
+from perfsuite.worker.spans import phases
+from perfsuite.worker.spans.recording import Spans
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 COPIES = (
@@ -53,6 +55,8 @@ class DryScript(DryRank):
 
     answers = values.WholeNumbersAreReal
     _observer: Observer  # set by the first step
+    _search: Search  # set before the script begins
+    _spans: Spans  # set before the script begins
     # The error that ended the script. The script might catch an error that is raised in a hook.
     _refused: Exception | None = None
 
@@ -81,6 +85,8 @@ class DryScript(DryRank):
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self.recorder.between_steps = self._end_when_counted
+        self._search = Search(named_functions(self.framework))
+        self._spans = phases.spans = Spans()
         command = self.framework.plan(self.case).command
         counting = self.recorder.counting
         assert command is not None
@@ -94,6 +100,7 @@ class DryScript(DryRank):
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:
             with self._later_steps_may_fail():
+                self._search.begin()
                 program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
         except Enough:
             if self._refused is not None:
@@ -135,6 +142,8 @@ class DryScript(DryRank):
         try:
             # Find the model now, because it can only be reached while the script runs.
             if self._optimizer is None:
+                self._search.end()
+                self._spans.train(lambda: self.recorder.steps)
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
                 self._observer = Observer(self.case, self.workload, has_values=False)
                 self.environment |= software.program()
@@ -142,7 +151,6 @@ class DryScript(DryRank):
             self._observer.before_optimizer_step(clock, args, kwargs)
             if self.recorder.steps == 1:
                 self._observer.check_second_step()
-                self._check_names()
         except Exception as error:
             self._refused = error
             raise Enough from error
@@ -155,6 +163,7 @@ class DryScript(DryRank):
                 with disable_current_modes():
                     self._passes.end_step(optimizer)
             self.recorder.boundary()
+            self._check_names()
             # The steps after the counted ones get their own time limit.
             if self.recorder.steps == self.steps.until:
                 signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
@@ -192,6 +201,7 @@ class DryScript(DryRank):
         wrong = agreement.tokens_differ(ranks, self.case) or agreement.trained_apart(ranks, self.case)
         if wrong is not None:
             raise MismatchError(wrong)
+        self._check_phases()
         self.notes += agreement.token_notes(ranks, self.case)
         if self._observer.steps_copies:
             self.notes.append(COPIES.format(type(self._optimizer).__name__))
@@ -200,14 +210,36 @@ class DryScript(DryRank):
             self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")
 
     def _check_names(self) -> None:
-        """Raise `MismatchError` if the script lacks a function that the case names as its loader or phase."""
-        for named in named_functions(self.framework):
-            named.module_may_be_main()
-            named.look()
-            why = named.why_not_found()
-            # The module of a phase might be imported later.
-            if why is not None and (named.is_imported or isinstance(named, NamedLoader)):
-                raise MismatchError(f"the case names {named.name!r}, but {why}")
+        """Check the loader and the phases that the case names after the same step as a launch.
+
+        Ends the script if a name is wrong.
+        """
+        if self.recorder.steps == TOLD_AFTER:
+            try:
+                for named in self._search.named:
+                    named.check()
+            except MismatchError as error:
+                self._refused = error
+                raise Enough from error
+        self._search.look_late()
+
+    def _check_phases(self) -> None:
+        """Raise the same `MismatchError` as a launch if a phase never ran.
+
+        If it might still run in a later step or on another rank, add a note instead.
+        """
+        ranks = [self.report.replace(spans=self._spans.times())]
+        steps = self.recorder.steps
+        is_alone = self.report.world_size == 1
+        if is_alone and steps == self.case.total_steps:
+            wrong = agreement.phase_never_ran(ranks, self.case)
+            if wrong is not None:
+                raise MismatchError(wrong)
+        of_rank = "" if is_alone else f" of rank {self.report.rank}"
+        self.notes += [
+            f"not checked: phase {phase!r} did not run in the {steps} steps of the dry run{of_rank}"
+            for phase in agreement.phases_never_run(ranks, self.case)
+        ]
 
     def _unchecked(
         self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None

@@ -102,10 +102,12 @@ class Script(Framework):
     @field_validator("loader")
     @classmethod
     def _names_a_loader(cls, loader: str | None) -> str | None:
-        if loader is not None and not _is_module_and_name(loader):
-            raise ValueError(
-                f"{loader!r} is not of the form module:name, such as 'train:get_batch'. Name a function or "
-                "class that gives the training its batches, and its module"
+        if loader is not None:
+            _check_module_and_name(
+                f"{loader!r}",
+                loader,
+                example="train:get_batch",
+                advice="Name a function or class that gives the training its batches, and its module",
             )
         return loader
 
@@ -114,11 +116,12 @@ class Script(Framework):
     def _names_functions(cls, phases: Mapping[str, str]) -> Mapping[str, str]:
         for phase, function in phases.items():
             phase_name(phase)
-            if not _is_module_and_name(function):
-                raise ValueError(
-                    f"{{{phase!r}: {function!r}}} is not of the form module:name, such as 'train:generate'. "
-                    "Name a function or method, and its module"
-                )
+            _check_module_and_name(
+                f"{{{phase!r}: {function!r}}}",
+                function,
+                example="train:generate",
+                advice="Name a function or method, and its module",
+            )
         return phases
 
     @model_validator(mode="after")
@@ -272,8 +275,14 @@ class Script(Framework):
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
-def _is_module_and_name(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
+def _check_module_and_name(shown: str, text: str, *, example: str, advice: str) -> None:
+    """Raise `ValueError`, which shows the value as `shown`, if `text` is not of the form `module:name`."""
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is None:
+        raise ValueError(f"{shown} is not of the form module:name, such as {example!r}. {advice}")
+    module, _, name = text.partition(":")
+    if module.endswith(".py"):
+        right = f"{module.removesuffix('.py')}:{name}"
+        raise ValueError(f"{shown} names a file, not a module. Leave out '.py': {right!r}")
 
 
 def _name(words: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from perfsuite.case.phases import DATA_WAIT, MEASURED_STEPS
 from perfsuite.report import counts as report_counts
 from perfsuite.report.text import NONE, Table
 from perfsuite.results.amounts import amount, duration
@@ -27,8 +28,6 @@ from perfsuite.worker.clock.startup_clock import (
     PROCESS_GROUP,
 )
 
-MEASURED = "measured steps"
-DATA_WAIT = "data wait"
 PARTS = (IMPORTS, PROCESS_GROUP, BUILD, DATA, FIRST_STEP, BUILD_AND_FIRST_STEP)
 WORKER_BATCH = "batch of a loader's worker"
 CAPTION = (
@@ -300,7 +299,7 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
     for steps, counted in _groups(launches, late):
         yield [launch.steps(_name(steps, counted), steps) for launch in launches]
     if is_timed:
-        yield [launch.row(MEASURED, launch.measured_s) for launch in launches]
+        yield [launch.row(MEASURED_STEPS, launch.measured_s) for launch in launches]
     for step in sorted(late):
         yield [launch.steps(f"{step_name(step)} (after the window)", [step]) for launch in launches]
     if is_timed:

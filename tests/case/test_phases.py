@@ -1,7 +1,7 @@
 import pytest
 
 from perfsuite import Script
-from perfsuite.case.phases import phase_name
+from perfsuite.case.phases import DATA_WAIT, MEASURED_STEPS, phase_name
 from perfsuite.errors import CaseError
 
 
@@ -37,6 +37,41 @@ def test_a_case_that_names_phases_keeps_its_id() -> None:
     """The training is the same, so the case's baselines remain valid."""
     named = Script(path="train.py", phases={"rollout": "train:generate"})
     assert named.slug() == Script(path="train.py").slug()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        MEASURED_STEPS,
+        DATA_WAIT,
+        "steps 4-6",
+        "from step 6 on",
+        "every 5th step",
+    ],
+)
+def test_phase_refuses_names_of_rows_of_the_spans(name: str) -> None:
+    with pytest.raises(CaseError, match="is used in reports for steps, the start-up or the wait for data: "):
+        phase_name(name)
+
+
+@pytest.mark.parametrize("name", ["data waiting", "measured steps of mine", "every step", "step by step"])
+def test_phase_can_have_a_similar_name(name: str) -> None:
+    assert phase_name(name) == name
+
+
+def test_the_name_of_a_file_is_refused() -> None:
+    with pytest.raises(CaseError) as error:
+        Script(path="train.py", phases={"x": "a.py:f"})
+    assert str(error.value) == (
+        "Script: phases: {'x': 'a.py:f'} names a file, not a module. Leave out '.py': 'a:f'"
+    )
+
+
+@pytest.mark.parametrize("phases", [{"x": ""}, {"x": "", "y": "train:f"}, {"step 1": "train:f"}])
+def test_a_message_shows_phases_only_once(phases: dict[str, str]) -> None:
+    with pytest.raises(CaseError) as error:
+        Script(path="train.py", phases=phases)
+    assert ", got" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["cold evaluation", "start-up", "start-up build"])

@@ -73,26 +73,68 @@ def counted(run: Run) -> Counts:
     [
         (
             {"phases": {"rollout": "train:generate"}},
-            "the case names 'train:generate', but 'generate' does not exist in",
+            "phases={'rollout': 'train:generate'}: 'generate' does not exist in 'train' (the script itself). "
+            "Name a function or method that the script calls",
         ),
         (
             {"loader": "batches:next"},
-            "the case names 'batches:next', but the script has not imported a module 'batches'",
+            "loader='batches:next': the script has not imported a module 'batches'. Name it as",
         ),
+        (
+            {"loader": "train:TensorDataset"},
+            "loader='train:TensorDataset': 'TensorDataset' is not a function",
+        ),
+        ({"loader": "train:unused"}, "loader='train:unused': it was not called in the first steps. Name the"),
     ],
 )
 def test_names_that_a_script_lacks_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    case = case_of(tmp_path, TRAIN)
+    case = case_of(tmp_path, f"def unused(): pass\n{TRAIN}")
     failure = failure_of(case.replace(framework=case.framework.replace(**changes)), tmp_path / "dry")
     assert failure.kind == "mismatch"
-    assert message in failure.message
+    assert failure.message.startswith(message)
 
 
 def test_finds_the_functions_that_a_case_names(tmp_path: Path) -> None:
-    text = TRAIN.replace(GROUP, f"def generate():\n    pass\n\n{GROUP}")
-    case = case_of(tmp_path, text)
+    text = TRAIN.replace(
+        GROUP, f"def generate():\n    pass\n\ndef batches():\n    yield from loader\n\n{GROUP}"
+    )
+    text = text.replace("in loader:", "in data_of_epoch:").replace(
+        "for epoch", "data_of_epoch = batches()\nfor epoch"
+    )
+    case = case_of(tmp_path, text.replace("# here", "generate()"))
+    named = case.framework.replace(phases={"rollout": "train:generate"}, loader="train:batches")
+    assert passed(case.replace(framework=named), tmp_path / "dry").notes == ()
+
+
+def alone(directory: Path) -> Case:
+    """Return a case of one rank, whose script has a function that it never calls."""
+    command = (*TORCHRUN, "--standalone", "--nproc-per-node=1")
+    return case_of(directory, f"def generate(): pass\n{TRAIN}", *command, ranks=1)
+
+
+def test_a_phase_might_run_in_a_later_step(tmp_path: Path) -> None:
+    case = alone(tmp_path)
     named = case.framework.replace(phases={"rollout": "train:generate"})
-    passed(case.replace(framework=named), tmp_path / "dry")
+    run = passed(case.replace(framework=named, steps=20), tmp_path / "dry")
+    assert "not checked: phase 'rollout' did not run in the 7 steps of the dry run" in run.notes
+
+
+def test_a_phase_might_run_on_another_rank(tmp_path: Path) -> None:
+    case = case_of(tmp_path, f"def generate(): pass\n{TRAIN}")
+    named = case.framework.replace(phases={"rollout": "train:generate"})
+    run = passed(case.replace(framework=named), tmp_path / "dry")
+    (note,) = run.notes
+    assert note.endswith("steps of the dry run of rank 0")
+
+
+def test_a_phase_that_ran_in_no_step_is_refused(tmp_path: Path) -> None:
+    case = alone(tmp_path)
+    named = case.framework.replace(phases={"rollout": "train:generate"})
+    case = case.replace(framework=named)
+    failure = failure_of(case, tmp_path / "dry", counted_steps=case.total_steps)
+    assert failure.kind == "mismatch"
+    said = f"in the {case.total_steps} steps, no rank completed a call of this function"
+    assert failure.message.startswith(f"phases={{'rollout': 'train:generate'}}: {said}")
 
 
 def test_counts_objects_a_dry_script_keeps(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_times_an_iterator_named_by_the_case(tmp_path: Path, loader: str | None)
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        ("train:nothing", "loader='train:nothing': 'nothing' does not exist in '__main__'"),
+        ("train:nothing", "loader='train:nothing': 'nothing' does not exist in 'train' (the script itself)"),
         ("train:batches", "loader='train:batches': it was not called in the first steps"),
     ],
 )
@@ -161,6 +161,14 @@ def test_a_loader_is_named_by_module_and_name(name: str) -> None:
         match=f"^Script: loader: '{name}' is not of the form module:name",
     ):
         Script(path="train.py", loader=name)
+
+
+def test_a_loader_is_not_named_by_its_file() -> None:
+    with pytest.raises(CaseError) as error:
+        Script(path="train.py", loader="train.py:get")
+    assert str(error.value) == (
+        "Script: loader: 'train.py:get' names a file, not a module. Leave out '.py': 'train:get'"
+    )
 
 
 def test_naming_a_loader_keeps_the_case_id() -> None:

@@ -157,9 +157,14 @@ def test_larger_checkpoint_regresses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("train:nothing", "'nothing' does not exist in '__main__'. Name a function or method"),
+        (
+            "train:nothing",
+            "'nothing' does not exist in 'train' (the script itself). Name a function or method",
+        ),
         pytest.param(
-            "train:EXTRA", "'EXTRA' is not a function or method of '__main__'", marks=pytest.mark.nightly
+            "train:EXTRA",
+            "'EXTRA' is not a function or method of 'train' (the script itself)",
+            marks=pytest.mark.nightly,
         ),
         (
             "train:unused",

@@ -142,19 +142,22 @@ class NamedLoader(NamedFunction):
         super().__init__(name, self._noticed, methods=("__next__", "__iter__"))
         self.calls = 0  # number of calls of the named function, in any thread
 
-    def check(self) -> None:
-        """Raise `MismatchError` if there is no such loader, or if the training does not call it."""
+    def check_name(self) -> None:
+        """Raise `MismatchError` if there is no such loader."""
         why = self.why_not_found()
         if why is not None:
-            wrong = f"{why}. Name the function or class that yields batches" if self.is_imported else why
-        elif not self.calls:
-            wrong = (
-                "it was not called in the first steps. Name the function that the training calls for each "
-                "batch, or the one that returns the iterator over batches. Leave loader out for a DataLoader"
+            advice = ". Name the function or class that yields batches" if self.is_imported else ""
+            raise MismatchError(f"loader={self.name!r}: {why}{advice}")
+
+    def check(self) -> None:
+        """Raise `MismatchError` if there is no such loader, or if the training does not call it."""
+        self.check_name()
+        if not self.calls:
+            raise MismatchError(
+                f"loader={self.name!r}: it was not called in the first steps. Name the function that the "
+                "training calls for each batch, or the one that returns the iterator over batches. Leave "
+                "loader out for a DataLoader"
             )
-        else:
-            return
-        raise MismatchError(f"loader={self.name!r}: {wrong}")
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:
         make_timed = timed(make)

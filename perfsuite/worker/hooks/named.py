@@ -92,8 +92,12 @@ class NamedFunction:
         """Whether the script has imported the module, or is the module itself."""
         return self._imported() is not None
 
+    def check_name(self) -> None:
+        """Raise `MismatchError` if there is no such function."""
+
     def check(self) -> None:
         """Raise `MismatchError` if the first steps show that the name is wrong."""
+        self.check_name()
 
     def why_not_found(self) -> str | None:
         """Return why the function has not been found yet; None if it has."""
@@ -104,7 +108,8 @@ class NamedFunction:
             return f"the script has not imported a module {self.module!r}. Name it as the script imports it"
         kinds = "function, class or method" if self._methods else "function or method"
         what = "does not exist in" if self._owner(module) is None else f"is not a {kinds} of"
-        return f"{self.path!r} {what} {module.__name__!r}"
+        script = " (the script itself)" if self._is_of_main else ""
+        return f"{self.path!r} {what} {self.module!r}{script}"
 
     def _imported(self) -> Any:
         return sys.modules.get("__main__" if self._is_of_main else self.module)

@@ -36,6 +36,7 @@ from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script.losses import Losses, loss_of
 from perfsuite.worker.script.script_rank import (
+    TOLD_AFTER,
     Claim,
     ScriptRank,
     Standing,
@@ -49,7 +50,6 @@ from perfsuite.worker.spans import events
 with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
-TOLD_AFTER = 3  # a mismatch in the first steps ends the launch after this many steps
 # Number of backward passes without an optimizer step after which the launch fails. The number is higher if
 # ten steps of the case need more passes.
 PASSES_WITHOUT_A_STEP = 100

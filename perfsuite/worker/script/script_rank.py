@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.observation.observe import Observer
 
 Standing = Literal["first", "next", "child"]
+TOLD_AFTER = 3  # a mismatch in the first steps ends the launch after this many steps
 ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
 TRAINS = "trains"
 GIVEN = "given"

@@ -108,7 +108,7 @@ class NamedPhase(NamedFunction):
         self._phase = phase
         self._why_not_timed: str | None = None
 
-    def check(self) -> None:
+    def check_name(self) -> None:
         """Raise `MismatchError` if the function cannot be timed, or if its imported module lacks it.
 
         A module that is not imported yet might be imported later. Whether any rank calls the function is only
