@@ -91,7 +91,9 @@ selftest: .venv/installed  ## inject every fault into real training, and check t
 	.venv/bin/perfsuite selftest
 
 gpu-day: .venv/installed  ## OUT=out: checks that need a GPU, in seven parts (45 minutes; docs/develop/gpu-day.md)
-	for part in dry 1 2 3 4 5 6 7; do tests/gpu/day.sh $$part "$$OUT"; done
+	status=0; for part in dry 1 2 3 4 5 6 7; do \
+		tests/gpu/day.sh $$part "$$OUT" || { ended=$$?; [ $$status -eq 1 ] || status=$$ended; [ $$ended -ne 2 ] || break; }; \
+	done; exit $$status
 
 figures: .venv/installed  ## the costs of perfsuite itself
 	.venv/bin/python -m tests.benchmarks.collection

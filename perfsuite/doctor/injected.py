@@ -14,6 +14,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.run_dir import launches_in
 from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
@@ -52,6 +53,10 @@ CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
 BASELINE_LAUNCHES = 5  # number of launches of the baseline, which is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
 """Deadline of the launch that hangs, in seconds, by device. GPUs take longer to start, especially many."""
+SIMULATED_HANG_S = 30
+"""The same deadline without torch, where nothing else ends the launch. A busy machine starts slowly."""
+NOT_REACHED = "repeat it when the machine is less busy"
+"""Advice if a launch ended before its fault. Such a launch says nothing about the gate."""
 UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual, because unhealthy launches do not test the gate
 
 
@@ -105,14 +110,20 @@ def _judged(
     name = f"inject {expected.inject or 'nothing'}"
     if expected.inject == "hang":
         needs_torch = framework_of(case).plan(case).needs_torch
-        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else 3)
+        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else SIMULATED_HANG_S)
     policy = Policy(max_unhealthy=max_unhealthy)
     reference = Reference(baseline=recorded, noise=class_noise([recorded]), policy=policy)
     launching = Launching(inject=expected.inject)
-    runs, verdict = measure(case, machine, root / f"{expected.inject}", reference, launching)
+    directory = root / f"{expected.inject}"
+    runs, verdict = measure(case, machine, directory, reference, launching)
     if verdict.outcome == "unhealthy":
         observed = f"the machine was unhealthy in {plural(len(runs), 'launch')}, so nothing is known"
         return unknown(name, observed, verdict.reasons[-1])
+    # Any launch that reaches its deadline is a timeout, also if no rank has hung yet.
+    is_timeout = expected.inject == "hang" and verdict.failure == "timeout"
+    if is_timeout and not any(launch.injected.exists() for launch in launches_in(directory)):
+        observed = f"the fault was not reached: {'; '.join(verdict.reasons)}"
+        return unknown(name, observed, NOT_REACHED)
     observed = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
     advice = "; ".join((f"expected {wanted}", *verdict.reasons))

@@ -94,6 +94,8 @@ class RunDir:
     running = Numbered("running-{}")
     """The event or phase that the rank has been in for a few seconds. The rank writes the file, and removes
     it when the event ends."""
+    injected = Below("injected")
+    """Empty file that the last rank writes when it reaches a fault that ends the launch."""
     training = Numbered("training-{}")
     """Names the process that trained as that rank (`worker.script.script_rank`). The rank's agent creates the
     file empty."""

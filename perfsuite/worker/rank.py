@@ -79,7 +79,10 @@ class Rank:
         if request.inject is not None:
             is_last_rank = report.rank == report.world_size - 1
             self._injector = Injector(
-                Fault.parse(request.inject), is_last_rank=is_last_rank, training=self._training
+                Fault.parse(request.inject),
+                is_last_rank=is_last_rank,
+                training=self._training,
+                on_reached=run_dir.injected.touch,
             )
 
     def build(

@@ -12,6 +12,7 @@ from perfsuite.measure import Launching
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_machine, make_run
 
 
@@ -77,6 +78,25 @@ def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch)
     rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1, max_unhealthy=2)
     assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash always counts"
     assert rows[1].found == "the machine was unhealthy in 2 launches, so nothing is known"
+
+
+@pytest.mark.parametrize(("is_reached", "status"), [(False, "unknown"), (True, "pass")])
+def test_a_launch_killed_before_it_hangs_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, is_reached: bool, status: str
+) -> None:
+    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
+        if how.inject is None:
+            return make_run(machine=machine)
+        directory.mkdir(parents=True)
+        if is_reached:
+            RunDir(directory).injected.touch()
+        return make_run(machine=machine, failure=Failure(kind="timeout", message="killed after 30 s"))
+
+    monkeypatch.setattr(measure, "launch_once", launch_once)
+    expectations = (Expectation("hang", failure="timeout"),)
+    _, hang, _ = inject_all(make_case(), make_machine(), expectations=expectations)
+    assert (hang.check, hang.status) == ("inject hang", status)
+    assert hang.found.startswith("failed (timeout)" if is_reached else "the fault was not reached: ")
 
 
 def test_no_baseline_on_an_unhealthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,52 @@
 # One part of the first day on a GPU: tests/gpu/day.sh dry|1|2|...|7 [DIRECTORY]. docs/develop/gpu-day.md explains them.
 # The first parts validate the most. Parts 1 to 6 take 45 minutes together. Part `dry` needs no GPU,
 # and has to run before the others. PYTHON names the interpreter, .venv/bin/python by default.
+# Exit status: 1 if a check did not hold or a dry run failed, otherwise 3 if a check was not seen; 2 if the part
+# cannot run here.
 set -u
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python} out=${2:-out}
-gpu=${CUDA_VISIBLE_DEVICES:-0}
+gpu=${CUDA_VISIBLE_DEVICES-0}
 gpu=${gpu%%,*} # the first GPU, on which the cases run
 measure=("$python" -m pytest -q -W default -p no:cacheprovider --perf-baselines=none --perf-wait-quiet=0)
 perfsuite=("$python" -c 'from perfsuite.cli.app import app; app()')
 day=tests/gpu/test_day.py
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
+status=0
+
+refuse() {
+    echo "tests/gpu/day.sh: $*" >&2
+    exit 2
+}
 
 say() { printf '\n=== %s\n' "$*"; }
 expect() { say "$2"; "$python" -m tests.gpu.held expect "$1"; }
-held() { "$python" -m tests.gpu.held "$@" | tee -a "$out/held.txt"; }
+held() { answered "$("$python" -m tests.gpu.held "$@")"; }
+
+# Prints and keeps an answer. Anything that is neither HELD nor NOT HELD was not seen.
+answered() {
+    printf '%s\n' "$1" | tee -a "$out/held.txt"
+    case "$1" in
+    HELD*) ;;
+    "NOT HELD"*) status=1 ;;
+    *) [ $status -eq 1 ] || status=3 ;;
+    esac
+}
+
+case "${1:-}" in
+dry | [1-7]) ;;
+*) refuse "name a part, dry or 1 to 7; got '${1:-}'" ;;
+esac
+"$python" -c 'from importlib.metadata import version; version("perfsuite"); import pytest, perfsuite.cli.app' \
+    > /dev/null 2>&1 || refuse "perfsuite is not installed for $python: run make .venv/installed"
+if [ "$1" != dry ]; then
+    command -v nvidia-smi > /dev/null || refuse "part $1 needs a GPU, and there is no nvidia-smi in PATH"
+    nvidia-smi -L 2> /dev/null | grep -q '^GPU ' || refuse "part $1 needs a GPU, and nvidia-smi -L lists none"
+    case "$gpu" in
+    "" | -*) refuse "part $1 needs a GPU, and CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' hides every GPU" ;;
+    esac
+fi
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 
 # Agents, and the servers from which they fork ranks. Other programs can have "perfsuite" in their command line.
 agents() { pgrep -u "$(id -u)" -af -- "(-m |\[')perfsuite\.(node|worker)"; }
@@ -23,7 +55,7 @@ agents() { pgrep -u "$(id -u)" -af -- "(-m |\[')perfsuite\.(node|worker)"; }
 case "${1:-}" in
 dry)
     say "what part 2 should count"
-    "${measure[@]}" $day -k wide --perf-dry --perf-json "$out/dry.json"
+    "${measure[@]}" $day -k wide --perf-dry --perf-json "$out/dry.json" || status=1
     ;;
 1) # 6 minutes
     say "what the machine is"
@@ -107,7 +139,7 @@ dry)
         held locked "$out/locked.json"
     else
         trap - EXIT
-        echo "NOT SEEN (locked): the clocks cannot be locked by this user" | tee -a "$out/held.txt"
+        answered "NOT SEEN (locked): the clocks cannot be locked by this user"
     fi
     ;;
 7) # what is left of the time
@@ -126,9 +158,8 @@ dry)
     timeout 290 "${measure[@]}" bench_cases/test_llama.py --perf-record-launches=1 \
         --perf-json "$out/llama.json" --perf-report "$out"
     ;;
-*)
-    echo "tests/gpu/day.sh: name a part, dry or 1 to 7; got '${1:-}'" >&2
-    exit 2
-    ;;
 esac
-tar --exclude='*.pt' -czf "$out/part-$1.tgz" .perfsuite
+if [ -d .perfsuite ]; then
+    tar --exclude='*.pt' -czf "$out/part-$1.tgz" .perfsuite
+fi
+exit $status

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.samples import (
 from tests.twin_counts import counts, launch
 
 DAY = Path(__file__).parents[1] / "gpu" / "day.sh"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "gpu-day.md"
 SELECTIONS = sorted(set(re.findall(r"-k (\w+)", DAY.read_text())))
 OPTIONS = sorted(set(re.findall(r"--perf-[\w-]+(?:=[\w%.=]+)?", DAY.read_text())))
 
@@ -34,6 +36,9 @@ def test_each_part_selects_cases() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     shown = output_of([sys.executable, *words], env=environment, stderr=None)
     assert [name for name in SELECTIONS if f"test_{name}[" not in shown] == []
+    written = re.findall(r"`-k (\w+)`: (\d+) cases", PAGE.read_text())
+    assert [name for name, _ in written] == ["wide", "libraries"]
+    assert written == [(name, str(shown.count(f"test_{name}["))) for name, _ in written]
 
 
 def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
@@ -65,6 +70,76 @@ def test_its_first_parts_end_within_45_minutes() -> None:
         assert sum(limits) <= 60 * int(minutes) + spare, part
 
 
+A_GPU = "case $* in -L) echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'; exit ;; esac"
+"""Line of a stand-in for nvidia-smi that lists a GPU."""
+
+
+def on_machine(directory: Path, python: str, *nvidia_smi: str, **variables: str) -> dict[str, str]:
+    """Return the environment of a machine with this interpreter, and with nvidia-smi if it has lines.
+
+    All programs that the script needs are links, so that a real nvidia-smi is never in PATH.
+    """
+    for name in ("bash", "dirname", "env", "grep", "head", "mkdir", "tee", "timeout"):
+        (directory / name).symlink_to(str(shutil.which(name)))
+    executable(directory / "tar", "exit 0")
+    if nvidia_smi:
+        executable(directory / "nvidia-smi", *nvidia_smi)
+    return {"PATH": str(directory), "PYTHON": str(executable(directory / "python", python)), **variables}
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("python", "nvidia_smi", "variables", "said"),
+    [
+        ("exit 1", (A_GPU,), {}, "perfsuite is not installed for {python}: run make .venv/installed"),
+        ("exit 0", (), {}, "part 1 needs a GPU, and there is no nvidia-smi in PATH"),
+        ("exit 0", ("echo No devices were found",), {}, "part 1 needs a GPU, and nvidia-smi -L lists none"),
+        (
+            "exit 0",
+            (A_GPU,),
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "part 1 needs a GPU, and CUDA_VISIBLE_DEVICES='' hides every GPU",
+        ),
+    ],
+)
+def test_a_part_that_cannot_run_is_one_sentence(
+    tmp_path: Path, python: str, nvidia_smi: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    environment = on_machine(tmp_path, python, *nvidia_smi, **variables)
+    printed = output_of([str(DAY), "1", str(tmp_path / "out")], env=environment, status=2)
+    assert printed == f"tests/gpu/day.sh: {said.format(python=environment['PYTHON'])}\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("status", [0, 1])
+def test_part_dry_needs_no_gpu(tmp_path: Path, status: int) -> None:
+    environment = on_machine(tmp_path, f'case "$*" in *pytest\\ -q*) echo "$@"; exit {status} ;; esac')
+    printed = output_of([str(DAY), "dry", str(tmp_path / "out")], env=environment, status=status)
+    assert "--perf-dry" in printed
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ("HELD", "HELD", 0),
+        ("NOT HELD", "HELD", 1),
+        ("HELD", "NOT HELD", 1),
+        ("NOT HELD", "NOT SEEN", 1),
+        ("NOT SEEN", "NOT HELD", 1),
+        ("NOT SEEN", "HELD", 3),
+    ],
+)
+def test_exit_status_is_the_worst_answers(tmp_path: Path, first: str, second: str, status: int) -> None:
+    """Part 2 has two checks, of which the second compares with the dry run."""
+    answers = f'case "$*" in *held\\ recorded*) echo "{first} (recorded)" ;; '
+    answers += f'*held\\ as-dry*) echo "{second} (as-dry)" ;; esac'
+    environment = on_machine(tmp_path, answers, A_GPU)
+    output_of([str(DAY), "2", str(tmp_path / "out")], env=environment, status=status)
+    assert (tmp_path / "out/held.txt").read_text() == f"{first} (recorded)\n{second} (as-dry)\n"
+
+
 STAND_IN = """
 case "$*" in
     *tests.gpu.held*) exec {python} "$@" ;;
@@ -80,16 +155,17 @@ def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
     python = executable(tmp_path / "python", STAND_IN.format(python=sys.executable))
     for name in ("sleep", "pgrep"):
         executable(tmp_path / name, "exit 0")
-    executable(tmp_path / "nvidia-smi", "case $* in *--lock-gpu-clocks*) exit 1 ;; esac")
+    executable(tmp_path / "nvidia-smi", A_GPU, "case $* in *--lock-gpu-clocks*) exit 1 ;; esac")
     executable(tmp_path / "tar", "exit 0")
     environment = {
         **os.environ,
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         "PYTHON": str(python),
+        "CUDA_VISIBLE_DEVICES": "0",
     }
     for part in ("dry", *"1234567"):
         out = tmp_path / f"out-{part}"
-        printed = output_of([str(DAY), part, str(out)], env=environment)
+        printed = output_of([str(DAY), part, str(out)], env=environment, status=0 if part == "dry" else 3)
         expected = re.findall(r"^EXPECTED \((.*?)\): \S", printed, re.MULTILINE)
         answered = re.findall(r"^NOT SEEN \((.*?)\): \S", printed, re.MULTILINE)
         clocks = ["locked"] if part == "6" else []
@@ -105,7 +181,8 @@ def test_locked_clocks_never_stay_locked(tmp_path: Path, ending: str) -> None:
     python = executable(
         tmp_path / "python", f'echo "python $*" >> {log}', 'case "$*" in *clock*) echo x ;; esac'
     )
-    executable(tmp_path / "nvidia-smi", f'echo "$*" >> {log}', f"case $* in *--lock-gpu*) {ending} ;; esac")
+    lock = f"case $* in *--lock-gpu*) {ending} ;; esac"
+    executable(tmp_path / "nvidia-smi", A_GPU, f'echo "$*" >> {log}', lock)
     for name in ("sleep", "pgrep", "tar"):
         executable(tmp_path / name, "exit 0")
     environment = {
@@ -114,8 +191,9 @@ def test_locked_clocks_never_stay_locked(tmp_path: Path, ending: str) -> None:
         "PYTHON": str(python),
         "CUDA_VISIBLE_DEVICES": "3,4",
     }
-    output_of([str(DAY), "6", str(tmp_path / "out")], env=environment, status=0 if ending == "true" else 130)
-    lines = log.read_text().splitlines()
+    # Nothing was seen, because the stand-ins measure nothing.
+    output_of([str(DAY), "6", str(tmp_path / "out")], env=environment, status=3 if ending == "true" else 130)
+    lines = [line for line in log.read_text().splitlines() if " -c " not in line]
     locked = lines.index("-i 3 --lock-gpu-clocks=900")
     assert "-i 3 --reset-gpu-clocks" in lines[locked:]
     assert "-k noise --perf-record-launches=1" in lines[0], (

@@ -20,7 +20,7 @@ def test_launches_are_named_and_found_by_number(tmp_path: Path) -> None:
 def test_run_dir_files_are_distinct_and_frozen() -> None:
     run_dir = RunDir(Path("d"))
     files = [run_dir.case, run_dir.run, run_dir.files, run_dir.progress, run_dir.lease, run_dir.endpoint]
-    files += [run_dir.scheduler_log, run_dir.flight_recorder, run_dir.checkpoints]
+    files += [run_dir.scheduler_log, run_dir.flight_recorder, run_dir.checkpoints, run_dir.injected]
     numbered = [run_dir.launch, run_dir.agent_log, run_dir.rank, run_dir.rank_log, run_dir.profile]
     numbered += [run_dir.trace, run_dir.training]
     files += [file(number) for file in numbered for number in (0, 1)]

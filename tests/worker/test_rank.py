@@ -129,10 +129,12 @@ def test_injected_fault_changes_steps_and_last_rank(tmp_path: Path) -> None:
     assert now[:3] == before[:3]
     assert now[3:] == pytest.approx([1.5 * step for step in before[3:]], rel=0.05)
     ranks = [made(tmp_path, inject="missing-rank", rank=number) for number in (0, 1)]
-    for rank in ranks:
-        rank.write(rank.report)
+    ranks[0].write(ranks[0].report)
+    assert not RunDir(tmp_path).injected.exists()
+    ranks[1].write(ranks[1].report)
     assert documents.read(RunDir(tmp_path).rank(0), RankReport) == ranks[0].report
     assert not RunDir(tmp_path).rank(1).exists()
+    assert RunDir(tmp_path).injected.exists()
 
 
 def no_room() -> FileError:

@@ -12,6 +12,8 @@ from perfsuite.errors import CaseError
 Size = Literal["full", "tiny", "simulated"]
 """`full`: Llamas of 1 and 8 billion parameters. `tiny`: a tiny Llama. `simulated`: no training at all."""
 
+SIMULATED = "simulated on CPUs: nothing here says anything about GPUs"
+"""What the page and the terminal say first about a night of simulated training."""
 LARGE = "llama-3.1-8b"
 MIDDLE = "llama-3.2-1b"
 PARAMETERS = {LARGE: 8.0e9, MIDDLE: 1.24e9}

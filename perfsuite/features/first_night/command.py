@@ -14,9 +14,9 @@ from perfsuite.cli.shared import Shared, WaitQuiet, read, shares
 from perfsuite.doctor.rows import EXIT, Row, worst
 from perfsuite.errors import CaseError
 from perfsuite.features.first_night import page
-from perfsuite.features.first_night.cases import Size, usual_size
+from perfsuite.features.first_night.cases import SIMULATED, Size, usual_size
 from perfsuite.features.first_night.night import FOLDER, Night
-from perfsuite.features.first_night.record import FILE, FirstNight, resumed
+from perfsuite.features.first_night.record import FILE, FirstNight, hardware_text, resumed
 from perfsuite.features.first_night.running import Running, ends_with_results, run_steps
 from perfsuite.features.first_night.steps import NAMES, STEPS, Step
 from perfsuite.node.machine import detect
@@ -82,8 +82,10 @@ def first_night(
     record = resumed(out, new)
     steps = _selected(record, step)
     if plan:
-        _show_plan(record, steps, as_json=shared.as_json)
+        _show_plan(record, steps, shared.cases, as_json=shared.as_json)
         return
+    if record.size == "simulated":
+        say(f"perfsuite first-night: {SIMULATED}")
     night = Night(
         machine=machine,
         size=record.size,
@@ -155,7 +157,7 @@ def _run(
         return run_steps(night, record, steps, how)
 
 
-def _show_plan(record: FirstNight, steps: Sequence[Step], *, as_json: bool) -> None:
+def _show_plan(record: FirstNight, steps: Sequence[Step], cases: Path, *, as_json: bool) -> None:
     """Print the steps with their estimated minutes. Steps that are complete are not repeated."""
     grid = plain_table(("step", "minutes", "at most", "state", "question"))
     rows = []
@@ -177,8 +179,18 @@ def _show_plan(record: FirstNight, steps: Sequence[Step], *, as_json: bool) -> N
         )
     print_rows(rows, grid, as_json=as_json)
     if not as_json:
-        machine = record.machine
-        console().print(
-            f"about {total:.0f} min (an estimate for eight GPUs) on {machine.devices} x "
-            f"{machine.hardware_class} with {record.size} training"
-        )
+        console().print(_plan_total(record, [step.name for step in steps], total, cases))
+        if record.size == "simulated":
+            console().print(SIMULATED)
+
+
+def _plan_total(record: FirstNight, chosen: Sequence[str], minutes: float, cases: Path) -> str:
+    """Return the sentences below the plan: the whole time, and what the estimate depends on."""
+    if not chosen:
+        return "nothing to run: every step is complete"
+    time_text = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
+    estimate = " (an estimate for eight GPUs)" if record.size == "full" else ""
+    text = f"{time_text}{estimate} on {hardware_text(record.machine)} with {record.size} training"
+    if record.size == "simulated" and "cases" in chosen:
+        text += f". The step cases launches your cases in {cases} for real: they can take longer than this"
+    return text

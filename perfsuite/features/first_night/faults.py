@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from perfsuite.case.case import Case
-from perfsuite.doctor.injected import EXPECTED
+from perfsuite.doctor.injected import EXPECTED, NOT_REACHED, SIMULATED_HANG_S
 from perfsuite.doctor.rows import Row, checked, failed, unknown
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night.cases import Size, spread_case
@@ -23,8 +23,8 @@ STOPPED = "stop one rank"
 STOP_AT_STEP = 5  # the step after which a rank is stopped
 ENDLESS_STEPS = 2000  # number of steps of that launch: it must not end before the rank is stopped
 FREE_S = 5.0  # seconds after a failed launch in which the memory of the GPUs must become free
-FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 5}
-"""Deadline of a launch with a fault. A hang is noticed earlier, except in simulated training."""
+FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 120}
+"""Deadline of a launch with a fault. Most faults end the launch much earlier."""
 
 
 def fault_rows(night: Night) -> Iterator[Row]:
@@ -40,8 +40,11 @@ def fault_rows(night: Night) -> Iterator[Row]:
         for fault in FAULTS:
             night.say(f"injecting {fault}")
             launch = RunDir(directory / fault)
-            run = night.launch(case, night.machine, launch.path, replace(night.launching(), inject=fault))
-            yield _fault_row(f"inject {fault}", run, _kind_of(fault))
+            is_simulated_hang = fault == "hang" and night.size == "simulated"
+            limited = case.replace(timeout_s=SIMULATED_HANG_S) if is_simulated_hang else case
+            launching = replace(night.launching(), inject=fault)
+            run = night.launch(limited, night.machine, launch.path, launching)
+            yield _fault_row(f"inject {fault}", run, _kind_of(fault), is_reached=launch.injected.exists())
             if fault == "hang" and night.size != "simulated":  # simulated ranks do not wait for each other
                 yield stacks_row(launch, case.topology.world_size)
             yield from _memory_rows(f"memory after {fault}", night)
@@ -56,10 +59,15 @@ def _kind_of(fault: str) -> str:
     return next(str(expected.failure) for expected in EXPECTED if expected.inject == fault)
 
 
-def _fault_row(check: str, run: Run, expected: str) -> Row:
+def _fault_row(check: str, run: Run, expected: str, *, is_reached: bool) -> Row:
+    """Check that a launch failed as expected. A launch that ended before the fault shows nothing."""
+    observed = "no failure was noticed"
+    if run.failure is not None:
+        observed = f"{run.failure.kind}: {run.failure.message}"
+    if not is_reached:
+        return unknown(check, f"the fault was not reached: {observed}", NOT_REACHED)
     if run.failure is None:
-        return failed(check, "no failure was noticed", f"expected {expected}")
-    observed = f"{run.failure.kind}: {run.failure.message}"
+        return failed(check, observed, f"expected {expected}")
     return checked(check, observed, ok=run.failure.kind == expected, advice=f"expected {expected}")
 
 
@@ -109,5 +117,5 @@ def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
         why = run.failure.message if run.failure else "the launch ended first"
         yield not_run(STOPPED, f"no rank could be stopped: {why}")
         return
-    yield _fault_row(STOPPED, run, "timeout")
+    yield _fault_row(STOPPED, run, "timeout", is_reached=True)
     yield from _memory_rows("memory after the stop", night)

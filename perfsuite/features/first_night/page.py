@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfsuite.doctor.rows import Row
+from perfsuite.features.first_night.cases import SIMULATED
 from perfsuite.features.first_night.night import NOT_RUN
 from perfsuite.features.first_night.record import FirstNight
 from perfsuite.features.first_night.sessions import marker_of
@@ -16,7 +17,6 @@ FILE = "first-night.md"
 LINKS = (TOPOLOGY, "NVLink", "NVLink fabric", "PCIe")
 RATES = ("matmul_tflops", "copy_gb_s", "all_reduce_gb_s", NCCL_TESTS)
 NOISE = ("noise", "counts", "cores of the ranks", "one socket", "one thread")
-SIMULATED = "Training was only simulated: this page says nothing about this machine."
 
 
 def render(record: FirstNight) -> str:
@@ -24,18 +24,21 @@ def render(record: FirstNight) -> str:
     rows = all_rows(record)
     sections = [
         ("Topology", _of_checks(rows, LINKS), "The links were not seen."),
-        ("Spread of the GPUs", _of_checks(rows, RATES), "The GPUs were not compared."),
+        ("Spread of the GPUs", _compared(rows), _why_not_compared(record)),
         ("Noise, and the smallest change", _of_checks(rows, NOISE), "The noise was not measured."),
         ("Problems", [row for row in rows if row[1].status == "fail"], "No check has failed."),
         ("Refused or not run", [row for row in rows if is_not_run(row[1])], "Nothing was refused."),
         ("Baselines", _of_cases(record), "No case was measured twice, so no baseline is fit to accept."),
     ]
     machine = record.machine
+    name = markdown.text(machine.device_name)
+    is_cpu = machine.device == "cpu"
+    devices = f"{name}, {plural(machine.devices, 'core')}" if is_cpu else f"{machine.devices} x {name}"
     lines = [
         "# First night",
         "",
-        f"{machine.devices} x {markdown.text(machine.device_name)} ({machine.hardware_class}), perfsuite "
-        f"{record.perfsuite}, begun at {record.started_at}",
+        *([f"**{SIMULATED[0].upper() + SIMULATED[1:]}.**", ""] if record.size == "simulated" else []),
+        f"{devices} ({machine.hardware_class}), perfsuite {record.perfsuite}, begun at {record.started_at}",
         "",
         f"**{answer(record)}**",
         "",
@@ -69,7 +72,7 @@ def answer(record: FirstNight) -> str:
     if left:
         return f"{tally} Not finished: {', '.join(left)}. The same command continues with them."
     if record.size == "simulated":
-        return f"{tally} {SIMULATED}"
+        return f"{tally} {SIMULATED[0].upper() + SIMULATED[1:]}."
     if count["fail"]:
         return f"{tally} Repair what failed before accepting a baseline."
     fit = [row for _, row in _of_cases(record) if row.status == "pass"]
@@ -81,6 +84,17 @@ def answer(record: FirstNight) -> str:
 
 def _of_checks(rows: Iterable[tuple[str, Row]], checks: Sequence[str]) -> list[tuple[str, Row]]:
     return [(step, row) for step, row in rows if row.check in checks]
+
+
+def _compared(rows: Iterable[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    """Return the rows that compare GPUs. Checks that did not run have a section of their own."""
+    return [(step, row) for step, row in _of_checks(rows, RATES) if not is_not_run(row)]
+
+
+def _why_not_compared(record: FirstNight) -> str:
+    if record.machine.device == "cpu":
+        return "This machine has no GPU that could be compared."
+    return "The GPUs were not compared."
 
 
 def _of_cases(record: FirstNight) -> list[tuple[str, Row]]:

@@ -54,7 +54,7 @@ def resumed(out: Path, new: FirstNight) -> FirstNight:
         return new
     earlier = documents.read(file, FirstNight)
     for name, before, now in (
-        ("hardware", _hardware(earlier.machine), _hardware(new.machine)),
+        ("hardware", hardware_text(earlier.machine), hardware_text(new.machine)),
         ("size", earlier.size, new.size),
         ("version of perfsuite", earlier.perfsuite, new.perfsuite),
     ):
@@ -66,5 +66,8 @@ def resumed(out: Path, new: FirstNight) -> FirstNight:
     return earlier
 
 
-def _hardware(machine: Machine) -> str:
+def hardware_text(machine: Machine) -> str:
+    """Return the hardware class with the number of GPUs. The class of a CPU has the number of its cores."""
+    if machine.device == "cpu":
+        return machine.hardware_class
     return f"{machine.devices} x {machine.hardware_class}"

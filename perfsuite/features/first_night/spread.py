@@ -6,7 +6,7 @@ from perfsuite import documents
 from perfsuite.doctor.gpus import device_rows
 from perfsuite.doctor.launches import noise_row, well_row
 from perfsuite.doctor.rows import Row, checked, passed, unknown
-from perfsuite.features.first_night.cases import Size, spread_case
+from perfsuite.features.first_night.cases import SIMULATED, Size, spread_case
 from perfsuite.features.first_night.night import Night, not_run, numa_nodes, why_not
 from perfsuite.launch.lock import machine_lock
 from perfsuite.report.text import plural
@@ -38,7 +38,10 @@ def spread_rows(night: Night) -> Iterator[Row]:
     ]
     yield from device_rows(reports, night.machine)
     yield well_row(runs, verdict)
-    yield noise_row(runs, verdict, night.machine)
+    noise = noise_row(runs, verdict, night.machine)
+    if night.size == "simulated":
+        noise = noise.replace(found=f"{SIMULATED}; {noise.found}")
+    yield noise
     yield counts_row(runs)
     yield cores_row(reports, night)
 

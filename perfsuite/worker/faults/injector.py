@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 # Index of the step that is observed. A structural fault begins after it.
 STRUCTURAL_AFTER = 1
+BREAKDOWNS = ("crash", "exit", "oom", "hang")
+"""The faults that make the last rank fail in a step."""
 
 
 class Injector:
     """Injects one fault into one rank.
 
     `training` returns the model and the optimizer; None stands for a model or optimizer that does not exist.
+    `on_reached` is called in the last rank before a fault ends the launch.
     """
 
     def __init__(
@@ -29,10 +32,12 @@ class Injector:
         *,
         is_last_rank: bool,
         training: Callable[[], tuple[Any, Any]] = lambda: (None, None),
+        on_reached: Callable[[], object] = lambda: None,
     ) -> None:
         self.fault = fault
         self.is_last_rank = is_last_rank
         self._training = training
+        self._on_reached = on_reached
         self._held: Any = None
 
     def before_end(self, step: int, recorder: Recorder) -> None:
@@ -53,6 +58,8 @@ class Injector:
             self._break_down(recorder)
 
     def _break_down(self, recorder: Recorder) -> None:
+        if self.fault.kind in BREAKDOWNS:
+            self._on_reached()
         match self.fault.kind:
             case "crash":
                 raise RuntimeError("injected crash")
@@ -77,6 +84,7 @@ class Injector:
             case "leak" if memory is not None and memory.method == "simulated":
                 return report.replace(memory=memory.replace(peak=round(memory.peak * (1 + self.fault.size))))
             case "missing-rank" if self.is_last_rank:
+                self._on_reached()
                 return None
         return report
 

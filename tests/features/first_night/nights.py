@@ -11,6 +11,7 @@ from perfsuite.features.first_night.night import Night
 from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
 from tests.samples import make_machine, make_run
 
 DAY = "2026-01-02T03:04:05+00:00"
@@ -54,13 +55,20 @@ def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:
 
 
 class Launches:
-    """Replaces `launch_once`. Records the arguments of each call, and returns a run."""
+    """Replaces `launch_once`. Records the arguments of each call, and returns a run.
+
+    A launch with a fault reaches its fault, unless the fault is in `not_reached`.
+    """
 
     def __init__(self, **of_run: Any) -> None:
+        self.not_reached: Sequence[str] = ()
         self.of_run = of_run
         self.asked: list[tuple[Case, Machine, Path, Any]] = []
 
     def __call__(self, case: Case, machine: Machine, directory: Path, how: Any) -> Run:
         self.asked.append((case, machine, directory, how))
         answer = self.of_run.get(how.inject or how.arm.text, {})
+        if how.inject is not None and how.inject not in self.not_reached:
+            directory.mkdir(parents=True)
+            RunDir(directory).injected.touch()
         return make_run(**{"case": case, "machine": machine, **answer})

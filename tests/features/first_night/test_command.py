@@ -102,7 +102,7 @@ def test_a_refused_repetition_is_no_success(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said = run("--plan").stdout
-    assert "about 42 min" in said
+    assert "about 42 min on cpu-test-2c with tiny training" in said
     assert not OUT.exists()
     planned = rows(run("--plan", "--json", "spread").stdout)
     assert [row["step"] for row in planned] == [*NAMES]
@@ -113,7 +113,38 @@ def test_a_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [row["state"] for row in rows(run("--plan", "--json").stdout)]
     assert states == ["complete", *["to run"] * 7]
     monkeypatch.setattr(command, "detect", make_gpu_machine)
-    assert "on 8 x h100-80gb-sxm with full training" in run("--plan", "--out", "other").stdout
+    assert (
+        "(an estimate for eight GPUs) on 8 x h100-80gb-sxm with full training"
+        in run("--plan", "--out", "other").stdout
+    )
+
+
+def test_a_simulated_night_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    said = "simulated on CPUs: nothing here says anything about GPUs"
+    assert run("--size", "simulated").stderr.startswith(f"perfsuite first-night: {said}\n")
+    assert said in run("--size", "simulated", "--plan").stdout
+    assert said not in run("--out", "other").stderr
+
+
+def test_a_simulated_plan_includes_real_cases() -> None:
+    planned = rows(run("--size", "simulated", "--plan", "--json").stdout)
+    (minutes,) = [row["expected_min"] for row in planned if row["step"] == "cases"]
+    assert minutes == 10
+    said = run("--size", "simulated", "--plan", "--cases", "mine").stdout
+    assert (
+        "about 14 min on cpu-test-2c with simulated training. The step cases launches your cases in " in said
+    )
+    assert "mine for real" in said
+    assert "for real" not in run("--size", "simulated", "--plan", "spread").stdout
+
+
+def test_a_plan_never_takes_0_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = run("--size", "simulated", "--plan", "spread").stdout
+    assert "less than a minute on cpu-test-2c with simulated training" in said
+    stand_in(monkeypatch)
+    run()
+    assert "nothing to run: every step is complete" in run("--plan").stdout
 
 
 def test_json_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.doctor.injected import SIMULATED_HANG_S
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night import faults
 from perfsuite.features.first_night.faults import fault_rows, stacks_row
@@ -30,7 +31,8 @@ EXPECTED = {
 def failing(**kinds: str) -> Launches:
     """Return fake launches that fail as expected from the fault, or with these other kinds of failure."""
     chosen = {**EXPECTED, **{name.replace("_", "-"): kind for name, kind in kinds.items()}}
-    return Launches(**{name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()})
+    failures = {name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()}
+    return Launches(**failures)
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[str, Any]:
@@ -57,6 +59,36 @@ def test_every_fault_must_be_reported_as_itself(monkeypatch: pytest.MonkeyPatch)
     assert rows["inject oom"].advice == "expected out_of_memory"
     assert rows["memory after oom"].status == "pass"
     assert rows["stop one rank"].found == "not run: no rank could be stopped: the launch ended first"
+
+
+def test_a_launch_killed_before_its_fault_is_unknown() -> None:
+    launch = failing(exit="timeout")
+    launch.not_reached = ("hang", "exit", "oom")
+    launch.of_run["oom"] = {}
+    rows = by_check(fault_rows(make_night(launch=launch)))
+    unknown = {check: row.found for check, row in rows.items() if row.status == "unknown"}
+    assert unknown.pop("stop one rank")
+    assert unknown == {
+        "inject hang": "the fault was not reached: timeout: x",
+        "inject exit": "the fault was not reached: timeout: x",
+        "inject oom": "the fault was not reached: no failure was noticed",
+    }
+    assert rows["inject hang"].advice == "repeat it when the machine is less busy"
+
+
+def test_a_fault_without_a_failure_fails() -> None:
+    launch = failing()
+    launch.of_run["exit"] = {}
+    row = by_check(fault_rows(make_night(launch=launch)))["inject exit"]
+    assert (row.status, row.found, row.advice) == ("fail", "no failure was noticed", "expected crash")
+
+
+def test_only_a_simulated_hang_has_a_short_limit() -> None:
+    launch = failing()
+    list(fault_rows(make_night(launch=launch)))
+    limits = {how.inject: case.timeout_s for case, _, _, how in launch.asked}
+    assert limits.pop("hang") == SIMULATED_HANG_S
+    assert set(limits.values()) == {120}
 
 
 def test_memory_left_behind_fails(monkeypatch: pytest.MonkeyPatch) -> None:

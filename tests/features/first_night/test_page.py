@@ -4,10 +4,10 @@ import pytest
 
 from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.features.first_night.night import not_run
-from perfsuite.features.first_night.page import SIMULATED, answer, render
+from perfsuite.features.first_night.page import answer, render
 from perfsuite.features.first_night.steps import NAMES
 from tests.features.first_night.nights import make_record, make_result
-from tests.samples import make_gpu_machine
+from tests.samples import make_gpu_machine, make_machine
 
 GPUS = make_gpu_machine()
 
@@ -79,10 +79,35 @@ def test_an_unfinished_night_says_what_is_left() -> None:
     assert "Not finished: machine, selftest, faults, " in answer(record)
 
 
+SAID = "Simulated on CPUs: nothing here says anything about GPUs."
+
+
 def test_simulated_training_proves_nothing() -> None:
     record = whole(passed("a", "fit")).replace(size="simulated")  # type: ignore[attr-defined]
-    assert answer(record).endswith(SIMULATED)
-    assert SIMULATED in render(record)
+    assert answer(record).endswith(SAID)
+    assert answer(whole(passed("a", "fit"))).find(SAID) == -1  # type: ignore[arg-type]
+
+
+def test_a_simulated_page_begins_with_what_it_is() -> None:
+    """Also if the night is not finished, so that its answer names the steps that are left."""
+    assert render(make_record(size="simulated")).startswith(f"# First night\n\n**{SAID}**\n")
+    assert SAID not in render(make_record())
+
+
+def test_a_cpu_is_one_device_with_cores() -> None:
+    assert "\nTest CPU, 2 cores (cpu-test-2c), perfsuite" in render(make_record())
+
+
+def test_gpus_that_were_not_compared_have_no_spread() -> None:
+    """A check that did not run has its own section."""
+    result = make_result("machine", not_run("nccl-tests", "it needs two GPUs"))
+    for machine, said in (
+        (make_machine(), "This machine has no GPU that could be compared."),
+        (GPUS, "The GPUs were not compared."),
+    ):
+        page = render(make_record(result, machine=machine))
+        assert f"## Spread of the GPUs\n\n{said}\n" in page
+        assert "| machine | nccl-tests | unknown |" in page.partition("## Refused or not run")[2]
 
 
 def test_text_of_others_is_no_markup() -> None:

@@ -34,7 +34,7 @@ def test_a_repeated_step_replaces_its_result() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"machine": make_gpu_machine(count=7)}, "another hardware (2 x cpu-test-2c, now 7 x h100-80gb-sxm)"),
+        ({"machine": make_gpu_machine(count=7)}, "another hardware (cpu-test-2c, now 7 x h100-80gb-sxm)"),
         ({"size": "simulated"}, "another size (tiny, now simulated)"),
         ({"perfsuite": "0.2"}, "another version of perfsuite (0.1.0, now 0.2)"),
     ],

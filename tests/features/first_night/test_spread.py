@@ -34,6 +34,18 @@ def test_shows_rates_noise_counts_and_cores() -> None:
     assert rows["counts"].found == "not counted: no launch was counted"
 
 
+@pytest.mark.parametrize(("size", "is_said"), [("simulated", True), ("tiny", False)])
+def test_noise_of_simulated_training_says_so(
+    monkeypatch: pytest.MonkeyPatch, size: str, is_said: bool
+) -> None:
+    monkeypatch.setattr(spread, "why_not", lambda case, night: None)
+    measure: Any = lambda *arguments: (make_launches(1.0, 1.01, 0.99), RECORDED)  # noqa: E731
+    row = by_check(spread_rows(make_night(size=size, measure=measure)))["noise"]
+    assert "drops in tokens/s of " in row.found
+    said = "simulated on CPUs: nothing here says anything about GPUs; "
+    assert row.found.startswith(said) == is_said
+
+
 def test_a_case_that_cannot_run_is_not_launched() -> None:
     (row,) = spread_rows(make_night(machine=make_gpu_machine(), size="full"))
     assert row.status == "unknown"

@@ -76,6 +76,30 @@ def test_breakdown_is_only_the_last_ranks(
         series(text, steps=AT_STEP + 1)
 
 
+@pytest.mark.parametrize("text", ["crash", "exit", "oom", "hang"])
+def test_last_rank_says_that_it_reached_the_fault(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((os, "_exit"), (time, "sleep")):
+        monkeypatch.setattr(owner, name, leave)
+    reached = Mock()
+    injector = Injector(Fault.parse(text), is_last_rank=True, on_reached=reached)
+    recorder = Recorder(SimulatedTimer())
+    injector.before_end(AT_STEP - 1, recorder)
+    reached.assert_not_called()
+    with pytest.raises((RuntimeError, MemoryError, Left)):
+        injector.before_end(AT_STEP, recorder)
+    reached.assert_called_once_with()
+
+
+def test_other_faults_are_not_reached_in_a_step() -> None:
+    """A rank whose report is missing reaches its fault when it would write the report."""
+    reached = Mock()
+    injector = Injector(Fault.parse("missing-rank"), is_last_rank=True, on_reached=reached)
+    injector.before_end(AT_STEP, Recorder(SimulatedTimer()))
+    reached.assert_not_called()
+    assert injector.report(make_report()) is None
+    reached.assert_called_once_with()
+
+
 def test_gpu_runs_out_of_its_allocators_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
