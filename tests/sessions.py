@@ -130,7 +130,7 @@ def make_blind(result: Measurement) -> Measurement:
 
 
 def make_explained(result: Measurement) -> Measurement:
-    """Return the same measurement with counts that regressed and explain why it is slower."""
+    """Return the measurement with regressed counts, which explain why it is slower."""
     return judged(result, counts=make_check(), explained=EXPLAINED)
 
 

@@ -71,10 +71,11 @@ def settled(step_s: Sequence[float], first: int) -> int:
 def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = UNMEASURED_STEPS) -> Window:
     """Find the measured part of a launch's step times, given in seconds.
 
-    The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
-    `ROLL` steps have a median within `FLAT` of the level. On a machine with more noise, the bound is the
-    series' own noise. The window begins after `unmeasured` steps at the earliest, and after `max_warmup` at
-    the latest. The launch is steady if both halves of the window agree within the same bound.
+    The level is the median of the steps after `max_warmup`. The warm-up ends at the first step at which the
+    median of `ROLL` steps (this step and the next ones) is close to the level: within `FLAT`, or, on a
+    noisier machine, within the noise of the series. The window begins after `unmeasured` steps at the
+    earliest, and after `max_warmup` at the latest. The launch is steady if both halves of the window agree
+    within the same bound.
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:

@@ -105,7 +105,10 @@ class Wanted:
         return (self.directory(store) / DONE).exists()
 
     def requirements(self, store: Path) -> list[str]:
-        """Return the requirements as arguments for pip. uv exports a `uv.lock` for this."""
+        """Return the requirements as arguments for pip.
+
+        A `uv.lock` is first converted by uv to a requirements file.
+        """
         words = [*self.releases]
         for file in self.lists:
             exported = _exported(file, store) if file.name == UV_LOCK else file.absolute()

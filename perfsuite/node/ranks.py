@@ -316,7 +316,7 @@ def _children() -> set[int]:
 
 
 def _bury(ours: Collection[int]) -> None:
-    """Reap an orphan of the job that has ended, because no other process will. `ours` are not orphans."""
+    """Reap an ended orphan of the job, because no other process will. `ours` are not orphans."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:

@@ -49,7 +49,7 @@ def table(preflight: Preflight) -> Table:
 
 
 def notes(preflight: Preflight) -> list[str]:
-    """Return NVML's other notes on the GPUs of the nodes, each after the name of its node."""
+    """Return which readings of the nodes' GPUs failed and why, and other problems, as `node: note`."""
     by_node = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
     return [f"{name}: {note}" for name, texts in by_node for note in texts]
 

@@ -132,7 +132,7 @@ class Metric:
         return abs(self.change(of_cost))
 
     def interval(self, of_cost: tuple[float, float]) -> tuple[float, float]:
-        """Convert an interval of the cost's change into one of the figure's change, lower end first."""
+        """Convert an interval for the cost's change into one for the figure's change, as (low, high)."""
         low, high = sorted(map(self.change, of_cost))
         return low, high
 

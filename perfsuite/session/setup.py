@@ -132,7 +132,7 @@ class DryHost(Host):
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return the case with the hardware of `-m` as its first hardware, which is the simulated one."""
+        """Return the case with the hardware named in `-m` listed first: the first hardware is simulated."""
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:
             return case

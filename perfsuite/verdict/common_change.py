@@ -51,7 +51,7 @@ class CommonChange:
 
     @property
     def is_shared(self) -> bool:
-        """Whether 19 of 20 further cases would change in the same direction."""
+        """Whether another case would change in the same direction: the 95% interval for it excludes 0."""
         half = t_quantile(_Z_95, len(self.cases) - 2) * math.hypot(self.scatter, self.error)
         return abs(self.estimate) > half
 

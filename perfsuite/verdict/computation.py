@@ -134,7 +134,10 @@ def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
 
 
 def _totals(what: str, then: Computed, now: Computed) -> tuple[int, int]:
-    """Return the number of elements with a role on each side; (0, 0) if the sides cannot be compared."""
+    """Return the total number of elements of `what` (parameters or gradients) on each side.
+
+    Returns (0, 0) if the sides cannot be compared.
+    """
     is_alike = all(then.settings.get(name) == now.settings.get(name) for name in LAYOUT)
     if not is_alike or what not in then.dtypes or what not in now.dtypes:
         return 0, 0

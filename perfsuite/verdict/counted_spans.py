@@ -52,9 +52,9 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
-    """Return whether both sides counted parts of a start-up of the same kind (cold or warm) as `name`.
+    """Return whether both sides counted parts of the kind of start-up that `name` belongs to.
 
-    A timed launch does not count parts.
+    `name` is a cold or a warm start-up, or a part of one. A timed launch does not count parts.
     """
 
     def has_parts(counts: Counts) -> bool:

@@ -144,7 +144,8 @@ def _if_same(
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     """Return the verdict in view of the profiles, which show whether counts lack work.
 
-    Counts that lack work can only show regressions. `taken` has the profiles by name of the arm.
+    If counts miss some of the work, a regression that they show is kept, but `passed` and `improved` are not.
+    `taken` has the profiles by name of the arm.
     """
     unseen_of = {
         name: profile.profile.unseen for name, profile in taken.items() if profile.profile is not None
@@ -193,7 +194,10 @@ def explained_by_counts(
 
 
 def _is_of(span: str, check: Check) -> bool:
-    """Return whether a check is about the time of a span or its part. An empty span means the steps."""
+    """Return whether a check is about the time of a span or its part.
+
+    If `span` is the empty string, it stands for the steps.
+    """
     timed = timed_span(check.metric)
     if timed is None or not span:
         return timed is None and not span

@@ -378,7 +378,7 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """Return the failure to report for an error.
+    """Return the `Failure` that describes an error in the rank's report.
 
     The failure of a `ScriptError` has no traceback, because the script has ended.
     """
@@ -444,7 +444,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def failure_of_ours(error: BaseException, rank: int) -> Failure:
-    """Return the failure to report for an error in perfsuite's observation of a script."""
+    """Return the `Failure` that describes an error in perfsuite's observation of a script."""
     failure = failure_of(error, rank)
     if failure.kind != "crash":
         return failure

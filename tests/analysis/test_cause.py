@@ -377,7 +377,10 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
 
 
 def test_the_thread_that_writes_calls_is_not_shown(tmp_path: Path) -> None:
-    """Ranks at the same place are shown together, even if this thread is at another place in each of them."""
+    """Ranks whose training threads are at the same place are shown together.
+
+    Their call-writing threads may be at different places.
+    """
     texts = [
         f'Thread 0x{rank:08x} (most recent call first):\n  File "/x/perfsuite/worker/flight_recorder.py", '
         f"line {rank} in _serve\n\n{stack('train.py')}"

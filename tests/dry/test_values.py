@@ -30,7 +30,7 @@ def test_a_gradient_scaler_finds_no_infinity() -> None:
 
 
 def test_unfilled_integers_are_ones() -> None:
-    """A collective of fake tensors fills nothing in, but a script can decide by its result."""
+    """A collective on fake tensors writes no values to its output, but a script can branch on this output."""
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
         for _ in range(3):
             used = torch.arange(1000)

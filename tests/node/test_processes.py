@@ -170,7 +170,10 @@ def test_asks_only_listeners_for_stacks(tmp_path: Path, start: Start) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return this process as its file. It listens to a signal that does nothing."""
+    """Return this process's (empty) file for stacks.
+
+    The signal that asks for stacks is replaced with SIGCONT, which has no effect on this process.
+    """
     monkeypatch.setattr(processes, "STACKS_SIGNAL", signal.SIGCONT)
     file = RunDir(tmp_path).stacks(0, os.getpid())
     file.write_text("")

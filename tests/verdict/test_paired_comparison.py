@@ -122,7 +122,7 @@ PROBES = (MACHINE, MACHINE[3:] + MACHINE[:3])
 
 
 def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], list[float]]:
-    """Return the costs of launches that follow their probe."""
+    """Return, for both arms, costs that rise and fall with the probe of their launch."""
     a, b = (
         [cost * probe**exponent for cost, probe in zip(costs, probes, strict=False)]
         for costs, probes in zip((A, B), PROBES, strict=True)

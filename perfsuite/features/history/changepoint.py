@@ -1,7 +1,7 @@
 """Find changes of level in a series: optimal segmentation, then a t-test of each change. Pure.
 
-1. Estimate the noise from the differences between neighbours, which a step hardly affects. Correct it for the
-   correlation of neighbouring nights.
+1. Estimate the noise from the differences between neighbouring nights, which a jump to another level hardly
+   affects. Correct it for the correlation of neighbouring nights.
 2. Clip single outliers towards the median of their neighbours: one bad night is not a change.
 3. Find the best piecewise constant fit exactly (Jackson et al., IEEE Signal Processing Letters 12(2), 2005).
    Its cost is the sum of squared residuals, in units of the noise, plus a penalty for each level.

@@ -115,10 +115,10 @@ class _NoLog:
 class _Reducer:
     """The C++ reducer of a DDP model. A new reducer replaces it when torch rebuilds the buckets.
 
-    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. Real torch keeps
-    the reducer then, and sends the indices of the new buckets to other ranks. `used` is the length of the map
-    of used parameters, which has one int32 per parameter. `rebuild` returns the new reducer. It is None if
-    torch does not rebuild the buckets.
+    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. When real torch
+    rebuilds the buckets, it keeps the same reducer (unlike this stand-in), and sends the indices of the new
+    buckets to the other ranks. `used` is the length of the map of used parameters, which has one int32 per
+    parameter. `rebuild` returns the new reducer. It is None if torch does not rebuild the buckets.
     """
 
     def __init__(self, model: Any, used: int, rebuild: Callable[[], Any] | None) -> None:

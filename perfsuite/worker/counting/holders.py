@@ -27,7 +27,7 @@ OUTSIDE = "something outside of Python, such as C++ code"
 class _Link(NamedTuple):
     """An object in a chain of holders, and the link of the object that it holds (`below`).
 
-    The chain ends at an object whose holder is searched.
+    The lowest link of the chain is one of the objects whose holders are being looked for.
     """
 
     thing: Any

@@ -261,7 +261,8 @@ def owner(optimizer: Any) -> nn.Module:
     """Return the outermost living module with all parameters of `optimizer`: the wrapped model.
 
     If no module has all parameters, return a few modules that have all of them together, as `Owners`. If the
-    optimizer steps copies that belong to no module, return the modules whose parameters are copied.
+    optimizer updates copies of parameters, which belong to no module, return the modules with the original
+    parameters.
     """
     engine = engines.of(optimizer)
     if engine is not None:

@@ -44,10 +44,11 @@ class Optimizers:
     `wanted` is the name of a class, optionally with a number: `AdamW:2` is the second optimizer of that
     class.
 
-    A script can rebuild the clock's optimizer. A new optimizer of the same class becomes the clock if one of
-    the two has all the parameters of the other. If each of them has parameters that the other lacks, they
-    step alternately, and the clock does not change. An optimizer that already existed when the clock began
-    might alternate with the clock, so it only becomes the clock if it steps twice in a row.
+    A script can rebuild the clock's optimizer. A new optimizer replaces the clock's optimizer if it has the
+    same class, and if its parameters include all of the old one's, or the other way round. If each of the two
+    has parameters that the other lacks, they are assumed to step in turn, and the old one remains the clock.
+    An optimizer that already existed when the clock began might alternate with the clock, so it only becomes
+    the clock if it steps twice in a row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:

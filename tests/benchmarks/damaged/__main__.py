@@ -2,10 +2,10 @@
 
 Each file is damaged in many ways: bits are flipped, the end is cut off, keys are lost or doubled, types are
 swapped, numbers become huge or NaN, the encoding changes, or a FIFO, a device or a directory replaces the
-file. Each command that reads that file runs in its own process. Its exit status and its verdicts are compared
-with those of the undamaged file, which are bad on purpose. Any improvement is a *wrong green*, even if only
-one of several verdicts improves, or if a verdict disappears with exit status 0. Command lines that end badly
-are damaged, too.
+file. Each command that reads that file runs in its own process. The exit status and verdicts of the command
+are compared with those that it gives for the undamaged file. The undamaged files are chosen so that these
+verdicts are bad. Any improvement is a *wrong green*, even if only one of several verdicts improves. So is a
+verdict that disappears while the exit status is 0. Command lines that end badly are damaged, too.
 
 Only two kinds of improvement are excused. They are counted separately, and their trials are listed by number:
 

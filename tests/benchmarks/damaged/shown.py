@@ -147,7 +147,10 @@ def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
 
 
 def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bool:
-    """Whether each line has a row. The row of a changed line must show its tolerance and another change."""
+    """Whether each line has a row.
+
+    The row of a changed line must show the line's tolerance, and must differ from the usual row.
+    """
     lines = damage.decode().splitlines()
     rows = _rows(output)
     old_lines = before.decode().splitlines()
