@@ -249,6 +249,16 @@ def test_nohup_still_ignores_a_lost_connection() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture
+def heeded_signals() -> Iterator[None]:
+    """Heed the signals that end a job, even if the tests were started with `nohup`."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in running.ENDED_BY}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heeded_signals")
 def test_signals_that_end_a_job_become_exceptions() -> None:
     def receive(number: int) -> None:
         with ends_with_results():
