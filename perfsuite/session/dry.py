@@ -53,12 +53,13 @@ class Dry(Mode):
         file = stored.file if stored else store.local_file(target, case.id)
         verdict = self._uncounted(run, target, is_known=stored is not None)
         verdict = with_counts(verdict, [run], stored.baseline if stored else None, str(file))
-        if stored is None and self.ranks is not None and verdict.counts is not None:
-            looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
+        counts = verdict.counts
+        if counts is not None and counts.outcome == "not counted":
+            if verdict.outcome in ("passed", "recorded"):
+                verdict = verdict.replace(outcome="inconclusive")  # a dry run has no other evidence
+        elif counts is not None and stored is None and self.ranks is not None:
+            looked_at = counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
-        is_counted = verdict.counts is None or verdict.counts.outcome != "not counted"
-        if verdict.outcome in ("passed", "recorded") and not is_counted:
-            verdict = verdict.replace(outcome="inconclusive")  # a dry run has no other evidence
         return Trial.of(launches, verdict)
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:

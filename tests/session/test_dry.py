@@ -126,6 +126,14 @@ def test_uncounted_work_neither_passes_nor_is_recorded(runs: DrySessions) -> Non
     assert second.verdict.counts.notes == runs.hidden
 
 
+def test_uncounted_work_of_a_single_rank_does_not_pass(runs: DrySessions) -> None:
+    runs.hidden = ("the training ended after 8 of 18 steps",)
+    verdict = runs.measure(ranks=(1,)).verdict
+    assert verdict.outcome == "inconclusive"
+    assert verdict.counts is not None
+    assert verdict.counts.notes == runs.hidden
+
+
 def test_does_not_record_a_single_rank(runs: DrySessions) -> None:
     counts = runs.measure(ranks=(1,)).verdict.counts
     assert counts is not None
