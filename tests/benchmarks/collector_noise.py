@@ -1,11 +1,11 @@
 """Measures the noise from Python's garbage collector, whose settings perfsuite leaves to the training.
 
-A script has a shuffle buffer of 20,000 records as Python objects, and each step replaces 1,000 of them. It is
+A script has a shuffle buffer of records, which are Python objects. Each step replaces one in 20. It is
 launched alternately with Python's default collector and with `gc.disable()`. Each row has three scatters, as
 standard deviations of the logarithm: that of the steps in a launch, that of the median step between launches,
 and that of the mean step between launches (as in `tokens/s with stalls`).
 
-    python -m tests.benchmarks.collector_noise [--launches 12]   # docs/evidence/costs.md
+    python -m tests.benchmarks.collector_noise [--launches 12] [--records 20000]   # docs/evidence/costs.md
 """
 
 import argparse
@@ -30,14 +30,15 @@ import torch
 
 if os.environ["COLLECTOR"] == "off":
     gc.disable()
-buffer = collections.deque(({"tokens": [row]} for row in range(20_000)), maxlen=20_000)
+RECORDS = int(os.environ["RECORDS"])
+buffer = collections.deque(({"tokens": [row]} for row in range(RECORDS)), maxlen=RECORDS)
 torch.manual_seed(0)
 layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, foreach=False)
 for step in range(1000):
-    buffer.extend([{"tokens": [step + row]} for row in range(1_000)])
-    batch = torch.full((16, 8, 64), buffer[0]["tokens"][0] / 20_000)
+    buffer.extend([{"tokens": [step + row]} for row in range(RECORDS // 20)])
+    batch = torch.full((16, 8, 64), buffer[0]["tokens"][0] / RECORDS)
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
@@ -49,7 +50,9 @@ def main() -> None:
     """Print a row with the collector, a row without it, and the ratio of each pair of launches."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--launches", type=int, default=12)
-    count = parser.parse_args().launches
+    parser.add_argument("--records", type=int, default=20_000)
+    options = parser.parse_args()
+    count = options.launches
     machine = detect_cpu("of a benchmark")
     runs: dict[str, list[Run]] = {setting: [] for setting in COLLECTOR}
     with tempfile.TemporaryDirectory() as name:
@@ -57,7 +60,7 @@ def main() -> None:
         (directory / "train.py").write_text(TRAIN)
         for number in range(count):
             for setting in COLLECTOR if number % 2 else reversed(COLLECTOR):
-                case = script(directory / "train.py", setting)
+                case = script(directory / "train.py", setting, options.records)
                 runs[setting].append(launched(case, machine, directory / f"{setting}-{number}"))
                 print(f"launch {number + 1}, {COLLECTOR[setting]}", flush=True)
     headings = ("collector", "collecting", "in a launch", "between launches: median", "mean")
@@ -68,11 +71,11 @@ def main() -> None:
         print(f"{figure}, on / off: median {median(ratios):.3f} of {count} pairs")
 
 
-def script(path: Path, setting: str) -> Case:
-    """Return a case of the script with the collector `on` or `off`."""
+def script(path: Path, setting: str, records: int) -> Case:
+    """Return a case of the script with the collector `on` or `off`, and with this number of records."""
     return make_case(
         model=Model.named("net"),
-        framework=Script(path=str(path), env={"COLLECTOR": setting}),
+        framework=Script(path=str(path), env={"COLLECTOR": setting, "RECORDS": str(records)}),
         sequence_length=None,
         micro_batch=16,
         topology=Topology(processes_per_node=1),
