@@ -35,14 +35,16 @@ def phases_never_run(reports: Sequence[RankReport], case: Case) -> dict[str, str
 
 def phase_never_ran(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if a phase that the case names ran on no rank; None if all ran."""
-    for phase, function in phases_never_run(reports, case).items():
-        return (
-            f"phases={{{phase!r}: {function!r}}}: in the {case.total_steps} steps, no rank completed a "
-            "call of this function in the thread that trains. Name a function that the script calls in "
-            "these steps, with the module from which the script imports it. Or give more steps, or leave "
-            "out the phase"
-        )
-    return None
+    missing = phases_never_run(reports, case)
+    if not missing:
+        return None
+    phase, function = next(iter(missing.items()))
+    return (
+        f"phases={{{phase!r}: {function!r}}}: in the {case.total_steps} steps, no rank completed a "
+        "call of this function in the thread that trains. Name a function that the script calls in "
+        "these steps, with the module from which the script imports it. Or give more steps, or leave "
+        "out the phase"
+    )
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
@@ -250,6 +252,11 @@ def _parts(reports: Sequence[RankReport]) -> int:
     return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
 
 
+def hidden_in_ranks(reports: Sequence[RankReport]) -> tuple[str, ...]:
+    """Return the reasons, each once, that ranks give for counts that lack work."""
+    return tuple(dict.fromkeys(why for report in reports for why in report.hidden))
+
+
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Return why the counted step of a launch did more than was counted; empty if there is no sign of it.
 
@@ -260,7 +267,7 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     if len(counts) < len(reports):
         return ()  # missing counts are reported elsewhere
     return (
-        *dict.fromkeys(why for report in reports for why in report.hidden),
+        *hidden_in_ranks(reports),
         *_less_than_the_formula(reports, counts, case),
         *_less_than_the_gradients(reports, counts, case),
     )

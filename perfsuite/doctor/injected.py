@@ -55,8 +55,6 @@ HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
 """Deadline of the launch that hangs, in seconds, by device. GPUs take longer to start, especially many."""
 SIMULATED_HANG_S = 30
 """The same deadline without torch, where nothing else ends the launch. A busy machine starts slowly."""
-NOT_REACHED = "repeat it when the machine is less busy"
-"""Advice if a launch ended before its fault. Such a launch says nothing about the gate."""
 UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual, because unhealthy launches do not test the gate
 
 
@@ -99,6 +97,11 @@ def inject_all(
             yield _judged(case, machine, root, expected, recorded, max_unhealthy)
 
 
+def not_reached(check: str, observed: str) -> Row:
+    """Return the row of a launch that ended before its fault. It says nothing about the gate."""
+    return unknown(check, f"the fault was not reached: {observed}", "repeat it when the machine is less busy")
+
+
 def _judged(
     case: Case,
     machine: Machine,
@@ -122,8 +125,7 @@ def _judged(
     # Any launch that reaches its deadline is a timeout, also if no rank has hung yet.
     is_timeout = expected.inject == "hang" and verdict.failure == "timeout"
     if is_timeout and not any(launch.injected.exists() for launch in launches_in(directory)):
-        observed = f"the fault was not reached: {'; '.join(verdict.reasons)}"
-        return unknown(name, observed, NOT_REACHED)
+        return not_reached(name, "; ".join(verdict.reasons))
     observed = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
     advice = "; ".join((f"expected {wanted}", *verdict.reasons))

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from perfsuite import documents
-from perfsuite.analysis.agreement import tokens_given
+from perfsuite.analysis.agreement import hidden_in_ranks, tokens_given
 from perfsuite.analysis.cause import with_log
 from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.analysis.step_time.expected import expected
@@ -75,7 +75,8 @@ def dry_run(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
     reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
-    hidden = tuple(dict.fromkeys(why for report in reports for why in report.hidden))
+    hidden = hidden_in_ranks(reports)
+    counts = {report.rank: report.counts for report in reports if report.counts is not None}
     run = Run(
         case=case,
         machine=machine,
@@ -86,9 +87,7 @@ def dry_run(
         observed=reports[0].observed,
         dtypes=summed_dtypes(report.dtypes for report in reports),
         figures=Figures(tokens_given=tokens_given(reports, case)),
-        counts=()
-        if hidden
-        else merged({report.rank: report.counts for report in reports if report.counts is not None}),
+        counts=() if hidden else merged(counts),
         hidden=hidden,
         dry_facts=_with_expected(facts_of(reports, case, machine), reports, run_dir, case, machine),
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),

@@ -181,7 +181,7 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Keep the counts of the reported step if a later step fails. They are then shown, but not judged."""
+        """Keep an error that follows the reported step, so that the report gives it as the reason."""
         try:
             yield
         except Exception as error:

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from perfsuite.report.text import cut, plural
-from perfsuite.results.outcome import Finding
+from perfsuite.results.outcome import NOT_JUDGED, Finding
 from perfsuite.results.session_file import Measurement, SessionFile
 
 DOES_MORE = "does a step do more?"
 IS_SLOWER = "is it slower?"
 NOT_CHECKED = "not checked"
 IDS_SHOWN = 4
-NOT_JUDGED = ": not judged, "  # follows the name of a count in the notes of a `CountCheck`
 
 
 def answer(session: SessionFile) -> dict[str, str]:

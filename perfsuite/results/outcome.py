@@ -116,6 +116,10 @@ class Finding(Data):
         return in_span(self.span, self.quantity)
 
 
+NOT_JUDGED = ": not judged, "
+"""Follows the name of a count in a note of a `CountCheck`, before the reason."""
+
+
 class CountCheck(Data):
     """The judgement of the launches' counts against the baseline's."""
 

@@ -22,7 +22,7 @@ from perfsuite.results.counts import (
     spans,
     step_name,
 )
-from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding, in_span
+from perfsuite.results.outcome import NOT_JUDGED, WORST_FIRST, CountCheck, Finding, in_span
 from perfsuite.results.quantities import Group, Quantity, differing, unsteady_in
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
@@ -408,13 +408,13 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
         for span, is_before in missing_spans(before, after):
             if span in judged:
                 continue
-            notes.append(f"{span}: not judged, {_NOT_COUNTED if is_before else _NOT_IN_BASELINE}")
+            notes.append(f"{span}{NOT_JUDGED}{_NOT_COUNTED if is_before else _NOT_IN_BASELINE}")
         for span, was, is_now in counted_spans(before, after):
             for quantity in quantities.OF_SPANS:
                 is_before = quantity.value(was) is not None
                 if is_before != all(quantity.value(counts) is not None for counts in is_now):
                     where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
-                    notes.append(f"{span}: {quantity.name}: not judged, {where}")
+                    notes.append(f"{span}: {quantity.name}{NOT_JUDGED}{where}")
         for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
             values = [quantity.value(counts) for counts in after]
@@ -426,7 +426,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
                     where = _OF_THE_HOST
                 if quantity is quantities.WORKER_KERNELS:
                     continue  # always known together with the worker's Python calls: one note is enough
-                notes.append(f"{quantity.name}: not judged, {where}")
+                notes.append(f"{quantity.name}{NOT_JUDGED}{where}")
     return dict.fromkeys(notes)
 
 

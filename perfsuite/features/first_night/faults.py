@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from perfsuite.case.case import Case
-from perfsuite.doctor.injected import EXPECTED, NOT_REACHED, SIMULATED_HANG_S
+from perfsuite.doctor.injected import EXPECTED, SIMULATED_HANG_S, not_reached
 from perfsuite.doctor.rows import Row, checked, failed, unknown
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night.cases import Size, spread_case
@@ -65,7 +65,7 @@ def _fault_row(check: str, run: Run, expected: str, *, is_reached: bool) -> Row:
     if run.failure is not None:
         observed = f"{run.failure.kind}: {run.failure.message}"
     if not is_reached:
-        return unknown(check, f"the fault was not reached: {observed}", NOT_REACHED)
+        return not_reached(check, observed)
     if run.failure is None:
         return failed(check, observed, f"expected {expected}")
     return checked(check, observed, ok=run.failure.kind == expected, advice=f"expected {expected}")

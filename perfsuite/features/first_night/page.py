@@ -14,6 +14,7 @@ from perfsuite.report import markdown
 from perfsuite.report.text import NONE, Table, plural
 
 FILE = "first-night.md"
+ONLY_SIMULATED = f"{SIMULATED[0].upper()}{SIMULATED[1:]}."
 LINKS = (TOPOLOGY, "NVLink", "NVLink fabric", "PCIe")
 RATES = ("matmul_tflops", "copy_gb_s", "all_reduce_gb_s", NCCL_TESTS)
 NOISE = ("noise", "counts", "cores of the ranks", "one socket", "one thread")
@@ -37,7 +38,7 @@ def render(record: FirstNight) -> str:
     lines = [
         "# First night",
         "",
-        *([f"**{SIMULATED[0].upper() + SIMULATED[1:]}.**", ""] if record.size == "simulated" else []),
+        *([f"**{ONLY_SIMULATED}**", ""] if record.size == "simulated" else []),
         f"{devices} ({machine.hardware_class}), perfsuite {record.perfsuite}, begun at {record.started_at}",
         "",
         f"**{answer(record)}**",
@@ -72,7 +73,7 @@ def answer(record: FirstNight) -> str:
     if left:
         return f"{tally} Not finished: {', '.join(left)}. The same command continues with them."
     if record.size == "simulated":
-        return f"{tally} {SIMULATED[0].upper() + SIMULATED[1:]}."
+        return f"{tally} {ONLY_SIMULATED}"
     if count["fail"]:
         return f"{tally} Repair what failed before accepting a baseline."
     fit = [row for _, row in _of_cases(record) if row.status == "pass"]

@@ -118,8 +118,6 @@ NO_KERNEL = frozenset({
 """Operators that are not marked as views but still give the device nothing to do."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that do not fill their result
 
-SAVES_RANDOM_STATE = "run_and_save_rng_state"
-"""The higher-order operator that returns the state of the random numbers and the result of an operator."""
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
 """Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references (their
 callbacks run when tensors are freed)."""
@@ -300,7 +298,7 @@ class StepCounter(TorchDispatchMode):
             return NotImplemented
         out = func(*args, **kwargs)
         if given is not None:
-            result = out[1] if _is_named(func, SAVES_RANDOM_STATE) else out
+            result = out[1] if _saves_random_state(func) else out
             self._guarded(self._count, counted, its_args, its_kwargs, given, result)
         return out
 
@@ -477,9 +475,9 @@ def _keep_from_dynamo() -> None:
         skip_code(function.__code__)
 
 
-def _is_named(func: Any, name: str) -> bool:
-    """Return whether this is the higher-order operator of this name."""
-    return isinstance(func, HigherOrderOperator) and func.name() == name
+def _saves_random_state(func: Any) -> bool:
+    """Return whether this returns the state of the random numbers and the result of another operator."""
+    return isinstance(func, HigherOrderOperator) and func.name() == "run_and_save_rng_state"
 
 
 def _without_random_state(
@@ -490,12 +488,15 @@ def _without_random_state(
     Any other call is returned as it is. Compiled code runs operators such as dropout and attention in this
     way, to recompute them with the same random numbers.
     """
-    if _is_named(func, SAVES_RANDOM_STATE):
-        return args[0], args[1:], kwargs
-    if _is_named(func, "run_with_rng_state"):
-        return args[1], args[2:], kwargs
-    if _is_named(func, "graphsafe_run_with_rng_state"):
-        return args[0], args[1:], {name: value for name, value in kwargs.items() if name != "rng_state"}
+    if not isinstance(func, HigherOrderOperator):
+        return func, args, kwargs
+    match func.name():
+        case "run_and_save_rng_state":
+            return args[0], args[1:], kwargs
+        case "run_with_rng_state":
+            return args[1], args[2:], kwargs
+        case "graphsafe_run_with_rng_state":
+            return args[0], args[1:], {name: value for name, value in kwargs.items() if name != "rng_state"}
     return func, args, kwargs
 
 
