@@ -157,8 +157,11 @@ def with_explanation(failure: Failure, run_dir: RunDir, case: Case) -> Failure:
 
 
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """Add stacks and the ends of logs to a failure without a traceback, for its rank or for all ranks."""
-    if failure.traceback and "\n" in failure.traceback:
+    """Add stacks and the ends of logs to a failure without a traceback, for its rank or for all ranks.
+
+    A `mismatch` needs none of these, because its message says what to change in the case.
+    """
+    if failure.kind == "mismatch" or (failure.traceback and "\n" in failure.traceback):
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
     written = [read_stacks(run_dir)]

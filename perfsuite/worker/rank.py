@@ -380,17 +380,18 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return the `Failure` that describes an error in the rank's report.
 
-    The failure of a `ScriptError` has no traceback, because the script has ended.
+    The failure of a `ScriptError` has no traceback, because the script has ended. That of a `MismatchError`
+    has none either, because it would only show perfsuite's code, and the message says what to change.
     """
-    is_end = isinstance(error, errors.ScriptError)
+    has_none = isinstance(error, errors.ScriptError | errors.MismatchError)
     message = errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
         message = _in_a_line(error)
     return Failure(
         kind=_kind(error),
-        message=message if is_end else _first_line(message),
+        message=message if has_none else _first_line(message),
         rank=rank,
-        traceback=None if is_end else errors.readable("".join(traceback.format_exception(error))),
+        traceback=None if has_none else errors.readable("".join(traceback.format_exception(error))),
         at=time.time(),
     )
 

@@ -184,6 +184,12 @@ def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
         assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == expected
 
 
+def test_a_mismatch_has_neither_traceback_nor_logs(tmp_path: Path) -> None:
+    mismatch = Failure(kind="mismatch", message="loader='train:x': 'x' does not exist", rank=1, at=1)
+    logs = {"rank-1.log": "step 1\n", "agent-0.log": AGENT_SAYS}
+    assert cause(tmp_path, *failed(mismatch), logs=logs).traceback is None
+
+
 def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
     reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
