@@ -1,4 +1,0 @@
-import pytest
-from perfsuite import Case, Topology, case_params
-from perfsuite import Script
-from perfsuite.testing import *
