@@ -43,7 +43,7 @@ ANOTHER_MACHINE = (
 @app.command("list")
 @shares("baselines", "store", "as_json")
 def list_baselines(*, shared: Shared) -> None:
-    """List all baselines, reviewed or recorded here. Those of times and memory precede those of counts."""
+    """List all baselines, reviewed or recorded here: first times and memory, then counts."""
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     listed = [_listed(TIMES, store), _listed(COUNTS, store.counts)]
     if shared.as_json:
@@ -182,21 +182,24 @@ def accept(
     ] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[
-        int, typer.Option(help="Number of newest sessions whose launches are taken.", min=1)
+        int, typer.Option(help="Take the launches of this number of newest sessions.", min=1)
     ] = 1,
     only_counts: Annotated[
-        bool, typer.Option("--only-counts", help="Accept only counts, from any machine, and no times.")
+        bool,
+        typer.Option(
+            "--only-counts", help="Accept only counts, which can be from any machine, and no times."
+        ),
     ] = False,
     shared: Shared,
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and list the files to commit.
 
-    The launches of a case are taken from the newest session that measured it, for the hardware classes of the
-    newest session of all. At least 5 of them must be healthy. `--sessions 3` also takes the launches of the
-    two sessions before, so that the baseline shows how much days differ. Launches whose settings differ from
-    those of the newest launch are left out. The counts of the newest session, and its profile from
-    `--perf-explain`, are also accepted. `--only-counts` accepts only counts: one launch is enough, on any
-    machine, healthy or not. The exit status is 1 if a case was not accepted.
+    The launches of a case are taken from the newest session that measured the case. By default, only the
+    hardware classes of the newest session are accepted. At least 5 launches must be healthy. `--sessions 3`
+    also takes the launches of the two earlier sessions, so that the baseline shows how much days differ.
+    Launches whose settings differ from those of the newest launch are left out. The counts of the newest
+    session, and its profile from `--perf-explain`, are also accepted. `--only-counts` accepts only counts:
+    one launch is enough, on any machine, healthy or not. The exit status is 1 if a case was not accepted.
     """
     local = Store(shared.store)
     runs = counted(local, case, sessions) if only_counts else measured(local, hardware_class, case, sessions)

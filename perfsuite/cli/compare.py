@@ -58,7 +58,8 @@ def compare(
 ) -> None:
     """Compare two environments without a baseline: is arm B slower, or does it do more in a step?
 
-    The exit status is 1 if a case fails or is worse in arm B. Otherwise it is 3 if a case is undecided.
+    The exit status is 1 if a case fails or is worse in arm B. Otherwise, it is 3 if a case is undecided or
+    was not compared.
     """
     if against is None:
         raise CaseError("arm A is missing. Name it, for example with --against main")

@@ -24,19 +24,22 @@ from perfsuite.report.console import console, print_json
 def doctor(
     *,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check only the machine, without training; takes a few seconds.")
+        bool,
+        typer.Option("--quick", help="Check only the machine, without training. This takes a few seconds."),
     ] = False,
     expect: Annotated[
         str | None,
-        typer.Option(help="Hardware marker, such as h100: exit with status 2 unless it selects cases here."),
+        typer.Option(
+            help="Exit with status 2 if this hardware marker, such as h100, does not select cases here."
+        ),
     ] = None,
     shared: Shared,
 ) -> None:
-    """Check whether this machine measures reliably. Run it before the first nightly run on this machine.
+    """Check whether this machine measures reliably. Run this before the first nightly run on the machine.
 
-    It names the hardware class and the markers that select cases here. It checks torch, the driver,
-    permissions and other processes. It trains a small model to compare clocks and memory counters. Then it
-    launches a small case on every device a few times, to estimate the noise. The exit status is 1 if a check
+    The doctor names the hardware class and the markers that select cases here. It checks torch, the driver,
+    permissions and other processes. It trains a small model to compare clocks and memory counters. It
+    launches a small case on every device a few times to estimate the noise. The exit status is 1 if a check
     fails. It is 3 if a check has no result, for example while other jobs use the machine.
     """
     expected = _expected(expect)

@@ -37,10 +37,10 @@ def selftest(
     ] = "ddp",
     shared: Shared,
 ) -> None:
-    """Inject every fault into a small case, and check that each is caught and that a clean run passes.
+    """Inject each fault into a small case; check that every fault is caught, and that a clean run passes.
 
-    With frameworks that train, such as `ddp`, faults that change the work of a step are injected as well.
-    They are found by the counts of the step, in one launch each.
+    If the framework trains for real, such as `ddp`, faults that change the work of a step are injected as
+    well, each in one launch. These faults must be found in the counts of the step.
 
     The exit status is 1 if a check fails. It is 3 if part of the gate could not be tested, because the
     machine was too unhealthy or something is missing.

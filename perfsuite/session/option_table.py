@@ -157,20 +157,20 @@ OPTIONS = (
         metavar="DIR",
         parse=report,
         help="write a report to DIR: index.html, summary.md for CI, and results.json",
-        page="It is also written if the session is interrupted",
+        page="The report is also written if the session is interrupted",
     ),
     Option(
         name="json",
         metavar="FILE",
         parse=file,
         help="write every verdict and number to FILE as JSON",
-        page="Each session also writes it to the store as `results.json`",
+        page="Each session also writes this file to the store, as `results.json`",
     ),
     Option(
         name="explain",
         ini=True,
-        help="launch a regressed case once more, profile some of its steps and report what changed; also "
-        "profile a case whose launches can become a baseline",
+        help="launch a regressed case once more, profile some of its steps, and report what changed; also "
+        "profile each case whose launches can become a baseline",
         page="See [Explain](explain.md)",
     ),
     Option(
@@ -207,7 +207,7 @@ OPTIONS = (
         sets="fail_without_baseline",
         ini=True,
         of_verdict=True,
-        help="if a case has no baseline, record one in the store, or fail",
+        help="what to do if a case has no baseline: record one in the store, or fail",
         page="With `fail`, a [reviewed baseline without a case](your-repository.md#4-the-night) also fails "
         "a complete nightly run",
     ),
@@ -216,7 +216,7 @@ OPTIONS = (
         metavar="OUTCOMES",
         parse=strict,
         ini=True,
-        help="also fail cases that are improved or inconclusive: --perf-strict=improved,inconclusive",
+        help="outcomes that also fail a case: improved, inconclusive, or both, separated by a comma",
     ),
     Option(
         name="shadow",
@@ -231,22 +231,22 @@ OPTIONS = (
         parse=share,
         default="0",
         ini=True,
-        help="fail the session if less than this share of its cases is judged, for example 90% or 0.9",
+        help="fail the session if less than this share of its cases was judged, for example 90% or 0.9",
     ),
     Option(
         name="budget",
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        help="end within TIME (40min, 2h), estimated from earlier durations: launch every case once, and use "
-        "the time that is left for more launches",
+        help="end after about TIME (40min, 2h): launch every case once, and use the remaining time for more "
+        "launches; durations are estimated from earlier launches",
         page="See [A budget](your-repository.md#a-budget)",
     ),
     Option(
         name="shard",
         metavar="K/N",
         parse=shard,
-        help="run shard K of N of the cases, for example 2/8",
+        help="divide the cases into N shards, and run only shard K, for example 2/8",
     ),
     Option(
         name="wait-quiet",
@@ -255,8 +255,9 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="maximum wait for other users of the machine; with 0, launch again immediately",
-        page="It only applies if cases run on this machine",
+        help="maximum time to wait until other programs stop using the machine; with 0, launch again without "
+        "waiting",
+        page="This option only applies if cases run on this machine",
     ),
     Option(
         name="wait-lock",
@@ -265,13 +266,13 @@ OPTIONS = (
         default=f"{LOCK_WAIT_S / 3600:.0f}h",
         sets="wait_lock_s",
         ini=True,
-        help="maximum wait for another session on this machine (90s, 40min, 12h) before cases fail",
+        help="maximum time to wait for another session on this machine (90s, 40min, 12h); then cases fail",
         page="See [A shared machine](not-judged.md#a-shared-machine)",
     ),
     Option(
         name="allow-shared",
-        help="do not wait for other users of the machine: judge and record only counts, and show timings "
-        "without judging them",
+        help="do not wait until other programs stop using the machine; judge and record only counts, and "
+        "show times without judging them",
     ),
     Option(
         name="launcher",
@@ -304,7 +305,8 @@ OPTIONS = (
         name="against",
         metavar="ARM",
         help="compare with another environment instead of baselines. ARM: NAME=VALUE, PACKAGE==VERSION, "
-        "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several, separated by spaces",
+        "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several of these, separated by "
+        "spaces",
         page="See [Two environments](compare.md)",
     ),
     Option(
@@ -342,7 +344,8 @@ OPTIONS = (
         metavar="FAULT",
         parse=fault,
         of_verdict=True,
-        help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
+        help="inject a fault to test whether it is found, for example slowdown=30%; such launches are never "
+        "recorded",
         page="See [Faults](#faults)",
     ),
 )

@@ -42,12 +42,14 @@ def first_night(
         Size | None,
         typer.Option(
             help="Size of the training: `full`, `tiny` (default without GPUs), or `simulated`, which only "
-            "tries the command."
+            "tries out this command."
         ),
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(metavar="TIME", help="Stop after this time, such as 40min or 2h. Repeat to go on."),
+        typer.Option(
+            metavar="TIME", help="Stop after this time, such as 40min or 2h. To continue, run again."
+        ),
     ] = BUDGET,
     image: Annotated[
         str | None, typer.Option(help="Also launch in this container image, which must contain perfsuite.")
@@ -60,10 +62,10 @@ def first_night(
 ) -> None:
     """Examine a new machine before its first baseline, and write a page about it.
 
-    It examines the machine, tests the gate, measures the noise, injects faults, tries every framework, and
-    measures your cases twice. It adapts to the number of GPUs, and also works without one. After an
-    interruption, the same command continues. The exit status is 1 if a check failed. It is 3 if a check has
-    no result or did not run.
+    The steps check the machine, test the gate, measure the noise, inject faults, try every framework, and
+    measure your cases twice. They adapt to the number of GPUs, and also work without a GPU. After an
+    interruption, run the same command again to continue. The exit status is 1 if a check failed. It is 3 if a
+    check has no result or did not run.
     """
     unknown_names = [name for name in step or () if name not in NAMES]
     if unknown_names:

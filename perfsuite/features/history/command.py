@@ -50,8 +50,8 @@ Notify = Annotated[
     str | None,
     typer.Option(
         metavar="VARIABLE",
-        help="Post the cases that changed since the night before to a webhook of Slack or Mattermost. This "
-        "environment variable holds the address of the webhook.",
+        help="Environment variable with the address of a Slack or Mattermost webhook. Cases that changed "
+        "since the night before are posted there.",
     ),
 ]
 Branch = Annotated[
@@ -73,10 +73,10 @@ def add(
 ) -> None:
     """Add sessions to a history. Adding a session again changes nothing.
 
-    Results that were injected, failed or unhealthy are left out and listed, and so are sessions without a
-    commit or with uncommitted changes. An unhealthy result is kept if the only reason is that it is slower
-    although nothing changed. The exit status is 1 if no result of the given sessions can be kept. It is 2 if
-    a file cannot be read; the other files are still added.
+    Failed and unhealthy results, and results with an injected fault, are left out and listed. So are
+    sessions without a commit or with uncommitted changes. An unhealthy result is kept if the only reason
+    is that the case is slower although nothing changed. The exit status is 1 if no result of the given
+    sessions can be kept. It is 2 if a file cannot be read; the other files are still added.
     """
     status = _added(results or stored_results(shared.store), history_dir, notify)
     if results and status == NOTHING_KEPT:
@@ -262,7 +262,9 @@ def list_history(
 @shares("baselines")
 def publish(
     *,
-    out: Annotated[Path, typer.Option("--out", help="Directory for the pages only. Its files are replaced.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory that is used only for the pages. Its files are replaced.")
+    ],
     history_dir: History = HISTORY,
     repo: Annotated[Path, typer.Option(help="Full clone of the repository with the cases.")] = Path(),
     branch: Branch = "",
@@ -297,7 +299,7 @@ def trend(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Report changes from this day on (default: the last 90 days and any case still worse).",
+            help="Report changes from this day on (default: 90 days, and older regressions still there).",
         ),
     ] = None,
     repo: Annotated[

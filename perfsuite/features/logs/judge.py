@@ -165,7 +165,7 @@ def judge(
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="TensorBoard log of a launch before the change. Give it three times or more."),
+        typer.Option(help="TensorBoard log of a launch before the change. Give at least three logs."),
     ] = None,
     tag: Annotated[
         str | None,

@@ -65,7 +65,7 @@ def init(
         str,
         typer.Option(
             metavar="OWNER/REPOSITORY@COMMIT",
-            help="Call the workflow in this copy of perfsuite. It also keeps a history and opens issues.",
+            help="Call the workflow of this copy of perfsuite, which also keeps a history and opens issues.",
         ),
     ] = "",
     slurm: Annotated[
@@ -73,9 +73,9 @@ def init(
     ] = False,
     shared: Shared,
 ) -> None:
-    """Write a first case file, entries for .gitignore, pytest settings and, if requested, a nightly run.
+    """Write a first case file, lines for .gitignore, pytest's settings and, if requested, a nightly run.
 
-    Existing files are not overwritten.
+    Existing files are never overwritten. Lines are appended to an existing .gitignore.
     """
     cases = shared.cases
     error = hardware_error(hardware)

@@ -61,7 +61,7 @@ def night(
 ) -> None:
     """Check the machine and the gate, measure every case for the given hardware, and report.
 
-    If GITHUB_STEP_SUMMARY is set, the summary is appended to the file that it names. The exit status is 1 if
+    If GITHUB_STEP_SUMMARY names a file, the summary is appended to this file. The exit status is 1 if
     a case is worse, fails or has no baseline, if fewer than 90% of the cases were judged, or if the self-test
     missed a fault. It is 2 if nothing was measured.
 

@@ -48,7 +48,9 @@ def bisect(
     ] = ".",
     package: Annotated[
         str | None,
-        typer.Option(help="Search the versions of this package. --good and --bad are two versions."),
+        typer.Option(
+            help="Search the versions of this package. --good and --bad are then two of its versions."
+        ),
     ] = None,
     dry: DryWay = False,
     counts: CountsWay = False,

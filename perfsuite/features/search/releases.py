@@ -57,7 +57,7 @@ def releases(
         ),
     ] = False,
     launch: Annotated[
-        bool, typer.Option("--launch", help="Launch every case, even if it can be run dry.")
+        bool, typer.Option("--launch", help="Launch every case, even if a dry run is possible.")
     ] = False,
     launcher: Launcher = None,
     yes: Yes = False,
