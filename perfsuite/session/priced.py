@@ -96,17 +96,27 @@ def _naive(finding: Finding, collective: Collective, machine: Machine, why: str)
 def in_words(cost: Cost) -> str:
     """Return the price as the end of a sentence."""
     if cost.why_naive is not None:
-        naive = "" if cost.most_s is None else f" about {duration(abs(cost.most_s))} if nothing hides it:"
-        return f"; its time in a step is unknown,{naive} {cost.why_naive}"
-    hidden = ""
-    if cost.hidden_above is not None:
-        hidden = f", hidden while each GPU gets more than {cost.hidden_above / 1e9:.2g} GB/s"
+        return _naive_words(cost.most_s, cost.why_naive)
+    nothing = "" if cost.hidden_above is None else f"nothing if each GPU can send {_rate(cost.hidden_above)}"
     if cost.least_s is None or cost.most_s is None or cost.step_s is None:
-        return f"; its time in a step is unknown without the speed of the network{hidden}"
+        but = f", but {nothing}" if nothing else ""
+        return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
     largest = max(abs(cost.least_s), abs(cost.most_s)) / cost.step_s
     kind = "saving" if cost.most_s <= 0 and cost.least_s < 0 else "cost"
     ends = sorted((abs(cost.least_s), abs(cost.most_s)))
+    also = f", and {nothing}" if nothing else ""
     return (
         f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
-        f"{duration(cost.step_s)} (at most {largest:.1%}){hidden}"
+        f"{duration(cost.step_s)} (at most {largest:.1%}){also}"
     )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2g} GB/s or more"
+
+
+def _naive_words(moved_s: float | None, why: str) -> str:
+    if moved_s is None:
+        return f"; how much the step waits for it is unknown: {why}"
+    alone = duration(abs(moved_s))
+    return f"; sending these bytes takes {alone}, but how much of that the step waits for is unknown: {why}"

@@ -78,7 +78,7 @@ def test_hidden_bytes_cost_little_above_a_rate(tmp_path: Path) -> None:
     assert cost.most_s is not None
     assert cost.step_s is not None
     assert cost.most_s < 0.02 * cost.step_s
-    assert "hidden while each GPU gets more than" in sentence
+    assert ", and nothing if each GPU can send " in sentence
 
 
 def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
     (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
     assert found.cost is not None
     assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
-    assert "about 7.2 ms if nothing hides it" in found.sentence
+    assert "; sending these bytes takes 7.2 ms, but how much of that " in found.sentence
     assert "does not exist. Run the case dry again" in found.sentence
 
 
@@ -113,7 +113,7 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(3 * GIB, compiled=compiled))
     directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 3 * GIB))]
     (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
-    assert "if nothing hides it: the model is compiled" in found.sentence
+    assert "the step waits for is unknown: the model is compiled" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
         (
             Cost(least_s=0.0, most_s=0.006, step_s=0.43, hidden_above=31e9),
             "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%), "
-            "hidden while each GPU gets more than 31 GB/s",
+            "and nothing if each GPU can send 31 GB/s or more",
         ),
         (
             Cost(hidden_above=31e9),
-            "; its time in a step is unknown without the speed of the network, "
-            "hidden while each GPU gets more than 31 GB/s",
+            "; predicted cost: unknown, because the speed of the network is unknown, "
+            "but nothing if each GPU can send 31 GB/s or more",
         ),
-        (Cost(why_naive="why"), "; its time in a step is unknown, why"),
+        (Cost(why_naive="why"), "; how much the step waits for it is unknown: why"),
     ],
 )
 def test_a_price_in_words(cost: Cost, words: str) -> None:
