@@ -84,5 +84,7 @@ def _forecast(its: Forecast) -> list[str]:
         f"{plural(len(its.cases), 'measured case')} with the same parallelism, {factors}"
     ]
     if its.checked:
-        lines.append(f"{its.held} of {plural(its.checked, 'earlier forecast')} held when it was measured")
+        lines.append(
+            f"of {plural(its.checked, 'earlier forecast')}, {its.held} held when the case was measured"
+        )
     return lines
