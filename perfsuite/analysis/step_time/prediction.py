@@ -58,12 +58,16 @@ def by_host(step: Sequence[Entry], machine: Machine) -> tuple[tuple[float, float
     """Return the seconds of a step for each factor in `SLOWER_HOSTS`, as pairs. Raises `PredictionError`."""
     durations = Durations(step, machine)
     kernels_s = _kernels_s(step, durations, machine)
-    seconds = []
-    for factor in SLOWER_HOSTS:
-        its = machine._replace(host=machine.host._replace(factor=factor * machine.host.factor))
-        without_links_s, exposed_s, slowed_s = _delays(step, durations, its, kernels_s)
-        seconds.append((factor, without_links_s + exposed_s + slowed_s))
-    return tuple(seconds)
+    return tuple(
+        (factor, sum(_delays(step, durations, machine.with_host(factor), kernels_s)))
+        for factor in SLOWER_HOSTS
+    )
+
+
+def total_s(step: Sequence[Entry], machine: Machine) -> float:
+    """Return the seconds of a step, which can be without kernels. Raises `PredictionError`."""
+    durations = Durations(step, machine)
+    return sum(_delays(step, durations, machine, _kernels_s(step, durations, machine)))
 
 
 def _kernels_s(step: Sequence[Entry], durations: Durations, machine: Machine) -> float:
