@@ -42,7 +42,8 @@ def _published(step: PublishedStep) -> MeasuredCase:
     return MeasuredCase(", ".join(step.row.settings), expected, parts.total_s / step.ratio)
 
 
-def _one_h100() -> list[MeasuredCase]:
+def one_h100() -> list[MeasuredCase]:
+    """Return the cases that were predicted and measured on one H100."""
     predicted = documents.read(PREDICTED, PredictedFile).predicted
     return [
         MeasuredCase(case_id, facts.expected, MEASURED_MS[case_id] / 1e3)
@@ -55,4 +56,3 @@ CLUSTERS = {
     cluster: [_published(step) for step in STEPS if step.cluster == cluster]
     for cluster in dict.fromkeys(step.cluster for step in STEPS)
 }
-ONE_H100 = _one_h100()

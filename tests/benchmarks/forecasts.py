@@ -7,6 +7,7 @@ python -m tests.benchmarks.forecasts record FILE      # predict the cases of one
 """
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -20,14 +21,17 @@ from perfsuite import documents
 from perfsuite.analysis.step_time.forecast import MeasuredCase, forecast
 from perfsuite.dry.driver import dry_run
 from perfsuite.errors import PredictionError
+from perfsuite.results.amounts import duration
 from perfsuite.results.dry_facts import DryFacts, Forecast
-from tests.bench_cases.forecast_cases import CLUSTERS, ONE_H100, PREDICTED, PredictedFile
+from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile, one_h100
 from tests.benchmarks import show_table
 from tests.gpu.test_day import SCRIPT, WIDE
 
+KNOWN = (1, 2, 3)  # numbers of measured cases from which another case is forecast, besides all others
+
 
 class Tried(NamedTuple):
-    """The forecast of a case from all other cases of its cluster."""
+    """The forecast of a case from some other cases of its cluster."""
 
     case: MeasuredCase
     forecast: Forecast | None
@@ -39,14 +43,15 @@ class Tried(NamedTuple):
         return self.forecast is not None and self.forecast.holds(self.case.step_s)
 
 
-def leave_one_out(cases: Sequence[MeasuredCase], most: int | None = None) -> Iterator[Tried]:
-    """Yield the forecast of each case from the others, or from the first `most` others."""
+def tries(cases: Sequence[MeasuredCase], number: int) -> Iterator[Tried]:
+    """Yield the forecast of each case from each choice of this number of other cases."""
     for case in cases:
-        others = [other for other in cases if other is not case][:most]
-        try:
-            yield Tried(case, forecast(case.expected, others))
-        except PredictionError as error:
-            yield Tried(case, None, str(error))
+        others = [other for other in cases if other is not case]
+        for chosen in itertools.combinations(others, number):
+            try:
+                yield Tried(case, forecast(case.expected, chosen))
+            except PredictionError as error:
+                yield Tried(case, None, str(error))
 
 
 def record(file: Path) -> None:
@@ -65,23 +70,26 @@ def record(file: Path) -> None:
     print(digest(file))
 
 
-def _rows(cluster: str, tries: Sequence[Tried]) -> Iterator[tuple[str, ...]]:
-    for one in tries:
-        measured = f"{1e3 * one.case.step_s:,.1f}"
-        if one.forecast is None:
-            yield cluster, one.case.case_id, measured, "-", one.reason
-        else:
-            interval = f"{1e3 * one.forecast.low_s:,.1f} to {1e3 * one.forecast.high_s:,.1f}"
-            yield cluster, one.case.case_id, measured, interval, "held" if one.holds else "missed"
+def _row(one: Tried) -> tuple[str, ...]:
+    case = one.case
+    error = case.expected.step_s / case.step_s - 1
+    ends = (case.case_id, duration(case.step_s), f"{error:+.1%}")
+    if one.forecast is None:
+        return (*ends, "-", one.reason)
+    interval = f"{duration(one.forecast.low_s)} to {duration(one.forecast.high_s)}"
+    return (*ends, interval, "yes" if one.holds else "no")
 
 
-def _coverage(cluster: str, tries: Sequence[Tried]) -> tuple[str, ...]:
-    made = [one.forecast for one in tries if one.forecast is not None]
-    if not made:
-        return cluster, str(len(tries)), "0", "-", "-"
-    width = median(one.high_s / one.low_s for one in made)
-    held = sum(one.holds for one in tries)
-    return cluster, str(len(tries)), str(len(made)), str(held), f"+-{width**0.5 - 1:.1%}"
+def _coverage(cluster: str, cases: Sequence[MeasuredCase]) -> Iterator[tuple[str, ...]]:
+    numbers = [number for number in KNOWN if number < len(cases) - 1]
+    for number in (*numbers, len(cases) - 1):
+        tried = [*tries(cases, number)]
+        widths = [one.forecast.high_s / one.forecast.low_s for one in tried if one.forecast is not None]
+        if widths:
+            held = sum(one.holds for one in tried)
+            width = median(widths) ** 0.5 - 1
+            shown = (str(number), str(len(tried)), str(len(widths)), f"{held} ({held / len(widths):.0%})")
+            yield cluster, *shown, f"±{width:.1%}"
 
 
 def main() -> None:
@@ -93,16 +101,16 @@ def main() -> None:
     if given.command == "record":
         record(given.file)
         return
-    tables = {**CLUSTERS, "one H100": ONE_H100}
-    tries = {name: [*leave_one_out(cases)] for name, cases in tables.items()}
+    tables = {**CLUSTERS, "one H100": one_h100()}
     show_table(
-        ("cluster", "case", "measured, ms", "forecast, ms", "held"),
-        (row for name, of_cluster in tries.items() for row in _rows(name, of_cluster)),
+        ("cluster", "measured cases", "other cases", "forecasts", "held", "median interval"),
+        itertools.chain.from_iterable(_coverage(name, cases) for name, cases in tables.items()),
     )
     print()
+    cases = tables["one H100"]
     show_table(
-        ("cluster", "cases", "forecasts", "held", "median interval"),
-        (_coverage(name, of_cluster) for name, of_cluster in tries.items()),
+        ("case", "measured", "error of the expected time", "forecast from the other cases", "held"),
+        map(_row, tries(cases, len(cases) - 1)),
     )
 
 
