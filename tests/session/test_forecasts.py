@@ -52,7 +52,8 @@ def test_other_gpus_and_failures_are_left_out(tmp_path: Path) -> None:
     other = launched(FIRST, 1.2, prediction=expected, device_name="NVIDIA A100-SXM4-80GB")
     failed = launched(FIRST, 1.2, prediction=expected)
     failed = failed.replace(verdict=failed.verdict.replace(outcome="failed"))
-    assert forecasts(tmp_path, other, failed).cases == []
+    shared = launched(FIRST, 1.2, prediction=expected, shared=True)
+    assert forecasts(tmp_path, other, failed, shared).cases == []
     damaged = tmp_path / "damaged.json"
     damaged.write_text("{")
     assert Forecasts([damaged], H100).cases == []
