@@ -80,7 +80,7 @@ def _forecast(its: Forecast) -> list[str]:
     if its.host_factor is not None:
         factors += f", and the host {its.host_factor:.2f} times"
     lines = [
-        f"forecast {_range(its)} for a step on this kind of GPU (nine of ten should be in this range): in "
+        f"forecast {_range(its)} for a step on this kind of GPU (meant to hold nine times out of ten): in "
         f"{plural(len(its.cases), 'measured case')} with the same parallelism, {factors}"
     ]
     if its.checked:

@@ -5,7 +5,7 @@ A change of the model must not make them hold less often, or widen their interva
 
 import pytest
 
-from tests.bench_cases.forecast_cases import CLUSTERS
+from tests.bench_cases.forecast_cases import CLUSTERS, one_h100
 from tests.benchmarks.forecasts import tries
 
 A100 = "torchtitan on 64 A100"
@@ -32,3 +32,11 @@ def test_another_parallelism_has_no_forecast() -> None:
         if one.case is tensor_parallel:
             assert one.forecast is None
             assert "same parallelism" in one.reason
+
+
+def test_most_cases_of_a_small_model_are_in_a_wide_interval() -> None:
+    """The host's Python code in LoRA and in selective checkpointing by operator is not in the log."""
+    cases = one_h100()
+    missed = [one.case.case_id for one in tries(cases, len(cases) - 1) if not one.holds]
+    assert len(missed) == 2
+    assert all("lora" in case_id or "selective-op" in case_id for case_id in missed)

@@ -68,8 +68,8 @@ def test_cases_without_a_prediction_say_nothing() -> None:
 def test_a_forecast_in_words() -> None:
     facts = DryFacts(forecast=INTERVAL.replace(host_factor=2.5, held=5, checked=6))
     assert of_dry_run(facts, "tokens") == [
-        "forecast of 500.0 ms to 600.0 ms for a step on this kind of GPU (nine of ten should be in this "
-        "range): in 2 measured cases with the same parallelism, the GPU takes 1.10 times as long as "
+        "forecast of 500.0 ms to 600.0 ms for a step on this kind of GPU (meant to hold nine times out of "
+        "ten): in 2 measured cases with the same parallelism, the GPU takes 1.10 times as long as "
         "expected, and the host 2.50 times",
         "of 6 earlier forecasts, 5 held when the case was measured",
     ]
