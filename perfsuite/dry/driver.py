@@ -16,7 +16,15 @@ from perfsuite.analysis.step_time.expected import expected
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.hardware import Machine
 from perfsuite.dry.fit import facts_of
-from perfsuite.dry.machine import OF_ONE_DEVICE, RANKS_MEET, Device, pretended, telling_ranks, why_not_dry
+from perfsuite.dry.machine import (
+    OF_ONE_DEVICE,
+    RANKS_MEET,
+    Device,
+    pretended,
+    pretended_gpu,
+    telling_ranks,
+    why_not_dry,
+)
 from perfsuite.errors import CaseError, DryRunError, FileError, PredictionError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm, ask
@@ -43,6 +51,7 @@ def dry_run(
     *,
     ranks: Sequence[int] | None = None,
     device: Device | None = None,
+    gpu: str | None = None,
     arm: Arm = HERE,
     stop: Event | None = None,
     counted_steps: int = 1,
@@ -50,11 +59,11 @@ def dry_run(
 ) -> Run:
     """Run the given ranks of `case` dry, one after another, each in its own process.
 
-    By default, `ranks` are the first rank and, if ranks differ by design, the last (`telling_ranks`). `arm`
-    is the environment of the processes. Setting `stop` kills the running process. `counted_steps` consecutive
-    steps are counted. `interconnect` is the network of the machines (`Machine.interconnect`), if it is known.
-    `directory` has the same layout as for a launch. If a process fails, the failure is in
-    `Run.failure`.
+    By default, `ranks` are the first rank and, if ranks differ by design, the last (`telling_ranks`). `gpu`
+    is the product to simulate, by default the one that the case is meant for. `arm` is the environment of the
+    processes. Setting `stop` kills the running process. `counted_steps` consecutive steps are counted.
+    `interconnect` is the network of the machines (`Machine.interconnect`), if it is known. `directory` has
+    the same layout as for a launch. If a process fails, the failure is in `Run.failure`.
 
     Raises `DryRunError` if the case cannot be run dry, and `CaseError` if its framework refuses the case.
     """
@@ -63,7 +72,9 @@ def dry_run(
         if not 0 <= rank <= last:
             has = f"ranks 0 to {last}" if last else "only rank 0"
             raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
-    machine, instead = pretended(case, device)
+    machine, instead = pretended(case, device if gpu is None else "cuda")
+    if gpu is not None:
+        machine = pretended_gpu(gpu, case.topology)
     machine = machine.replace(interconnect=interconnect)
     reason = why_not_dry(case, machine)
     if reason is not None:

@@ -122,6 +122,9 @@ def _most_speed(result: Measurement) -> Cell | None:
     return _speed(limit.tokens_per_s, result, "tokens") if limit is not None and limit.is_bound else None
 
 
+EXPECTED_SHARE = Column(
+    "of expected", lambda result: _cell(result.expected_share, lambda share: amount(share, "share"))
+)
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
 MEMORY_CHANGE = _change("memory vs baseline", PEAK_MEMORY)
 DRY = (  # columns of dry runs: the work of a step, its share of the card's memory, its maximum speed

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from perfsuite.case.case import Unit
-from perfsuite.report import counts, profile, spans, summary
+from perfsuite.report import counts, expected, profile, spans, summary
 from perfsuite.report.text import plural, sentence
 from perfsuite.results.amounts import amount, duration, rate
-from perfsuite.results.dry_facts import DryFacts, Expected, Fit, Roofline
+from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: other jobs used the machine, so only counts are judged, and figures are only shown"
-LEAST_PART = 0.002  # parts of the expected time are named if they exceed this share of the step
 MOST_TUNED = 3  # maximum number of differently tuned kernels that a sentence names
 _size = partial(amount, unit="bytes")
 
@@ -35,7 +34,7 @@ class Explained:
     not_counted: Sequence[str]  # why there are no counts, although there is a baseline of them
     excuses: Sequence[str]  # circumstances: other users, injected faults, a known issue, waivers
     held: Sequence[str]  # steps that were long because of an event
-    predicted: Sequence[str]  # predictions of a dry run
+    predicted: Sequence[str]  # predictions of a dry run, and how launches compare with them
     changed: Sequence[str]  # changes in the environment since the baseline, in one line
     notes: Sequence[str]  # remarks on the launches
     files: Mapping[str, str]  # paths of the baselines and of the launches' files, by description
@@ -63,7 +62,7 @@ def explained(result: Measurement) -> Explained:
         not_counted=[] if hidden is None else [f"counts: {hidden}"],
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
         held=spans.held(() if result.dry else result.runs),
-        predicted=prediction(result.dry_facts, result.unit),
+        predicted=[*prediction(result.dry_facts, result.unit), *expected.of_launches(result)],
         changed=[*_changed(result), *_tuned_differently(result)],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],
         files=dict(_files(result)),
@@ -127,8 +126,7 @@ def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
     return [
         *([] if facts.fit is None else _memory(facts.fit)),
         *([] if facts.roofline is None else _speed(facts.roofline, unit)),
-        *([] if facts.expected is None else _expected(facts.expected, unit)),
-        *([] if facts.no_expected is None else [f"no expected time of a step: {facts.no_expected}"]),
+        *expected.of_dry_run(facts, unit),
     ]
 
 
@@ -145,27 +143,6 @@ def _memory(fit: Fit) -> list[str]:
         f"({_size(fit.reserved_expandable)} with expandable segments), "
         f"allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",
         f"outside the allocator: {', '.join(outside)}",
-    ]
-
-
-def _expected(step: Expected, unit: Unit) -> list[str]:
-    parts = {
-        "matmuls": step.matmul_s,
-        "attention": step.attention_s,
-        "other kernels": step.memory_s,
-        "slower kernels during communication": step.slowed_s,
-        "waiting for communication": step.exposed_s,
-        "waiting for the host": step.host_s,
-    }
-    noticed = [f"{name} {duration(part)}" for name, part in parts.items() if part > LEAST_PART * step.step_s]
-    published = "too few steps are published to know how close this kind of accelerator comes to this speed"
-    if step.published is not None:
-        low, high = step.published
-        published = f"published steps on this accelerator reach {low:.0%} to {high:.0%} of this speed"
-    return [
-        f"a step is expected to take {duration(step.step_s)} ({rate(step.tokens_per_s)} {unit}/s): "
-        f"{', '.join(noticed)}",
-        published,
     ]
 
 

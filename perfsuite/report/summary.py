@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as report_counts
+from perfsuite.report import expected
 from perfsuite.report.answer import answer
 from perfsuite.report.nodes import scalings
 from perfsuite.report.text import cut, detectable, percent, plural
@@ -390,10 +391,12 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
 def quiet_notes(result: Measurement) -> list[str]:
     """Return the notes on a case that needs no action.
 
-    These are the reason why it was not counted, unexplained choices of a library, and `launch_notes`.
+    These are the reason why it was not counted, unexplained choices of a library, `launch_notes`, and for a
+    first baseline its speed relative to the expected speed.
     """
     unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
-    return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
+    of_first = expected.of_launches(result) if result.verdict.is_recorded else []
+    return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result), *of_first]
 
 
 def excuses(result: Measurement) -> list[str]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document, unsealed
+from perfsuite.results.dry_facts import Expected
 from perfsuite.results.rank_report import Dtypes, Flops, Observed
 from perfsuite.results.run import Figures, Run
 
@@ -72,6 +73,7 @@ class Baseline(BaselineDocument):
     dtypes: Dtypes = Field(default_factory=dict)  # in the newest launch's model; empty: not recorded
     recorded_at: str
     accepted: Acceptance | None = None
+    expected: Expected | None = None  # the predicted time of a step; None: it was not predicted
 
     def values(self, figure: str) -> list[float]:
         """Return a figure of each launch that has it, in the order of the launches."""

@@ -9,6 +9,9 @@ from perfsuite.documents import Data
 from perfsuite.results.counts import Collective, RankCounts
 
 FitWord = Literal["fits", "tight", "does not fit"]
+Parallelism = Literal["none", "replicated", "sharded", "within layers"]
+"""How the ranks share the work, according to their collectives: they send nothing, only gradients (DDP), also
+parameters (FSDP), or also activations within the layers (tensor parallelism)."""
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 """Collectives in which a rank sends the part of the message that is not its own."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
@@ -170,6 +173,10 @@ class Expected(Data):
     # Lowest and highest share of the predicted speed that published steps reach on this accelerator; None:
     # too few are published.
     published: tuple[float, float] | None = None
+    parallelism: Parallelism | None = None  # None in a dry run by an older perfsuite
+    # Pairs of a factor and the seconds of a step if the host takes that many times as long as assumed, in
+    # ascending order. Empty in a dry run by an older perfsuite.
+    by_host: tuple[tuple[float, float], ...] = ()
 
     @property
     def step_s(self) -> float:
@@ -187,6 +194,25 @@ class Expected(Data):
         return tokens_per_s / self.tokens_per_s
 
 
+class Forecast(Data):
+    """The time of a step on a machine on which other cases were measured, as an interval.
+
+    Nine of ten measurements should be in the interval.
+    """
+
+    low_s: float
+    high_s: float
+    cases: tuple[str, ...]  # ids of the measured cases with the same parallelism
+    gpu_factor: float  # measured times of the GPU relative to the expected times
+    host_factor: float | None  # the same for the host; None: no measured case shows it
+    held: int = 0  # number of earlier forecasts on this kind of GPU in whose interval the measurement was
+    checked: int = 0  # number of earlier forecasts whose case was measured later
+
+    def holds(self, step_s: float) -> bool:
+        """Return whether a measured time is in the interval."""
+        return self.low_s <= step_s <= self.high_s
+
+
 class DryFacts(Data):
     """The predictions of a dry run for a case, made from the ranks that were run."""
 
@@ -194,3 +220,6 @@ class DryFacts(Data):
     roofline: Roofline | None = None  # None in the cases that `roofline` describes
     expected: Expected | None = None
     no_expected: str | None = None  # why `expected` is None; on a CPU, both are None
+    forecast: Forecast | None = None
+    # Why `forecast` is None. Both are None if there is no expected time, or if no case was measured.
+    no_forecast: str | None = None

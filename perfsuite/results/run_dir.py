@@ -113,6 +113,11 @@ class RunDir:
         """Return the files of the launch for a profile of the case whose launches are in `directory`."""
         return cls(directory / "profile")
 
+    @classmethod
+    def of_prediction(cls, directory: Path) -> RunDir:
+        """Return the files of the dry run that predicts the speed of the case with these launches."""
+        return cls(directory / "prediction")
+
     @property
     def compile_caches(self) -> Path:
         """The directory of compile caches, which later launches of the same case, session and arm use."""

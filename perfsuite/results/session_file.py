@@ -32,6 +32,7 @@ class Measurement(Data):
     excused: Excuse | None = None
     waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
+    prediction: DryFacts | None = None  # of a dry run after the launches; None: no such dry run was wanted
     shared: bool = False  # whether others used the machine during these launches, so figures prove nothing
 
     @property
@@ -79,6 +80,13 @@ class Measurement(Data):
     def dry_facts(self) -> DryFacts:
         """The predictions of the newest dry run; empty for a case that was launched."""
         return next((run.dry_facts for run in reversed(self.runs) if run.dry_facts is not None), DryFacts())
+
+    @property
+    def expected_share(self) -> float | None:
+        """The share, 0 to 1, of the expected speed that the launches reached; None if it is unknown."""
+        expected = None if self.prediction is None else self.prediction.expected
+        speed = self.figures.tokens_per_s
+        return None if expected is None or speed is None else expected.share(speed)
 
     @property
     def measured_steps(self) -> list[float]:

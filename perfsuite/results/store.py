@@ -11,6 +11,7 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
     .perfsuite/runs/<session>/<case id>/profile/            the files of a launch for a profile
+    .perfsuite/runs/<session>/<case id>/prediction/         the files of a dry run that predicts the speed
     .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
     .perfsuite/compare/<session>/                           the files of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)

@@ -11,12 +11,15 @@ from perfsuite.measure import measure, profile_once
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.count_baseline import target_of
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline
+from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
+from perfsuite.session.prediction import predicted
 from perfsuite.session.setup import MISSING_FAILS
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
@@ -30,6 +33,7 @@ class AgainstBaseline(Mode):
     """Judge cases against accepted or recorded baselines."""
 
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
+    _forecast: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
 
     def refused(self, task: Task) -> Verdict | None:
         """Return a failed verdict if a required baseline is missing, unless the case is allowed to fail."""
@@ -83,10 +87,41 @@ class AgainstBaseline(Mode):
         verdict = result.verdict
         if verdict.is_recorded:
             recorded = baseline.from_runs(runs, sessions=[Path(result.directory).parent.name] * len(runs))
+            if result.prediction is not None:
+                recorded = recorded.replace(expected=result.prediction.expected)
             self.baselines.write_local(recorded)
             if result.profile is not None and result.profile.profile is not None:
                 self.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
         super().write_baselines(result)
+
+    def predict(self, result: Measurement, task: Task) -> DryFacts | None:
+        """Return the expected time of a step from the baseline if the step does the same work.
+
+        Otherwise predict it with a dry run, if the launches can become a baseline or if `--perf-explain` was
+        given. Returns None if neither applies.
+        """
+        verdict = result.verdict
+        if not result.runs or task.machine.device == "cpu" or verdict.outcome in UNMEASURED:
+            return None
+        stored = self.baselines.find(task.machine.hardware_class, task.case)
+        if stored is not None and stored.baseline.expected is not None and verdict.is_same_work:
+            return DryFacts(expected=stored.baseline.expected)
+        if not (self.options.explain or self._can_be_accepted(verdict)):
+            return None
+        if self.options.inject is not None or not self.setup.has_time_for(task.case, 1):
+            return None
+        self.setup.progress.say(f"running {task.case.id} dry, to predict its speed")
+        facts = predicted(result.healthy_runs[-1], RunDir.of_prediction(task.directory).path)
+        return facts.replace(forecast=self._forecasts(task.machine.device_name).of(task.case.id))
+
+    def _forecasts(self, device_name: str) -> Forecasts:
+        """Return the forecasts of earlier sessions for a kind of GPU."""
+        if device_name not in self._forecast:
+            self._forecast[device_name] = Forecasts(self.setup.store.results(), device_name)
+        return self._forecast[device_name]
+
+    def _can_be_accepted(self, verdict: Verdict) -> bool:
+        return verdict.is_recorded or self.options.policy.min_launches >= baseline.MIN_ACCEPTED
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
         """Return the result with a profile, or None if no profile is wanted.
@@ -118,8 +153,8 @@ class AgainstBaseline(Mode):
         options = self.options
         if not options.explain or verdict.outcome in UNMEASURED:
             return False
-        may_be_accepted = verdict.is_recorded or options.policy.min_launches >= baseline.MIN_ACCEPTED
-        return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
+        is_wanted = _is_worse(verdict) or self._can_be_accepted(verdict)
+        return framework_of(case).plan(case).needs_torch and is_wanted
 
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
         """Return the baseline to compare with, or a failed verdict if one is required but missing.

@@ -1,6 +1,6 @@
 """Run cases dry and judge their counts against baselines of counts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
@@ -32,6 +33,7 @@ class Dry(Mode):
     ranks: tuple[int, ...] | None = None
     interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
     dry: ClassVar[bool] = True
+    _forecasts: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case dry and judge its counts. A dry run cannot reproduce a known issue."""
@@ -49,6 +51,7 @@ class Dry(Mode):
             counted_steps=number,
             interconnect=self.interconnect,
         )
+        run = self._with_forecast(run)
         launches.runs.append(run)
         file = stored.file if stored else store.local_file(target, case.id)
         verdict = self._uncounted(run, target, is_known=stored is not None)
@@ -61,6 +64,15 @@ class Dry(Mode):
             looked_at = counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
         return Trial.of(launches, verdict)
+
+    def _with_forecast(self, run: Run) -> Run:
+        """Return a dry run with a forecast from the cases that were measured on the same kind of GPU."""
+        if run.dry_facts is None or run.dry_facts.expected is None:
+            return run
+        name = run.machine.device_name
+        if name not in self._forecasts:
+            self._forecasts[name] = Forecasts(self.setup.store.results(), name)
+        return run.replace(dry_facts=self._forecasts[name].added(run.dry_facts, run.case.id))
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
         """Return the verdict on a dry run before its counts are judged."""

@@ -13,6 +13,7 @@ from perfsuite.errors import error_text
 from perfsuite.launch.arm import Arm
 from perfsuite.results import count_baseline
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
@@ -96,6 +97,17 @@ class Mode(ABC):
     @abstractmethod
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
+
+    def predict(self, result: Measurement, task: Task) -> DryFacts | None:
+        """Return how fast the launches of a case should have been, or why not; None if it is not wanted."""
+        return None
+
+    def predicted(self, result: Measurement, task: Task) -> DryFacts | None:
+        """Call `predict`. If it fails, keep the verdict and return the reason."""
+        try:
+            return self.predict(result, task)
+        except Exception as error:
+            return DryFacts(no_expected=error_text(error))
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
         """Return the result with a profile, or with the reason why there is none; None if none is wanted."""

@@ -1,19 +1,23 @@
-"""Put a price in milliseconds on the collectives that changed between two dry runs."""
+"""Put a price in milliseconds on the counts that changed between two dry runs.
+
+Prices are predicted for collectives, kernels, FLOPs and waits of the host for the GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from perfsuite.analysis.step_time.expected import speeds, why_unknown
-from perfsuite.analysis.step_time.price import Group, price
+from perfsuite.analysis.step_time.price import Group, Price, price, price_of_kernels, price_of_waits
 from perfsuite.analysis.step_time.streams import reported_step
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, PredictionError
 from perfsuite.results import device_log_file
 from perfsuite.results.amounts import duration
-from perfsuite.results.counts import Collective, Counts, collective_name, numbers, of_rank
+from perfsuite.results.counts import PHASES, Collective, Counts, collective_name, numbers, of_rank
 from perfsuite.results.device_log import Entry
 from perfsuite.results.outcome import Cost, CountCheck, Finding
+from perfsuite.results.quantities import BLOCKING, FLOPS, HOST_READS, KERNELS
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 
@@ -21,27 +25,53 @@ MOST = 5  # maximum number of findings with a price, because each takes seconds
 
 
 def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]) -> CountCheck:
-    """Return the check with a price on changed collectives, and the most expensive findings first.
+    """Return the check with prices on changed counts, and the most expensive findings first.
 
     `arms` are the dry runs of arm A and arm B, and `directories` have their logs.
     """
-    groups = {
-        collective_name(collective.kind, collective.ranks, collective.apart): collective
-        for run in arms
-        for collective in _collectives(run)
-    }
-    findings = []
+    priced_findings = []
     number = 0
     for finding in check.findings:
-        collective = groups.get(finding.quantity)
-        is_judged = finding.outcome != "passed" and not finding.span and finding.unit == "bytes"
-        if is_judged and collective is not None and number < MOST:
-            number += 1
-            cost = _cost(finding, collective, arms, directories)
-            finding = finding.replace(cost=cost, sentence=finding.sentence + in_words(cost))
-        findings.append(finding)
-    findings.sort(key=_upper_end, reverse=True)  # stable: without a price, the order stays
-    return check.replace(findings=tuple(findings))
+        if finding.outcome != "passed" and not finding.span and number < MOST:
+            cost = _cost(finding, arms, directories)
+            if cost is not None:
+                number += 1
+                finding = finding.replace(cost=cost, sentence=finding.sentence + in_words(cost))
+        priced_findings.append(finding)
+    priced_findings.sort(key=_upper_end, reverse=True)  # stable: without a price, the order stays
+    return check.replace(findings=tuple(priced_findings))
+
+
+def _cost(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) -> Cost | None:
+    """Return the price of a finding; None for counts whose time is not predicted, such as memory."""
+    collective = _collective(finding, arms)
+    is_of_kernels = finding.quantity in (KERNELS.name, FLOPS.name)
+    is_of_waits = finding.quantity in (HOST_READS.name, BLOCKING.name)
+    if collective is None and (arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits)):
+        return None
+    try:
+        if collective is not None:
+            return _of_bytes(finding, collective, arms, directories)
+        if is_of_waits:
+            return _of_waits(finding, arms, directories)
+        return _of_kernels(finding, arms, directories)
+    except (PredictionError, FileError) as error:
+        moved_s = None if collective is None else _moved_s(finding, collective, arms[1].machine)
+        least_s = None if moved_s is None else min(0.0, moved_s)
+        return Cost(least_s=least_s, most_s=moved_s, why_naive=str(error))
+
+
+def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
+    """Return a call of the collectives whose bytes changed; None if something else changed."""
+    if finding.unit != "bytes":
+        return None
+    for run in arms:
+        for entry in run.counts:
+            for collective in entry.counts.collectives:
+                shape = (collective.kind, collective.ranks, collective.apart)
+                if collective_name(*shape) == finding.quantity:
+                    return collective
+    return None
 
 
 def _upper_end(finding: Finding) -> float:
@@ -51,33 +81,44 @@ def _upper_end(finding: Finding) -> float:
     return finding.cost.most_s or 0.0
 
 
-def _collectives(run: Run) -> Iterator[Collective]:
-    for entry in run.counts:
-        yield from entry.counts.collectives
-
-
-def _cost(
+def _of_bytes(
     finding: Finding, collective: Collective, arms: Sequence[Run], directories: Sequence[RunDir]
 ) -> Cost:
-    rank = numbers(finding.ranks)[0]
-    is_more = finding.now > finding.before
-    larger = int(is_more)  # the arm with more bytes, whose step is replayed
+    larger = int(finding.now > finding.before)  # the arm with more bytes, whose step is replayed
     share = min(finding.now, finding.before) / max(finding.now, finding.before)
     run = arms[larger]
     group = Group(collective.kind, collective.ranks, collective.apart)
-    try:
-        step = _step(run, rank, directories[larger])
-        estimate = price(step, group, share, speeds(run.machine, run.case))
-    except (PredictionError, FileError) as error:
-        return _naive(finding, collective, run.machine, str(error))
-    if estimate.least_s is None or estimate.most_s is None:
-        return Cost(hidden_above=estimate.hidden_above)
-    ends = (estimate.least_s, estimate.most_s) if is_more else (-estimate.most_s, -estimate.least_s)
-    return Cost(least_s=ends[0], most_s=ends[1], step_s=estimate.step_s, hidden_above=estimate.hidden_above)
+    step = _step(run, finding, directories[larger])
+    return _as_cost(price(step, group, share, speeds(run.machine, run.case)), is_more=larger == 1)
 
 
-def _step(run: Run, rank: int, directory: RunDir) -> Sequence[Entry]:
-    """Return the log of a rank's reported step. Raises `PredictionError` or `FileError`."""
+def _of_waits(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) -> Cost:
+    larger = int(finding.now > finding.before)
+    run = arms[larger]
+    step = _step(run, finding, directories[larger])
+    waits = abs(finding.now - finding.before)
+    return _as_cost(price_of_waits(step, waits, speeds(run.machine, run.case)), is_more=larger == 1)
+
+
+def _of_kernels(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) -> Cost:
+    before, now = (_step(run, finding, directory) for run, directory in zip(arms, directories, strict=True))
+    phase = next(phase for phase in PHASES if finding.field.endswith(f" in {phase}"))
+    machine = speeds(arms[1].machine, arms[1].case)
+    has_flops = finding.quantity == FLOPS.name
+    return _as_cost(price_of_kernels(before, now, phase, machine, with_flops=has_flops), is_more=True)
+
+
+def _as_cost(its: Price, *, is_more: bool) -> Cost:
+    """Return a price as the change of arm B's step. Without `is_more`, it is the price of arm A's work."""
+    if its.least_s is None or its.most_s is None:
+        return Cost(hidden_above=its.hidden_above)
+    least_s, most_s = (its.least_s, its.most_s) if is_more else (-its.most_s, -its.least_s)
+    return Cost(least_s=least_s, most_s=most_s, step_s=its.step_s, hidden_above=its.hidden_above)
+
+
+def _step(run: Run, finding: Finding, directory: RunDir) -> Sequence[Entry]:
+    """Return the reported step of the first rank of a finding. Raises `PredictionError` or `FileError`."""
+    rank = numbers(finding.ranks)[0]
     counts = of_rank(run.counts, rank) or Counts()
     reason = why_unknown(counts, run.case, run.machine)
     if reason is not None:
@@ -85,28 +126,38 @@ def _step(run: Run, rank: int, directory: RunDir) -> Sequence[Entry]:
     return reported_step(device_log_file.read(directory.device_log(rank)))
 
 
-def _naive(finding: Finding, collective: Collective, machine: Machine, why: str) -> Cost:
+def _moved_s(finding: Finding, collective: Collective, machine: Machine) -> float | None:
     """Return the time that the bytes take on the link within a machine, if they use it and it is known."""
     width = collective.ranks * collective.apart
     rate = machine.link_bytes_per_s if width <= machine.devices else None
-    moved_s = None if rate is None else (finding.now - finding.before) / rate
-    return Cost(least_s=None if moved_s is None else min(0.0, moved_s), most_s=moved_s, why_naive=why)
+    return None if rate is None else (finding.now - finding.before) / rate
 
 
 def in_words(cost: Cost) -> str:
     """Return the price as the end of a sentence."""
     if cost.why_naive is not None:
-        naive = "" if cost.most_s is None else f" about {duration(abs(cost.most_s))} if nothing hides it:"
-        return f"; its time in a step is unknown,{naive} {cost.why_naive}"
-    hidden = ""
-    if cost.hidden_above is not None:
-        hidden = f", hidden while each GPU gets more than {cost.hidden_above / 1e9:.2g} GB/s"
+        return _naive_words(cost.most_s, cost.why_naive)
+    nothing = "" if cost.hidden_above is None else f"nothing if each GPU can send {_rate(cost.hidden_above)}"
     if cost.least_s is None or cost.most_s is None or cost.step_s is None:
-        return f"; its time in a step is unknown without the speed of the network{hidden}"
+        but = f", but {nothing}" if nothing else ""
+        return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
     largest = max(abs(cost.least_s), abs(cost.most_s)) / cost.step_s
-    kind = "saving" if cost.most_s <= 0 and cost.least_s < 0 else "cost"
-    ends = sorted((abs(cost.least_s), abs(cost.most_s)))
+    is_saving = cost.most_s <= 0 and cost.least_s < 0
+    kind = "saving" if is_saving else "cost"
+    ends = (-cost.most_s, -cost.least_s) if is_saving else (cost.least_s, cost.most_s)
+    also = f", and {nothing}" if nothing else ""
     return (
         f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
-        f"{duration(cost.step_s)} (at most {largest:.1%}){hidden}"
+        f"{duration(cost.step_s)} (at most {largest:.1%}){also}"
     )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2g} GB/s or more"
+
+
+def _naive_words(moved_s: float | None, why: str) -> str:
+    if moved_s is None:
+        return f"; how much the step waits for it is unknown: {why}"
+    alone = duration(abs(moved_s))
+    return f"; sending these bytes takes {alone}, but how much of that the step waits for is unknown: {why}"

@@ -172,7 +172,7 @@ class Record:
         self.save()
 
     def replace_last(self, result: Measurement) -> None:
-        """Replace the last result, which now has a profile, and save it."""
+        """Replace the last result, which now has a profile or a prediction, and save it."""
         self.results[-1] = result
         self.save()
 

@@ -33,8 +33,8 @@ class Session:
                   After an interrupt, or the end of an allocation, there is no result. In `results.json`, the
                   case is then the interrupted case, with its launches so far.
         judged    Waivers and shadow mode are applied, and `results.json` has the result.
-        profiled  The result has a profile, if one is wanted. Baselines to be recorded are written, even if
-                  the profile is interrupted.
+        profiled  The result has a profile and a prediction of its speed, if they are wanted. Baselines to be
+                  recorded are written, even if the profile or the prediction is interrupted.
 
     Any other error in `begun` or `running` is recorded as `failed`, with the launches so far, and raised.
     """
@@ -151,11 +151,15 @@ class Session:
         return trial
 
     def _profile(self, task: Task, result: Measurement) -> Measurement:
-        """Return the result, with a profile if one is wanted. Write the baselines to be recorded."""
+        """Add a profile and a prediction to the result if they are wanted, and write baselines to record."""
         try:
             profiled = self.mode.profiled(result, task)
             if profiled is not None:
                 result = profiled
+                self.record.replace_last(result)
+            prediction = self.mode.predicted(result, task)
+            if prediction is not None:
+                result = result.replace(prediction=prediction)
                 self.record.replace_last(result)
         finally:  # even if the profile is interrupted
             self.mode.write_baselines(result)

@@ -16,7 +16,7 @@ from bench_cases.published import Row
 from perfsuite import Case, Topology
 from perfsuite.analysis.step_time.expected import speeds
 from perfsuite.analysis.step_time.prediction import StepTime, of_layers, step_time
-from perfsuite.analysis.step_time.streams import reported_step
+from perfsuite.analysis.step_time.streams import Machine, reported_step
 from perfsuite.case.catalog import llama
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.results import device_log_file
@@ -57,11 +57,19 @@ class PublishedStep:
         config = {**self.case.model.config, "num_hidden_layers": layers}
         return self.case.replace(model=self.case.model.replace(config=config))
 
+    @property
+    def machine(self) -> Machine:
+        """The speeds of the machine on which the step is predicted."""
+        machine = pretended_gpu(self.product, self.case.topology).replace(interconnect=self.interconnect)
+        return speeds(machine, self.case)
+
     @cached_property
     def predicted(self) -> StepTime:
         """The predicted parts of a step."""
-        machine = pretended_gpu(self.product, self.case.topology).replace(interconnect=self.interconnect)
-        its = speeds(machine, self.case)
+        return self.predicted_on(self.machine)
+
+    def predicted_on(self, its: Machine) -> StepTime:
+        """Return the parts of a step on a machine with other speeds."""
         few, more = (
             step_time(reported_step(device_log_file.read(self.log(layers))), its) for layers in (FEW, MORE)
         )

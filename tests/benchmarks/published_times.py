@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from bench_cases.predicted import as_predicted, with_one_factor
+from perfsuite.analysis.step_time.streams import Machine
 from perfsuite.dry.driver import dry_run
 from perfsuite.results import device_log_file
 from perfsuite.results.device_log import (
@@ -50,6 +51,29 @@ def main() -> None:
     )
     print()
     show_table(("row", "other row", "published change of speed", "predicted"), _pairs(STEPS))
+    print()
+    show_table(
+        ("cluster", "network half as fast", "a quarter as fast", "kernels 10% slower"),
+        map(_uncertainty, clusters),
+    )
+
+
+def _uncertainty(cluster: str) -> tuple[str, ...]:
+    """Return how much longer the predicted steps of a cluster take on other machines: lowest and highest."""
+    changes: list[list[float]] = [[], [], []]
+    for step in STEPS:
+        if step.cluster == cluster:
+            its = step.machine
+            others = (_with_network(its, 0.5), _with_network(its, 0.25), its.with_device(1.1))
+            for of_other, other in zip(changes, others, strict=True):
+                of_other.append(step.predicted_on(other).total_s / step.predicted.total_s - 1)
+    return cluster, *(f"{min(of_other):+.1%} to {max(of_other):+.1%}" for of_other in changes)
+
+
+def _with_network(machine: Machine, times: float) -> Machine:
+    links = machine.links
+    assert links.between is not None
+    return machine._replace(links=links._replace(between=times * links.between))
 
 
 def _pairs(steps: Sequence[PublishedStep]) -> Iterator[tuple[str, ...]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perfsuite import DDP, FSDP, FSDP2, Case, Script, Topology
-from perfsuite.dry import driver
+from perfsuite.dry import driver, guard
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch.arm import Arm
@@ -73,6 +73,19 @@ def test_rank_finds_its_place_in_the_environment(tmp_path: Path) -> None:
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in given.items()} <= set(variables)
     assert "--rank 5" in (tmp_path / "run" / "words").read_text()
+
+
+def test_a_given_gpu_replaces_that_of_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "why_not", lambda: None)
+    arm = with_process("exit 1", tmp_path)
+    run = dry_run(CASE.replace(hardware="h100"), tmp_path / "run", gpu="NVIDIA L4", arm=arm)
+    assert (run.machine.device_name, run.machine.devices) == ("NVIDIA L4", 2)
+
+
+def test_a_given_gpu_must_be_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "why_not", lambda: "g++ is missing")
+    with pytest.raises(DryRunError, match=r"g\+\+ is missing"):
+        dry_run(CASE, tmp_path / "run", gpu="NVIDIA L4")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from perfsuite.launch.lock import MachineLock
 from perfsuite.report.progress import Progress
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
 from perfsuite.results.counts import Counts, merged
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
@@ -82,6 +83,7 @@ class DryRuns:
         self.interconnects: list[str | None] = []
         self.counted_steps: list[int] = []
         self.flops = 100
+        self.dry_facts: DryFacts | None = None
         self.failure: Failure | None = None
         self.hidden: tuple[str, ...] = ()  # why a step did more than was counted
         self.refused: Case | None = None
@@ -103,7 +105,7 @@ class DryRuns:
         self.counted_steps.append(counted_steps)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
         ran = {"machine": pretended(case, device)[0], "counts": () if self.failure or self.hidden else counts}
-        ended = {"failure": self.failure, "hidden": self.hidden}
+        ended = {"failure": self.failure, "hidden": self.hidden, "dry_facts": self.dry_facts}
         return make_run(case=case, dry=True, step_s=(), window=(0, 0), **ran, **ended)
 
 

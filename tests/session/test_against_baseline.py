@@ -11,6 +11,8 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
+from perfsuite.results.counts import Counts, merged
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.profile import of_baseline
 from perfsuite.results.rank_report import Failure
@@ -19,6 +21,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, setup
 from perfsuite.session.plan import Budget
 from perfsuite.verdict.judge import Policy
+from tests.analysis.step_time.test_forecast import step
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
 from tests.session.making import PASSED, RECORDED, Sessions, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
@@ -353,3 +356,92 @@ def test_which_cases_are_profiled(
     ours = Explained(sessions, verdict, explain=explain, policy=Policy(min_launches=least))
     ours.session.measure(case, "test")
     assert len(ours.profiled) == profiled
+
+
+EXPECTED = step(1)
+
+
+class Predictions(Sessions):
+    """Sessions on a machine with GPUs, and a replacement for the dry run after the launches."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(directory, patch)
+        self.predicted = Mock(return_value=DryFacts(expected=EXPECTED))
+        patch.setattr(against_baseline, "predicted", self.predicted)
+        self.case = make_case(hardware="h100")
+
+    def measure(self, verdict: Verdict = RECORDED, run: Run | None = None, **options: Any) -> Measurement:
+        self.launch(run or make_run(case=self.case, machine=make_gpu_machine()), verdict=verdict)
+        ours = self.make(**options)
+        ours.setup.host.machine = make_gpu_machine()
+        return ours.measure(self.case, "test")
+
+
+@pytest.fixture
+def predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predictions:
+    return Predictions(tmp_path, monkeypatch)
+
+
+def test_a_first_baseline_is_compared_with_a_dry_run(predictions: Predictions) -> None:
+    result = predictions.measure()
+    assert result.prediction == DryFacts(expected=EXPECTED)
+    assert result.baseline_file is not None
+    assert documents.read(Path(result.baseline_file), Baseline).expected == EXPECTED
+    run, directory = predictions.predicted.call_args.args
+    assert (run, directory.name) == (result.runs[-1], "prediction")
+
+
+def test_the_same_work_has_the_expected_time_of_its_baseline(predictions: Predictions) -> None:
+    first, more = (
+        make_run(
+            case=predictions.case,
+            machine=make_gpu_machine(),
+            counts=merged({rank: Counts(flops={"forward": flops}) for rank in (0, 1)}),
+        )
+        for flops in (100, 200)
+    )
+    predictions.measure(run=first)
+    assert predictions.measure(PASSED, first).prediction == DryFacts(expected=EXPECTED)
+    assert predictions.measure(PASSED, more).prediction is None
+    assert predictions.predicted.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "options", "runs_dry"),
+    [
+        (PASSED, {}, False),
+        (PASSED, {"explain": True}, True),
+        (PASSED, {"policy": Policy(min_launches=5)}, True),
+        (RECORDED, {"inject": "slowdown=5%"}, False),
+        (Verdict(outcome="unhealthy", launches=1), {"explain": True}, False),
+    ],
+)
+def test_only_possible_baselines_need_a_dry_run(
+    predictions: Predictions, verdict: Verdict, options: dict[str, Any], runs_dry: bool
+) -> None:
+    predictions.patch.setattr(against_baseline, "profile_once", Mock(return_value=make_run()))
+    if "inject" in options:
+        predictions.measure()
+        predictions.predicted.reset_mock()
+    predictions.measure(verdict, **options)
+    assert predictions.predicted.called is runs_dry
+
+
+def test_a_cpu_has_no_expected_speed(predictions: Predictions) -> None:
+    predictions.case = make_case()
+    predictions.launch(make_run(), verdict=RECORDED)
+    assert predictions.make().measure(make_case(), "test").prediction is None
+    assert not predictions.predicted.called
+
+
+def test_a_failed_prediction_keeps_the_verdict(predictions: Predictions) -> None:
+    predictions.predicted.side_effect = ValueError("a fault of the model")
+    result = predictions.measure()
+    assert result.outcome == "recorded"
+    assert result.prediction is not None
+    assert "a fault of the model" in str(result.prediction.no_expected)
+
+
+def test_a_dry_run_needs_time_in_the_budget(predictions: Predictions) -> None:
+    predictions.patch.setattr(setup.Setup, "has_time_for", lambda self, case, launches: launches > 1)
+    assert predictions.measure().prediction is None

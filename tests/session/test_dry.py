@@ -4,20 +4,24 @@ from unittest.mock import Mock
 
 import pytest
 
+from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.dry import guard
 from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp import FSDP
 from perfsuite.launch.local import LocalLauncher
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import Store
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK, dry_session
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost
-from tests.samples import make_case
+from tests.analysis.step_time.test_forecast import step
+from tests.samples import make_case, make_figures, make_gpu_machine, make_result, make_run, make_session_file
 from tests.session.making import DryRuns, make_setup
 
 H100, A100 = (make_case(model="llama-tiny", framework=DDP(), hardware=name) for name in ("h100", "a100"))
@@ -146,3 +150,18 @@ def test_what_failed_is_a_verdict_of_its_own(runs: DrySessions) -> None:
     reasons = ("not_dry: it depends on values",)
     expected = Verdict(outcome="failed", launches=1, failure="not_dry", reasons=reasons)
     assert runs.measure().verdict.replace(counts=None) == expected
+
+
+def test_a_dry_run_is_forecast_from_measured_cases(runs: DrySessions) -> None:
+    """The store has a session in which another case took 1.2 times as long as expected."""
+    machine = make_gpu_machine("NVIDIA H100 80GB HBM3")
+    other = make_run(machine=machine, figures=make_figures(tokens_per_s=1000 / 1.2))
+    result = make_result(other, before=None, prediction=DryFacts(expected=step(1)))
+    session = Store(runs.directory / "store").new_session()
+    documents.write(session.results, make_session_file(result))
+    runs.dry_facts = DryFacts(expected=step(2))
+    forecast = runs.measure().dry_facts.forecast
+    assert forecast is not None
+    assert forecast.low_s < 2.4 < forecast.high_s
+    runs.dry_facts = DryFacts(no_expected="the model is compiled")
+    assert runs.measure().dry_facts == runs.dry_facts

@@ -6,7 +6,7 @@ import pytest
 from perfsuite.case.case import Topology
 from perfsuite.results import device_log_file
 from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts
-from perfsuite.results.device_log import Communicate, EndOfStep, Entry, Kernel
+from perfsuite.results.device_log import Communicate, EndOfStep, Entry, HostWait, Kernel, RecordEvent
 from perfsuite.results.outcome import Cost, CountCheck, Finding
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -78,7 +78,7 @@ def test_hidden_bytes_cost_little_above_a_rate(tmp_path: Path) -> None:
     assert cost.most_s is not None
     assert cost.step_s is not None
     assert cost.most_s < 0.02 * cost.step_s
-    assert "hidden while each GPU gets more than" in sentence
+    assert ", and nothing if each GPU can send " in sentence
 
 
 def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
     (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
     assert found.cost is not None
     assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
-    assert "about 7.2 ms if nothing hides it" in found.sentence
+    assert "; sending these bytes takes 7.2 ms, but how much of that " in found.sentence
     assert "does not exist. Run the case dry again" in found.sentence
 
 
@@ -113,7 +113,59 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(3 * GIB, compiled=compiled))
     directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 3 * GIB))]
     (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
-    assert "if nothing hides it: the model is compiled" in found.sentence
+    assert "the step waits for is unknown: the model is compiled" in found.sentence
+
+
+def log_of(path: Path, *entries: Entry) -> RunDir:
+    """Write the log of a step with these entries."""
+    path.mkdir()
+    device_log_file.write(RunDir(path).device_log(0), [EndOfStep(3), *entries, EndOfStep(4)])
+    return RunDir(path)
+
+
+def changed_calls(quantity: str, before: int, now: int, field: str = "") -> Finding:
+    return finding(before, now, quantity).replace(field=field or quantity, unit="calls")
+
+
+def test_additional_kernels_and_flops_have_a_price(tmp_path: Path) -> None:
+    arms = (run_of(GIB), run_of(GIB))
+    directories = [log_of(tmp_path / "a", *[PRODUCT] * 50), log_of(tmp_path / "b", *[PRODUCT] * 60)]
+    kernels = changed_calls("kernels", 50, 60, "kernels in forward")
+    flops = finding(50, 60, "FLOPs").replace(field="FLOPs in forward", unit="FLOP")
+    for priced_finding in priced(check(kernels, flops), arms, directories).findings:
+        cost = priced_finding.cost
+        assert cost is not None
+        assert cost.most_s == pytest.approx(1.25 * 10 * 2 * 8192**3 / (312e12 * 0.82), rel=0.1)
+        assert "; predicted cost: " in priced_finding.sentence
+
+
+@pytest.mark.parametrize("quantity", ["host reads", "blocking copies between devices"])
+def test_additional_waits_of_the_host_have_a_price(tmp_path: Path, quantity: str) -> None:
+    arms = (run_of(GIB), run_of(GIB))
+    read = (RecordEvent(1, 0), HostWait(1))
+    directories = [log_of(tmp_path / "a", PRODUCT), log_of(tmp_path / "b", PRODUCT, *read)]
+    (more,) = priced(check(changed_calls(quantity, 0, 1)), arms, directories).findings
+    assert more.cost is not None
+    assert more.cost.most_s is not None
+    assert more.cost.most_s > 0
+    (fewer,) = priced(check(changed_calls(quantity, 1, 0)), arms[::-1], directories[::-1]).findings
+    assert fewer.cost is not None
+    assert fewer.cost.least_s == pytest.approx(-more.cost.most_s)
+
+
+def test_a_host_read_without_a_log_says_what_is_missing(tmp_path: Path) -> None:
+    arms = (run_of(GIB), run_of(GIB))
+    directories = [RunDir(tmp_path / "a"), RunDir(tmp_path / "b")]
+    (read,) = priced(check(changed_calls("host reads", 0, 1)), arms, directories).findings
+    assert "; how much the step waits for it is unknown: " in read.sentence
+    assert "does not exist. Run the case dry again" in read.sentence
+
+
+def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:
+    arms = (make_run(dry=True), make_run(dry=True))
+    kernels = changed_calls("kernels", 50, 60, "kernels in forward")
+    (same,) = priced(check(kernels), arms, [RunDir(tmp_path), RunDir(tmp_path)]).findings
+    assert same == kernels
 
 
 @pytest.mark.parametrize(
@@ -122,14 +174,22 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
         (
             Cost(least_s=0.0, most_s=0.006, step_s=0.43, hidden_above=31e9),
             "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%), "
-            "hidden while each GPU gets more than 31 GB/s",
+            "and nothing if each GPU can send 31 GB/s or more",
+        ),
+        (
+            Cost(least_s=-0.003, most_s=0.006, step_s=0.6),
+            "; predicted cost: -3.0 ms to 6.0 ms of a step of 600.0 ms (at most 1.0%)",
+        ),
+        (
+            Cost(least_s=-0.006, most_s=-0.003, step_s=0.6),
+            "; predicted saving: 3.0 ms to 6.0 ms of a step of 600.0 ms (at most 1.0%)",
         ),
         (
             Cost(hidden_above=31e9),
-            "; its time in a step is unknown without the speed of the network, "
-            "hidden while each GPU gets more than 31 GB/s",
+            "; predicted cost: unknown, because the speed of the network is unknown, "
+            "but nothing if each GPU can send 31 GB/s or more",
         ),
-        (Cost(why_naive="why"), "; its time in a step is unknown, why"),
+        (Cost(why_naive="why"), "; how much the step waits for it is unknown: why"),
     ],
 )
 def test_a_price_in_words(cost: Cost, words: str) -> None:

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
-from perfsuite.analysis.step_time.prediction import step_time
+from perfsuite.analysis.step_time.prediction import by_host, step_time
 from perfsuite.analysis.step_time.streams import Host, Machine, reported_step
 from perfsuite.case import hardware
 from perfsuite.case.case import Case
 from perfsuite.errors import PredictionError
 from perfsuite.results.counts import Counts
-from perfsuite.results.device_log import Entry
-from perfsuite.results.dry_facts import Expected
+from perfsuite.results.device_log import Communicate, Entry
+from perfsuite.results.dry_facts import Expected, Parallelism
 
 OF_EXPERTS = ("aten._grouped_mm", "aten._scaled_grouped_mm")  # prefixes of operators
+OF_ACTIVATIONS = ("all_reduce", "reduce_scatter", "all_to_all")  # collectives of activations in forward
+OF_PARAMETERS = ("all_gather", "reduce_scatter")
+FEW_BYTES = 0.01  # share of all bytes that sums such as the loss do not exceed
 
 
 def speeds(machine: hardware.Machine, case: Case, host: Host | None = None) -> Machine:
@@ -38,8 +41,28 @@ def expected(
     if reason is not None:
         raise PredictionError(reason)
     its = speeds(machine, case)
-    parts = step_time(reported_step(log), its)
-    return Expected(tokens=tokens, published=its.device.speed.published, **parts._asdict())
+    step = reported_step(log)
+    return Expected(
+        tokens=tokens,
+        published=its.device.speed.published,
+        parallelism=parallelism(step),
+        by_host=by_host(step, its),
+        **step_time(step, its)._asdict(),
+    )
+
+
+def parallelism(step: Sequence[Entry]) -> Parallelism:
+    """Return how the ranks share the work of a step."""
+    calls = [entry for entry in step if isinstance(entry, Communicate) and entry.ranks > 1]
+    total = sum(call.bytes for call in calls)
+    within_layers = sum(
+        call.bytes for call in calls if call.phase == "forward" and call.kind in OF_ACTIVATIONS
+    )
+    if within_layers > FEW_BYTES * total:
+        return "within layers"
+    if any(call.kind in OF_PARAMETERS for call in calls):
+        return "sharded"
+    return "replicated" if calls else "none"
 
 
 def why_unknown(counts: Counts, case: Case, machine: hardware.Machine) -> str | None:

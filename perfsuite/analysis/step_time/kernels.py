@@ -94,6 +94,14 @@ class Device(NamedTuple):
             raise PredictionError(f"no published step shows how fast {name} is (accelerators.json)")
         return cls(1e12 * product.peak_16bit, 1e12 * product.peak_fp32, product.speed)
 
+    def slower(self, factor: float) -> Device:
+        """Return a device whose kernels take this many times as long."""
+        speed = self.speed._replace(
+            memory_gb_s=self.speed.memory_gb_s / factor,
+            shortest_kernel_us=self.speed.shortest_kernel_us * factor,
+        )
+        return Device(self.peak_16bit / factor, self.peak_fp32 / factor, speed)
+
     @property
     def bytes_per_s(self) -> float:
         """Bandwidth of a large elementwise kernel."""

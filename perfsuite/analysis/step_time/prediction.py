@@ -13,6 +13,8 @@ SLOWED = 0.15
 """Share by which kernels are slower while NCCL's kernels run, because both use the same multiprocessors and
 memory. This estimate was fixed before any published step was predicted. With 0 or 0.3 instead, the
 predictions of published steps change by at most 4%."""
+SLOWER_HOSTS = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Factors of the host's time for which a step's time is predicted. With 0, the host takes no time."""
 HOST_SETS_THE_PACE = 0.01  # share of a step above which waiting for the host prevents `of_layers`
 
 
@@ -39,20 +41,47 @@ def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
     is never below that of the kernels alone, and does not grow if any bandwidth grows.
     """
     durations = Durations(step, machine)
-    total_s = period_s(step, durations, machine)
-    without_links_s = period_s(step, durations, machine, communicates=False)
-    kernels_s = period_s(step, durations, machine, communicates=False, host_takes_time=False)
-    exposed_s = total_s - without_links_s
-    hidden_s = max(0.0, durations.communication_s - exposed_s)
+    kernels_s = _kernels_s(step, durations, machine)
+    without_links_s, exposed_s, slowed_s = _delays(step, durations, machine, kernels_s)
     overlapped = kernels_s / durations.kernels_s  # below 1 if streams compute at the same time
     return StepTime(
         matmul_s=overlapped * durations.of_kind["matmul"],
         attention_s=overlapped * durations.of_kind["attention"],
         memory_s=overlapped * durations.of_kind["memory"],
-        slowed_s=SLOWED * min(hidden_s, kernels_s),
+        slowed_s=slowed_s,
         exposed_s=exposed_s,
         host_s=without_links_s - kernels_s,
     )
+
+
+def by_host(step: Sequence[Entry], machine: Machine) -> tuple[tuple[float, float], ...]:
+    """Return the seconds of a step for each factor in `SLOWER_HOSTS`, as pairs. Raises `PredictionError`."""
+    durations = Durations(step, machine)
+    kernels_s = _kernels_s(step, durations, machine)
+    return tuple(
+        (factor, sum(_delays(step, durations, machine.with_host(factor), kernels_s)))
+        for factor in SLOWER_HOSTS
+    )
+
+
+def total_s(step: Sequence[Entry], machine: Machine) -> float:
+    """Return the seconds of a step, which can be without kernels. Raises `PredictionError`."""
+    durations = Durations(step, machine)
+    return sum(_delays(step, durations, machine, _kernels_s(step, durations, machine)))
+
+
+def _kernels_s(step: Sequence[Entry], durations: Durations, machine: Machine) -> float:
+    return period_s(step, durations, machine, communicates=False, host_takes_time=False)
+
+
+def _delays(
+    step: Sequence[Entry], durations: Durations, machine: Machine, kernels_s: float
+) -> tuple[float, float, float]:
+    """Return the seconds without communication, of waiting for it, and by which it slows kernels."""
+    without_links_s = period_s(step, durations, machine, communicates=False)
+    exposed_s = period_s(step, durations, machine) - without_links_s
+    hidden_s = max(0.0, durations.communication_s - exposed_s)
+    return without_links_s, exposed_s, SLOWED * min(hidden_s, kernels_s)
 
 
 def of_layers(few: StepTime, more: StepTime, few_layers: int, more_layers: int, layers: int) -> StepTime:

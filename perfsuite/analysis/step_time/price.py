@@ -1,19 +1,25 @@
-"""Estimate what bytes of a collective cost, from two replays of a step: with and without them. Pure."""
+"""Estimate what a changed count costs, from two replays of a step: with and without the change. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from perfsuite.analysis.step_time.links import is_inside
-from perfsuite.analysis.step_time.prediction import step_time
+from perfsuite.analysis.step_time.prediction import total_s
 from perfsuite.analysis.step_time.streams import Durations, Machine, period_s
-from perfsuite.results.device_log import Communicate, Entry
+from perfsuite.errors import PredictionError
+from perfsuite.results.counts import Phase
+from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
 
 LINK_SPEEDS = (0.5, 1.0, 1.25)
 """The link's rates, relative to the assumed rate, for which the price is computed. They go from half of the
 assumed rate to the rate of the port (1 / `PORT_SHARE`), and the price is given as a range."""
+SPEEDS = ((0.5, 0.8), (1.0, 1.0), (2.0, 1.25))
+"""The times of the host and of kernels, relative to the assumed times, for which the price of kernels and of
+waits is computed. The speeds of hosts differ more than those of GPUs of one model."""
 HIDDEN = 1e-3  # share of a step below which a price counts as nothing
 SLOWEST = 1e7  # bytes/s of a link of one device; the search for the rate that hides the bytes begins here
 FASTEST = 1e12
@@ -33,7 +39,7 @@ class Group(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What the bytes add to a step."""
+    """What a change adds to a step."""
 
     least_s: float | None  # None: the link is unknown
     most_s: float | None
@@ -56,8 +62,69 @@ def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -
     costs = []
     for times in LINK_SPEEDS:
         its = _with_rate(machine, inside, times * rate)
-        costs.append(step_time(step, its).total_s - step_time(other, its).total_s)
-    return Price(min(costs), max(costs), step_time(step, machine).total_s, hidden_above)
+        costs.append(total_s(step, its) - total_s(other, its))
+    return Price(min(costs), max(costs), total_s(step, machine), hidden_above)
+
+
+def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Price:
+    """Return the price of `number` waits of the host for the GPU, which the other side does not make.
+
+    Which waits these are is unknown, so the range covers the first, the last and evenly distributed ones.
+    Raises `PredictionError` if the step does not have as many.
+    """
+    waits = [index for index, entry in enumerate(step) if isinstance(entry, HostWait)]
+    if number > len(waits):
+        raise PredictionError(f"the log of the dry run has only {len(waits)} waits of the host for the GPU")
+    every = [waits[len(waits) * index // number] for index in range(number)]
+    others = []
+    for left_out in (waits[:number], waits[len(waits) - number :], every):
+        dropped = set(left_out)
+        others.append([entry for index, entry in enumerate(step) if index not in dropped])
+    costs = []
+    for its in _machines(machine):
+        whole_s = total_s(step, its)
+        costs += [whole_s - total_s(other, its) for other in others]
+    return Price(min(costs), max(costs), total_s(step, machine), None)
+
+
+def price_of_kernels(
+    before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine, *, with_flops: bool
+) -> Price:
+    """Return the price of the kernels in a phase that only `now` has, less that of those only in `before`.
+
+    `with_flops` leaves out kernels without FLOPs.
+    """
+
+    def is_meant(entry: Entry) -> bool:
+        return isinstance(entry, Kernel) and entry.phase == phase and (bool(entry.flops) or not with_flops)
+
+    fewer = _without_extra(now, before, is_meant)
+    fewer_before = _without_extra(before, now, is_meant)
+    costs = [
+        total_s(now, its) - total_s(fewer, its) - total_s(before, its) + total_s(fewer_before, its)
+        for its in _machines(machine)
+    ]
+    return Price(min(costs), max(costs), total_s(now, machine), None)
+
+
+def _without_extra(
+    step: Sequence[Entry], other: Sequence[Entry], is_meant: Callable[[Entry], bool]
+) -> list[Entry]:
+    """Return the step without those kernels, on any stream, that the other step does not have."""
+    left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
+    kept: list[Entry] = []
+    for entry in step:
+        if isinstance(entry, Kernel) and is_meant(entry):
+            kind = entry._replace(stream=0)
+            if not left[kind]:
+                continue
+            left[kind] -= 1
+        kept.append(entry)
+    return kept
+
+
+def _machines(machine: Machine) -> list[Machine]:
+    return [machine.with_host(host).with_device(kernels) for host, kernels in SPEEDS]
 
 
 def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]:

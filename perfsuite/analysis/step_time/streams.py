@@ -78,6 +78,14 @@ class Machine(NamedTuple):
     links: Links
     host: Host = Host()
 
+    def with_host(self, factor: float) -> Machine:
+        """Return the machine with a host that takes this many times as long."""
+        return self._replace(host=self.host._replace(factor=factor * self.host.factor))
+
+    def with_device(self, factor: float) -> Machine:
+        """Return the machine with a device whose kernels take this many times as long."""
+        return self._replace(device=self.device.slower(factor))
+
 
 class Durations:
     """The seconds of a step's kernels and collectives, each alone on its device or link."""
@@ -132,7 +140,7 @@ def period_s(
     communicates: bool = True,
     host_takes_time: bool = True,
 ) -> float:
-    """Return the seconds between the ends of two consecutive steps.
+    """Return the seconds between the ends of two consecutive steps; 0 for a step without work.
 
     If streams or links do not wait for each other, the slowest one sets the pace.
 
@@ -146,7 +154,7 @@ def period_s(
             is_collective = isinstance(entry, Communicate)
             clock.issue(entry, seconds if communicates or not is_collective else 0.0)
         ends.append(clock.ends)
-    return max(end - before for end, before in zip(ends[-1], ends[-2], strict=True))
+    return max((end - before for end, before in zip(ends[-1], ends[-2], strict=True)), default=0.0)
 
 
 class _Clock:

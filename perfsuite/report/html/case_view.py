@@ -6,7 +6,16 @@ from typing import Any
 
 from perfsuite.case.case import Unit
 from perfsuite.report import counts, profile, slopes, spans
-from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Cell, Column, figure, speed_in
+from perfsuite.report.columns import (
+    EXPECTED_SHARE,
+    LAUNCHES,
+    MEMORY_CHANGE,
+    SPEED_CHANGE,
+    Cell,
+    Column,
+    figure,
+    speed_in,
+)
 from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
@@ -68,7 +77,7 @@ def case_view(
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
     """Return the columns of the overview. Speeds are in `unit`. `extra` has the columns of some cases."""
     judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
-    columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
+    columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), EXPECTED_SHARE, *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # prevents a line break in the heading
     return [column._replace(heading=column.heading.replace("vs baseline", together)) for column in columns]
 

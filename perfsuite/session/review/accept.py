@@ -16,6 +16,7 @@ from perfsuite.inputs.git import git
 from perfsuite.report.console import console
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance
 from perfsuite.results.count_baseline import target_of
+from perfsuite.results.dry_facts import Expected
 from perfsuite.results.profile import of_baseline
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir, launches_in
@@ -107,6 +108,15 @@ def _healthy_in(store: Store, session: str) -> set[Path]:
     }
 
 
+def _expected_in(store: Store, session: str, case_id: str) -> Expected | None:
+    """Return the time of a case's step that a session predicted; None if it predicted none."""
+    content = _unless_bad(partial(documents.read, SessionDir(store.sessions / session).results, SessionFile))
+    for result in content.results if content is not None else ():
+        if result.case_id == case_id and result.prediction is not None:
+            return result.prediction.expected
+    return None
+
+
 def _unless_bad(read: Callable[[], T]) -> T | None:
     """Return the result of `read`. If the file is unreadable, report this and return None."""
     try:
@@ -133,6 +143,7 @@ def accept(
     times = profile = counts = None
     if store is not None:
         times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
+        times = times.replace(expected=_expected_in(store, newest, times.case.id))
         profile = _unless_bad(partial(newest_profile, store.profiled(newest, times.case.id)))
     of_newest = [launch.run for launch in launches if launch.session == newest]
     if profile is not None and profile.unseen is not None:

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from perfsuite.analysis.step_time.expected import expected
+from perfsuite.analysis.step_time.expected import expected, parallelism
 from perfsuite.errors import PredictionError
-from perfsuite.results.counts import Collective, Compiled, Counts
+from perfsuite.results.counts import Collective, Compiled, Counts, Phase
 from perfsuite.results.device_log import Communicate, EndOfStep, Entry, Kernel
 from tests.samples import make_case, make_gpu_machine
 
@@ -61,3 +61,23 @@ def test_the_network_must_be_known_between_machines() -> None:
         expected(log, COUNTS, make_case(), machine, tokens=1000)
     known = machine.replace(interconnect="8xib200")
     assert expected(log, COUNTS, make_case(), known, tokens=1000).exposed_s > 0
+
+
+def call(kind: str, phase: Phase, size: int = 1000, ranks: int = 8) -> Communicate:
+    return Communicate(1, 0, phase, kind, ranks, 1, size, is_async=False)
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"),
+    [
+        ([], "none"),
+        ([call("all_gather", "forward", ranks=1)], "none"),
+        ([call("all_reduce", "backward"), call("all_reduce", "forward", size=4)], "replicated"),
+        ([call("all_gather", "forward"), call("reduce_scatter", "backward")], "sharded"),
+        ([call("all_gather", "forward"), call("all_reduce", "backward")], "sharded"),
+        ([call("all_gather", "forward"), call("reduce_scatter", "forward")], "within layers"),
+        ([call("all_reduce", "forward"), call("all_reduce", "backward")], "within layers"),
+    ],
+)
+def test_collectives_show_the_parallelism(calls: list[Communicate], name: str) -> None:
+    assert parallelism([PRODUCT, *calls]) == name

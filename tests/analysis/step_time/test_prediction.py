@@ -5,7 +5,7 @@ import pytest
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
-from perfsuite.analysis.step_time.prediction import StepTime, of_layers, step_time
+from perfsuite.analysis.step_time.prediction import StepTime, by_host, of_layers, step_time
 from perfsuite.analysis.step_time.streams import Host, Machine
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
@@ -84,3 +84,11 @@ def test_few_layers_do_not_tell_how_the_host_keeps_up() -> None:
     more = StepTime(2, 0, 0, 0, 0, host_s=0.1)
     with pytest.raises(PredictionError, match="4 layers, the device waits for the host for 5% of a step"):
         of_layers(few, more, 2, 4, 32)
+
+
+def test_a_slower_host_is_hidden_until_it_sets_the_pace() -> None:
+    """The GPU needs 3 s, and the host 1 s for its kernel."""
+    machine = MACHINE._replace(host=Host(forward_s=1, launch_s=0))
+    times = dict(by_host([kernel(3)], machine))
+    assert times == pytest.approx({0: 3, 0.5: 3, 1: 3, 2: 3, 4: 4})
+    assert times[1] == step_time([kernel(3)], machine).total_s

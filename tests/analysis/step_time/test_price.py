@@ -1,9 +1,10 @@
 import pytest
 
-from perfsuite.analysis.step_time.price import Group, price, with_bytes
+from perfsuite.analysis.step_time.price import Group, price, price_of_kernels, price_of_waits, with_bytes
+from perfsuite.analysis.step_time.streams import Host
 from perfsuite.errors import PredictionError
-from perfsuite.results.device_log import Communicate, Entry, RecordEvent
-from tests.analysis.step_time.steps import MACHINE, gather, kernel, prefetched
+from perfsuite.results.device_log import Communicate, Entry, HostWait, RecordEvent
+from tests.analysis.step_time.steps import MACHINE, gather, kernel, matmul, prefetched
 
 GATHER = Group("all_gather", 8, 1)
 BETWEEN = Group("all_gather", 64, 1)
@@ -65,3 +66,79 @@ def test_another_unknown_link_gets_no_number() -> None:
     step = [gather(1, 1, stream=1, ranks=64), *in_turn(1)]
     with pytest.raises(PredictionError, match="network between machines"):
         price(step, GATHER, 0.5, UNKNOWN)
+
+
+WAIT: list[Entry] = [RecordEvent(1, 0), HostWait(1)]
+WITH_HOST = MACHINE._replace(host=Host(forward_s=1, launch_s=0, event_s=0, read_s=0))
+
+
+def test_a_wait_costs_what_the_host_was_ahead() -> None:
+    """Each of two kernels takes the GPU 3 s and the host 1 s.
+
+    After the wait, the GPU is idle until the host has given it the next kernel.
+    """
+    step: list[Entry] = [kernel(3), kernel(3), *WAIT]
+    its = price_of_waits(step, 1, WITH_HOST)
+    assert its.step_s == pytest.approx(7)
+    assert its.least_s == pytest.approx(0.5)
+    assert its.most_s == pytest.approx(2)
+
+
+def test_a_wait_costs_nothing_if_the_host_sets_the_pace() -> None:
+    step: list[Entry] = [kernel(0.1), kernel(0.1), *WAIT]
+    its = price_of_waits(step, 1, WITH_HOST)
+    assert its.most_s == pytest.approx(0.125), "the slow GPU has its last kernel left when the host is done"
+    assert its.least_s == pytest.approx(0.08)
+
+
+def test_the_range_covers_all_places_of_a_wait() -> None:
+    """Without the first wait, the GPU gets its second kernel earlier. The last wait has no effect."""
+    step: list[Entry] = [kernel(9), *WAIT, kernel(1), *WAIT, *WAIT]
+    its = price_of_waits(step, 1, WITH_HOST)
+    assert its.least_s == pytest.approx(0)
+    assert its.most_s == pytest.approx(2)
+    every = price_of_waits(step, 3, WITH_HOST)
+    assert every.most_s is not None
+    assert every.most_s > 2
+
+
+def test_waits_that_the_log_lacks_get_no_number() -> None:
+    with pytest.raises(PredictionError, match="has only 1 waits of the host"):
+        price_of_waits([kernel(1), *WAIT], 2, MACHINE)
+
+
+def test_additional_kernels_cost_their_time() -> None:
+    before: list[Entry] = [kernel(1)]
+    now: list[Entry] = [kernel(1), kernel(2), kernel(1)]
+    its = price_of_kernels(before, now, "forward", MACHINE, with_flops=False)
+    assert its.least_s == pytest.approx(0.8 * 3)
+    assert its.most_s == pytest.approx(1.25 * 3)
+    assert its.step_s == pytest.approx(4)
+    fewer = price_of_kernels(now, before, "forward", MACHINE, with_flops=False)
+    assert fewer.least_s == pytest.approx(-1.25 * 3)
+
+
+def test_replaced_kernels_cost_the_difference() -> None:
+    its = price_of_kernels([kernel(1)], [kernel(3)], "forward", MACHINE, with_flops=False)
+    assert its.most_s == pytest.approx(1.25 * 2)
+
+
+def test_kernels_of_another_phase_or_without_flops_are_left_out() -> None:
+    now: list[Entry] = [kernel(1), matmul(2), kernel(4)._replace(phase="backward")]
+    products = price_of_kernels([kernel(1)], now, "forward", MACHINE, with_flops=True)
+    assert products.most_s == pytest.approx(1.25 * 2, rel=0.01)
+    backward = price_of_kernels([kernel(1)], now, "backward", MACHINE, with_flops=False)
+    assert backward.most_s == pytest.approx(1.25 * 4)
+
+
+def test_kernels_that_only_changed_their_stream_cost_nothing() -> None:
+    its = price_of_kernels([kernel(1)], [kernel(1, stream=3)], "forward", MACHINE, with_flops=False)
+    assert (its.least_s, its.most_s) == (0, 0)
+
+
+def test_kernels_beside_others_are_hidden() -> None:
+    """A second stream computes for 1 s while the first one does for 3 s."""
+    its = price_of_kernels(
+        [kernel(3)], [kernel(3), kernel(1, stream=1)], "forward", MACHINE, with_flops=False
+    )
+    assert its.most_s == pytest.approx(0)

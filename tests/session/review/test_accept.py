@@ -1,6 +1,10 @@
 from pathlib import Path
 
+from perfsuite import documents
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Observed
+from perfsuite.results.session_file import SessionFile
+from tests.analysis.step_time.test_forecast import step
 from tests.cli import commands
 from tests.samples import make_gpu_machine
 from tests.session.review.launches import CASE, MACHINE, REVIEWED, accept, accepted, measured, told
@@ -18,6 +22,20 @@ def test_accept_says_what_to_commit(repository: Path) -> None:
     assert len(held.launches) == 5
     assert held.accepted is not None
     assert (held.accepted.by, held.accepted.commit) == ("Ada", git(repository, "rev-parse", "HEAD"))
+
+
+def test_accept_keeps_the_expected_time_of_the_newest_session(repository: Path) -> None:
+    for session, host in (("1", 1), ("2", 2)):
+        measured(session, 5)
+        file = Path(".perfsuite/runs", session, "results.json")
+        content = documents.read(file, SessionFile)
+        (result,) = content.results
+        predicted = result.replace(prediction=DryFacts(expected=step(1, host)))
+        documents.write(file, content.replace(results=(predicted,)))
+    told("accept")
+    assert accepted().expected == step(1, 2)
+    accept("3", 5)
+    assert accepted().expected is None
 
 
 def test_broken_file_stops_only_its_own_case(repository: Path) -> None:

@@ -1,0 +1,90 @@
+"""Describe how long a step should take, how a launch compares with it, and forecasts. Pure."""
+
+from __future__ import annotations
+
+from perfsuite.case.case import Unit
+from perfsuite.report.text import plural
+from perfsuite.results.amounts import duration, rate
+from perfsuite.results.dry_facts import DryFacts, Expected, Forecast
+from perfsuite.results.session_file import Measurement
+
+LEAST_PART = 0.002  # parts of the expected time are named if they exceed this share of the step
+
+
+def of_dry_run(facts: DryFacts, unit: Unit) -> list[str]:
+    """Describe the expected time of a step, and its forecast, or the reasons why they are missing."""
+    lines = []
+    if facts.expected is not None:
+        step = facts.expected
+        takes = f"{duration(step.step_s)} ({rate(step.tokens_per_s)} {unit}/s)"
+        lines += [f"a step is expected to take {takes}: {parts(step)}", published(step, "this speed")]
+    if facts.no_expected is not None:
+        lines.append(f"no expected time of a step: {facts.no_expected}")
+    if facts.forecast is not None:
+        lines += _forecast(facts.forecast)
+    if facts.no_forecast is not None:
+        lines.append(f"no forecast for this kind of GPU: {facts.no_forecast}")
+    return lines
+
+
+def of_launches(result: Measurement) -> list[str]:
+    """Describe the speed of a case's launches relative to the expected speed; empty if it is not known."""
+    facts = result.prediction
+    if facts is None:
+        return []
+    if facts.no_expected is not None:
+        return [f"no share of an expected speed: {facts.no_expected}"]
+    share = result.expected_share
+    if share is None or facts.expected is None:
+        return []
+    step = facts.expected
+    lines = [
+        f"{share:.0%} of the expected speed; {published(step, 'it')} (a hint, not judged)",
+        f"of the expected {duration(step.step_s)} of a step: {parts(step)}",
+    ]
+    if facts.forecast is not None:
+        step_s = step.step_s / share
+        held = "in" if facts.forecast.holds(step_s) else "not in"
+        lines.append(f"a step took {duration(step_s)}, which is {held} the forecast {_range(facts.forecast)}")
+    return lines
+
+
+def parts(step: Expected) -> str:
+    """Return the parts of the expected time, the small ones left out."""
+    seconds = {
+        "matmuls": step.matmul_s,
+        "attention": step.attention_s,
+        "other kernels": step.memory_s,
+        "slower kernels during communication": step.slowed_s,
+        "waiting for communication": step.exposed_s,
+        "waiting for the host": step.host_s,
+    }
+    least_s = LEAST_PART * step.step_s
+    return ", ".join(f"{name} {duration(part)}" for name, part in seconds.items() if part > least_s)
+
+
+def published(step: Expected, speed: str) -> str:
+    """Return how close published steps come to the expected speed, which is called `speed`."""
+    if step.published is None:
+        return f"too few steps are published to know how close this kind of accelerator comes to {speed}"
+    low, high = step.published
+    return f"published steps on this accelerator reach {low:.0%} to {high:.0%} of {speed}"
+
+
+def _range(its: Forecast) -> str:
+    return f"of {duration(its.low_s)} to {duration(its.high_s)}"
+
+
+def _forecast(its: Forecast) -> list[str]:
+    factors = f"the GPU takes {its.gpu_factor:.2f} times as long as expected"
+    if its.host_factor is not None:
+        factors += f", and the host {its.host_factor:.2f} times"
+    lines = [
+        f"forecast {_range(its)} for a step on this kind of GPU (meant to hold nine times out of ten): in "
+        f"{plural(len(its.cases), 'measured case')} with the same parallelism, {factors}"
+    ]
+    if its.checked:
+        lines.append(
+            f"of {plural(its.checked, 'earlier forecast')}, {its.held} held when the case was measured"
+        )
+    return lines

@@ -1,0 +1,119 @@
+"""Checks how often forecasts hold: docs/evidence/step-times.md.
+
+python -m tests.benchmarks.forecasts                  # from the stored predictions, in seconds
+python -m tests.benchmarks.forecasts record FILE      # predict the cases of one H100 again (10 minutes)
+
+`record` writes the predictions without reading any measurement, and prints the digest of the file.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bench_cases.predicted import digest
+from perfsuite import documents
+from perfsuite.analysis.step_time.forecast import MeasuredCase, forecast, seconds_at
+from perfsuite.dry.driver import dry_run
+from perfsuite.errors import PredictionError
+from perfsuite.results.amounts import duration
+from perfsuite.results.dry_facts import DryFacts, Forecast
+from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile, one_h100
+from tests.benchmarks import show_table
+from tests.gpu.test_day import SCRIPT, WIDE
+
+KNOWN = (1, 2, 3)  # numbers of measured cases from which another case is forecast, besides all others
+
+
+class Tried(NamedTuple):
+    """The forecast of a case from some other cases of its cluster."""
+
+    case: MeasuredCase
+    forecast: Forecast | None
+    reason: str = ""  # why there is no forecast
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measurement is in the interval."""
+        return self.forecast is not None and self.forecast.holds(self.case.step_s)
+
+
+def tries(cases: Sequence[MeasuredCase], number: int) -> Iterator[Tried]:
+    """Yield the forecast of each case from each choice of this number of other cases."""
+    for case in cases:
+        others = [other for other in cases if other is not case]
+        for chosen in itertools.combinations(others, number):
+            try:
+                yield Tried(case, forecast(case.expected, chosen))
+            except PredictionError as error:
+                yield Tried(case, None, str(error))
+
+
+def record(file: Path) -> None:
+    """Run the cases of one H100 dry, and write the predictions."""
+    predicted: dict[str, DryFacts] = {}
+    for case in WIDE:
+        if case.compile or case == SCRIPT:
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as directory:
+            run = dry_run(case, Path(directory))
+        facts = run.dry_facts or DryFacts(no_expected=str(run.failure))
+        predicted[case.id] = DryFacts(expected=facts.expected, no_expected=facts.no_expected)
+        print(f"{case.id}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    documents.write(file, PredictedFile(predicted=predicted))
+    print(digest(file))
+
+
+def _row(one: Tried) -> tuple[str, ...]:
+    case = one.case
+    error = case.expected.step_s / case.step_s - 1
+    slower_host = seconds_at(case.expected, 2) / seconds_at(case.expected, 1) - 1
+    ends = (case.case_id, duration(case.step_s), f"{error:+.1%}", f"{slower_host:+.0%}")
+    if one.forecast is None:
+        return (*ends, "-", one.reason)
+    interval = f"{duration(one.forecast.low_s)} to {duration(one.forecast.high_s)}"
+    return (*ends, interval, "yes" if one.holds else "no")
+
+
+def _coverage(cluster: str, cases: Sequence[MeasuredCase]) -> Iterator[tuple[str, ...]]:
+    numbers = [number for number in KNOWN if number < len(cases) - 1]
+    for number in (*numbers, len(cases) - 1):
+        tried = [*tries(cases, number)]
+        widths = [one.forecast.high_s / one.forecast.low_s for one in tried if one.forecast is not None]
+        if widths:
+            held = sum(one.holds for one in tried)
+            width = median(widths) ** 0.5 - 1
+            shown = (str(number), str(len(tried)), str(len(widths)), f"{held} ({held / len(widths):.0%})")
+            yield cluster, *shown, f"±{width:.1%}"
+
+
+def main() -> None:
+    """Print each forecast and how many held, or record the predictions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", nargs="?", choices=("record",))
+    parser.add_argument("file", nargs="?", type=Path, default=PREDICTED)
+    given = parser.parse_args()
+    if given.command == "record":
+        record(given.file)
+        return
+    tables = {**CLUSTERS, "one H100": one_h100()}
+    show_table(
+        ("cluster", "measured cases", "other cases", "forecasts", "held", "median interval"),
+        itertools.chain.from_iterable(_coverage(name, cases) for name, cases in tables.items()),
+    )
+    print()
+    cases = tables["one H100"]
+    show_table(
+        ("case", "measured", "error", "with half the host's speed", "forecast from the others", "held"),
+        map(_row, tries(cases, len(cases) - 1)),
+    )
+
+
+if __name__ == "__main__":
+    main()
