@@ -33,6 +33,7 @@ from perfsuite.verdict.robust import (
     squares,
     t_quantile,
 )
+from perfsuite.verdict.variance import Component
 
 Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"]
 
@@ -72,6 +73,9 @@ class Noise:
     # against the baseline because the whole machine drifts; 0 if unknown. The launches of one session cannot
     # show it: `verdict.noise` estimates it from baselines of several sessions.
     session_sigma: float = 0.0
+    # Variance, in log(seconds per step), of the shift of a single case in a session, in addition to the shift
+    # of all cases; None: unknown.
+    of_case: Component | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
