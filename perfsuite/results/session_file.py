@@ -156,8 +156,8 @@ class Canary(Data):
     unused: str | None = None  # why these launches do not show how fast the machine is; None: they do
 
 
-class CommonChange(Data):
-    """The change of one metric that the canaries of a reference have in common: the machine's change."""
+class MachineChange(Data):
+    """The change of one metric that the canaries of a reference have in common."""
 
     metric: str
     hardware_class: str
@@ -174,7 +174,7 @@ class SessionReference(Data):
 
     arm: ArmFacts
     canaries: tuple[Canary, ...] = ()
-    changes: tuple[CommonChange, ...] = ()  # for each metric that follows the machine's speed
+    changes: tuple[MachineChange, ...] = ()  # for each metric that follows the machine's speed
     problems: tuple[str, ...] = ()  # what the reference cannot show, and why, each as a sentence
 
 

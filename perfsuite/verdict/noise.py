@@ -64,10 +64,12 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     by_metric = {}
     uncorrected = {}
     for metric in judged_metrics(itertools.chain(*by_baseline)):
-        noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
+        noise = measured = pooled_over_sessions(
+            [costs_by_session(baseline, metric) for baseline in baselines]
+        )
         if exponent and metric in PROBE_CORRECTED:
             noise = pooled_over_sessions(
-                [_costs(baseline, metric, exponent) for baseline in baselines], fitted=1
+                [costs_by_session(baseline, metric, exponent) for baseline in baselines], fitted=1
             )
             if measured is not None:
                 uncorrected[metric.name] = measured
@@ -197,7 +199,9 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
     return replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
 
 
-def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
+def costs_by_session(
+    baseline: Baseline, metric: Metric, exponent: float = 0.0
+) -> dict[str | None, list[float]]:
     """Return the costs by session. With an exponent, correct them and leave out launches without a probe."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     kept = []

@@ -177,6 +177,13 @@ def minimum_detectable_drop(
     return relative(needed * _error(noise, baseline_launches, kept))
 
 
+def can_pass(*, tolerance: float, noise: Noise, baseline_launches: int, max_launches: int) -> bool:
+    """Return whether a case passes if its launches are exactly as fast as the baseline's."""
+    slow = math.log1p(tolerance)
+    final = _later(noise, max_launches - 1)
+    return _wald_margin(slow, _error(noise, baseline_launches, max_launches), final) < slow
+
+
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
     """Average the noise of the hardware class and of the case, weighted by their degrees of freedom.
 

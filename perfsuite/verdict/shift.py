@@ -8,7 +8,7 @@ A session launches the packages and the commit of the baseline (its reference) o
 Nothing but the machine can move these launches, so each canary estimates the effect of tonight's session
 minus that of the baseline's sessions: the shift. The canaries' scatter around it, and the scatter of cases
 between the sessions of their baselines, estimate the variance of a case within a session. The shift does not
-remove this variance: `corrected` adds it to the noise of a case that is judged against the reference.
+remove this variance: `correction` adds it to the noise of a case that is judged against the reference.
 """
 
 import math
@@ -113,8 +113,16 @@ def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift 
     )
 
 
-def corrected(noise: Noise, sessions: Shares, shift: Shift) -> Noise | None:
-    """Return the noise of a case whose costs are divided by exp(shift); None if it is unknown.
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """The correction of a case's costs for the shift of the machine."""
+
+    shift: float  # in logarithms: costs are divided by its exponential
+    noise: Noise  # the noise of corrected costs against the case's baseline
+
+
+def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | None:
+    """Return the correction of a case; None if the noise of its corrected costs is unknown.
 
     `noise` is that of the hardware class, and `sessions` are those of the case's baseline. If these are not
     the sessions of the canaries' baselines, the noise between sessions must be known.
@@ -125,7 +133,7 @@ def corrected(noise: Noise, sessions: Shares, shift: Shift) -> Noise | None:
     if others > _SAME_SHARES and not noise.session_sigma:
         return None
     of_session = shift.error**2 + shift.case_variance * _times(sessions) + others * noise.session_sigma**2
-    return replace(noise, session_sigma=math.sqrt(of_session))
+    return Correction(shift=shift.estimate, noise=replace(noise, session_sigma=math.sqrt(of_session)))
 
 
 def _scatter(changes: Iterable[CanaryChange]) -> Component | None:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from perfsuite.verdict.sequential import Noise
-from perfsuite.verdict.shift import CanaryChange, Shift, canary_change, corrected, estimated_shift, shares
+from perfsuite.verdict.shift import CanaryChange, Shift, canary_change, correction, estimated_shift, shares
 from perfsuite.verdict.variance import Component
 from tests.samples import known
 
@@ -90,7 +90,9 @@ def test_canaries_that_disagree_raise_the_noise() -> None:
 
 def test_the_correction_replaces_the_noise_between_sessions() -> None:
     shift = known(estimated_shift(canaries(*[0.01] * 5), NOISE))
-    noise = known(corrected(NOISE, SESSIONS, shift))
+    made = known(correction(NOISE, SESSIONS, shift))
+    noise = made.noise
+    assert made.shift == shift.estimate
     assert noise.session_sigma == pytest.approx(math.sqrt(shift.error**2 + 1.5 * shift.case_variance))
     assert noise.session_sigma < NOISE.session_sigma
     assert noise.sigma == NOISE.sigma
@@ -98,15 +100,15 @@ def test_the_correction_replaces_the_noise_between_sessions() -> None:
 
 def test_other_sessions_add_the_noise_between_sessions() -> None:
     shift = known(estimated_shift(canaries(*[0.01] * 5), NOISE))
-    same = known(corrected(NOISE, SESSIONS, shift))
-    other = known(corrected(NOISE, {"c": 0.5, "d": 0.5}, shift))
+    same = known(correction(NOISE, SESSIONS, shift)).noise
+    other = known(correction(NOISE, {"c": 0.5, "d": 0.5}, shift)).noise
     added = other.session_sigma**2 - same.session_sigma**2
     assert added == pytest.approx(NOISE.session_sigma**2)
 
 
 def test_other_sessions_cannot_be_compared_if_their_noise_is_unknown() -> None:
     shift = known(estimated_shift(canaries(*[0.01] * 5), NOISE))
-    assert corrected(ONE_SESSION, {"c": 1.0}, shift) is None
+    assert correction(ONE_SESSION, {"c": 1.0}, shift) is None
 
 
 def test_sessions_without_a_name_belong_to_one_case() -> None:
