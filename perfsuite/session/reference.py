@@ -12,6 +12,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, PerfsuiteError, error_text
 from perfsuite.launch.arm import Arm
+from perfsuite.launch.job import no_progress
 from perfsuite.measure import launch_watched
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir, drop_compile_caches
@@ -122,7 +123,13 @@ class ReferenceArm:
         number = len(canary.runs) + 1
         directory = session.reference(case.id)
         assert self.arm is not None
-        how = replace(self.setup.launching, arm=self.arm, inject=None)
+        how = replace(
+            self.setup.launching,
+            arm=self.arm,
+            inject=None,
+            on_launch=lambda case, number: None,  # the progress counts only the session's cases
+            on_progress=no_progress,
+        )
         self.setup.progress.say(f"launching the reference on {case.id}")
         try:
             run, _ = launch_watched(

@@ -40,7 +40,7 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
     if now.commit is None:
         return ["cases that are not in git, so it is unknown whether they have changed"]
     if then.reference is not None:
-        return ["a reference, which shows how fast the machine was in that session alone"]
+        return ["a reference, which shows how fast the machine is in one session alone"]
     before, today = (
         {
             "commit": str(session.commit)[:12],

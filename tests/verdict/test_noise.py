@@ -230,7 +230,8 @@ def test_cases_of_one_session_are_one_witness() -> None:
 def test_cases_that_move_together_have_no_noise_of_their_own() -> None:
     noise = of_speed(*[of_sessions(LAUNCHES, SLOWER)] * 10)
     of_case = known(noise.of_case)
-    assert (of_case.observed, of_case.degrees) == (pytest.approx(0), 9)
+    assert of_case.observed == pytest.approx(0)
+    assert of_case.degrees == 9
     assert of_case.explained == pytest.approx(noise.sigma**2 / 5)
 
 
