@@ -82,21 +82,13 @@ class ReferenceArm:
 
     def prepare(self, cases: Iterable[Case]) -> None:
         """Choose canaries among the cases, and resolve the arm. Says what they are, or why there are none."""
-        candidates = self._candidates(cases)
-        if isinstance(self.wanted, int):
-            picked = chosen(candidates, self.wanted)
-        else:
-            by_id = {candidate.case.id: candidate for candidate in candidates}
-            picked = [by_id[case_id] for case_id in self.wanted if case_id in by_id]
-            unknown = [case_id for case_id in self.wanted if case_id not in by_id]
-            if unknown:
-                self._report(NOT_A_CANARY.format(names=", ".join(unknown)))
+        picked = self._picked(cases)
         if not picked:
             self._report(NO_CANARY)
             return
         try:
             self.arm = self.resolve()
-        except PerfsuiteError as error:
+        except Exception as error:  # whatever it is, the cases can still be judged
             self._report(NOT_RESOLVED.format(why=error_text(error)))
             return
         machine_for = self.setup.host.machine_for
@@ -104,11 +96,21 @@ class ReferenceArm:
         names = ", ".join(pick.case.id for pick in picked)
         self.setup.progress.say(f"the reference {self.arm.text} is launched on {names}")
 
+    def _picked(self, cases: Iterable[Case]) -> list[Candidate]:
+        """Return the canaries that the user wants. Reports ids that cannot be canaries."""
+        candidates = self._candidates(cases)
+        if isinstance(self.wanted, int):
+            return chosen(candidates, self.wanted)
+        by_id = {candidate.case.id: candidate for candidate in candidates}
+        names = dict.fromkeys(self.wanted)
+        unknown = [case_id for case_id in names if case_id not in by_id]
+        if unknown:
+            self._report(NOT_A_CANARY.format(names=", ".join(unknown)))
+        return [by_id[case_id] for case_id in names if case_id in by_id]
+
     def keep_up(self, session: SessionDir) -> None:
         """Launch the reference as often as the launches of the session's cases allow, if there is time."""
-        while is_due(
-            len(self.canaries), sum(len(canary.runs) for canary in self.canaries), self.launches_of_cases
-        ):
+        while is_due(len(self.canaries), self._launches, self.launches_of_cases):
             usable = [canary for canary in self.canaries if canary.unused is None]
             if not usable:
                 return
@@ -116,6 +118,11 @@ class ReferenceArm:
             if not self.setup.has_time_for(canary.candidate.case, 1):
                 return
             self._launch(canary, session)
+
+    @property
+    def _launches(self) -> int:
+        """The number of launches of the reference so far."""
+        return sum(len(canary.runs) for canary in self.canaries)
 
     def _launch(self, canary: LaunchedCanary, session: SessionDir) -> None:
         """Launch the reference on a canary. Whatever is wrong with the launch is recorded, not raised."""
@@ -196,7 +203,7 @@ class ReferenceArm:
         """Return the cases that have a baseline, of the hardware class that has most of them."""
         past = plan.past_of(self.setup.store.results())
         candidates = []
-        for case in cases:
+        for case in {case.id: case for case in cases}.values():
             found = self._baseline_of(case)
             if found is not None:
                 last = past.get(case.id)

@@ -126,6 +126,12 @@ def test_reports_name_the_reference(render: Any) -> None:
     assert "v1:uv.lock (commit 0123abcd0123)" in report
 
 
+def test_the_page_says_what_speeds_are_judged_against() -> None:
+    judged = page.render([make_session_file(*night(), reference=reference())])
+    assert "Speeds are judged against tonight&#39;s reference" in judged
+    assert "Speeds are judged against" not in page.render([make_session_file(make_result(now()))])
+
+
 def test_launches_of_the_reference_count_as_time() -> None:
     run = now().replace(duration_s=600.0)
     canary = Canary(case_id="a", baseline_file="a.json", runs=(run,))

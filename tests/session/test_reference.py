@@ -136,6 +136,19 @@ def test_a_user_can_name_the_canaries(nights: Nights) -> None:
     assert [canary.candidate.case for canary in reference.canaries] == [CASES[4], CASES[1]]
 
 
+def test_a_name_that_is_given_twice_is_one_canary(nights: Nights) -> None:
+    nights.accept(*CASES)
+    assert len(nights.reference(wanted=(CASES[4].id, CASES[4].id)).canaries) == 1
+
+
+def test_an_error_of_the_resolver_is_reported(nights: Nights) -> None:
+    def fails() -> Arm:
+        raise OSError("no space left on device")
+
+    nights.accept(*CASES)
+    assert "no space left on device" in nights.reference(fails).problems[0]
+
+
 def test_a_name_that_is_not_a_canary_is_reported(nights: Nights) -> None:
     nights.accept(*CASES[:3])
     reference = nights.reference(wanted=(CASES[0].id, "llama"))
