@@ -93,7 +93,7 @@ def measure(
         policy = replace(reference.policy, **changes)
         if not how.has_time(case, max(run.duration_s for run in made)):
             policy = replace(policy, max_launches=len(made))
-        return judge(made, reference.baseline, reference.noise, policy)
+        return judge(made, reference.baseline, reference.noise, policy, reference.tonight)
 
     def is_machine_free() -> bool:
         return is_free(made[-1], how)

@@ -75,7 +75,7 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             width = max(out.width, 80) if out.is_terminal else None
             typer.echo(table(session.results, color=out.is_terminal, width=width))
             out.print()
-        for sentence in common_change.sentences(session.results):
+        for sentence in common_change.sentences(session.results, session.reference):
             out.print("\n".join([*wrapped(sentence, indent=""), ""]))
         for result in session.results:
             if verbose or summary.needs_words(result):

@@ -26,6 +26,7 @@ from perfsuite.session import plan
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.mode import Mode
 from perfsuite.session.option_table import BY_NAME
+from perfsuite.session.reference import ReferenceArm
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
@@ -37,6 +38,7 @@ SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
 INSTALLS = pytest.StashKey[Callable[[], Mode]]()
 """Makes the mode again, after installing the packages that its arms name."""
+REFERENCE = pytest.StashKey[ReferenceArm]()  # launched beside the cases, if the user wants a reference
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
@@ -235,6 +237,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if progress.cases:
                 _install(session.config)
+                _prepare_reference(session.config, [case_of(item) for item in benchmarks])
             if session.config.getoption("--perf-resume"):
                 ours = session.config.stash[SESSION]
                 ours.resume()
@@ -263,6 +266,13 @@ def _install(config: pytest.Config) -> None:
         ours.setup.host.hardware = before.hardware
     if not is_worker(config):  # with its packages, arm A might now collect other cases
         _list_case_changes(config)
+
+
+def _prepare_reference(config: pytest.Config, cases: Iterable[Case | None]) -> None:
+    """Choose the canaries of the session's reference, if it has one, among the selected cases."""
+    reference = config.stash.get(REFERENCE, None)
+    if reference is not None:
+        reference.prepare(case for case in cases if case is not None)
 
 
 def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) -> tuple[CollectedTest, ...]:

@@ -18,6 +18,7 @@ from perfsuite.plugin.collection import (
     INSTALLS,
     NO_BENCH,
     PROGRESS,
+    REFERENCE,
     SESSION,
     is_worker,
     terminal_of,
@@ -33,6 +34,7 @@ from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, options_of
+from perfsuite.session.reference import ReferenceArm
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
 
@@ -138,7 +140,13 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
         if launches is None:
             return dry_session(options, progress)
         setup = Setup(options, progress, Host(launches, options.store))
-        return Session(AgainstBaseline(setup))
+        reference = None
+        if chosen["reference"]:
+            given = [("--perf-reference", chosen["reference"])]
+            reference = config.stash[REFERENCE] = ReferenceArm(
+                setup, lambda: against_arm.resolved(options, given)[0], chosen["canaries"]
+            )
+        return Session(AgainstBaseline(setup, reference=reference))
 
 
 def _progress(config: pytest.Config) -> Progress:

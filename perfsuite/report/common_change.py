@@ -4,21 +4,23 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from perfsuite.report.reference import about, beside_reference, machine_changes
 from perfsuite.report.text import percent, plural
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
-from perfsuite.results.session_file import Measurement
-from perfsuite.verdict.common_change import Change, common_change
+from perfsuite.results.session_file import MachineChange, Measurement, SessionReference
+from perfsuite.verdict.common_change import Change, CommonChange, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
 FEWEST_CHANGED = 2  # minimum number of cases that changed, each on its own evidence
 NOTHING = "Nothing that is recorded changed in all of them, so look at the machine first (perfsuite doctor)"
 
 
-def sentences(results: Iterable[Measurement]) -> list[str]:
+def sentences(results: Iterable[Measurement], reference: SessionReference | None = None) -> list[str]:
     """Return a sentence for each hardware class whose cases all became slower, or all became faster.
 
     Only cases with a baseline are compared. Two arms are launched alternately, so a slow machine slows both.
+    If the session has a reference, the sentences say whether it changed as well, and what it cannot show.
     """
     by_id = {result.case_id: result for result in results if result.verdict.against is None}
     by_class = defaultdict[str | None, dict[str, Change]](dict)
@@ -26,23 +28,47 @@ def sentences(results: Iterable[Measurement]) -> list[str]:
         change = _change(result.verdict)
         if change is not None:
             by_class[result.hardware_class][case_id] = change
-    made = [_sentence(changes, by_id) for changes in by_class.values()]
-    return [sentence for sentence in made if sentence is not None]
+    machine = machine_changes(reference)
+    made = [
+        _sentence(changes, by_id, machine.get(hardware_class or ""))
+        for hardware_class, changes in by_class.items()
+    ]
+    return [sentence for sentence in made if sentence is not None] + about(reference, by_id.values())
 
 
-def _sentence(changes: Mapping[str, Change], by_id: Mapping[str, Measurement]) -> str | None:
-    """Report the common change of cases. Returns None if too few cases changed on their own evidence."""
+def _shared(changes: Mapping[str, Change]) -> CommonChange | None:
+    """Return the change that another case would have as well; None if there is none."""
     common = common_change(changes)
-    if common is None or not common.is_shared:
+    return common if common is not None and common.is_shared else None
+
+
+def _cause(changes: Mapping[str, Change], by_id: Mapping[str, Measurement]) -> str:
+    """Name what changed in all of the cases that share a change."""
+    common = common_change(changes)
+    verdicts = [] if common is None else [by_id[case_id].verdict for case_id in common.cases]
+    first = verdicts[0].changed if verdicts else ()
+    changed = [change for change in first if all(change in other.changed for other in verdicts)]
+    return f"Changed in all of them: {', '.join(changed)}" if changed else NOTHING
+
+
+def _sentence(
+    changes: Mapping[str, Change], by_id: Mapping[str, Measurement], machine: MachineChange | None
+) -> str | None:
+    """Report the common change of cases, and that of the reference, if there is one.
+
+    Returns None without a reference if too few cases changed on their own evidence.
+    """
+    common = _shared(changes)
+    if machine is not None:
+        return beside_reference(machine, len(changes), common, _cause(changes, by_id))
+    if common is None:
         return None
     shared = [by_id[case_id].verdict for case_id in common.cases]
     if sum(map(_has_changed, shared)) < FEWEST_CHANGED:
         return None
     direction = "slower" if common.estimate > 0 else "faster"
     high, low = map(_shown, common.interval)  # more seconds are fewer tokens/s
-    first, *others = shared
-    changed = [change for change in first.changed if all(change in other.changed for other in others)]
-    cause = f"Changed in all of them: {', '.join(changed)}" if changed else NOTHING
+    cause = _cause(changes, by_id)
     apart = ", ".join(f"{case_id} ({_shown(changes[case_id].estimate)})" for case_id in common.apart)
     sentence = (
         f"{len(shared)} of {plural(len(changes), 'case')} are {direction} by about the same: "

@@ -14,7 +14,14 @@ from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
-from perfsuite.results.session_file import ArmFacts, CaseChange, JudgeChanges, Measurement, SessionFile
+from perfsuite.results.session_file import (
+    ArmFacts,
+    CaseChange,
+    JudgeChanges,
+    Measurement,
+    SessionFile,
+    SessionReference,
+)
 from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # marks that can follow a verdict
@@ -222,6 +229,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
         "time in launches": took(session),
         "perfsuite": session.perfsuite,
         **arm_descriptions(session.arms),
+        **reference_description(session.reference),
         **({"parts": "; ".join(parts)} if len(parts) > 1 else {}),
     }
 
@@ -238,6 +246,8 @@ def _torch(session: SessionFile) -> str:
 def took(session: SessionFile) -> str:
     """Return the total duration of all launches and their GPU hours, such as `52 min, 6.9 GPU hours`."""
     runs = [run for result in session.results for run in (*result.before, *result.runs) if not run.dry]
+    if session.reference is not None:
+        runs += [run for canary in session.reference.canaries for run in canary.runs]
     gpu_s = sum(run.duration_s * run.case.topology.world_size for run in runs if run.machine.device == "cuda")
     gpus = f", {gpu_s / 3600:,.1f} GPU hours" if gpu_s else ""
     return f"{sum(run.duration_s for run in runs) / 60:,.1f} min{gpus}"
@@ -249,6 +259,14 @@ def arm_descriptions(arms: Sequence[ArmFacts]) -> dict[str, str]:
         f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
         for letter, arm in zip("AB", arms, strict=False)
     }
+
+
+def reference_description(reference: SessionReference | None) -> dict[str, str]:
+    """Describe the reference of a session as it was given and resolved; empty without a reference."""
+    if reference is None:
+        return {}
+    arm = reference.arm
+    return {"reference": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"}
 
 
 def _allocated(allocation: Allocation) -> dict[str, str]:

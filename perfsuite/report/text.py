@@ -47,10 +47,13 @@ def sentence(check: Check, against: str | None = None) -> str:
         text += f": {abs(check.change):.1%}{of_a_step} {less if round(check.change, 3) < 0 else 'more'}"
         if check.interval is not None:
             text += f" (99% interval {between(check.interval)})"
+        if check.against_reference is not None:
+            text += f"; {beside(check, less)}"
+        change = check.change if check.against_reference is None else check.against_reference.change
         text += f", {check.allowed:.1%} allowed: {check.outcome}"
-        if check.outcome == "regressed" and abs(check.change) <= check.allowed:
+        if check.outcome == "regressed" and abs(change) <= check.allowed:
             text += " (certainly worse, and possibly by more than the tolerance)"
-        if check.outcome == "passed" and abs(check.change) > check.allowed:
+        if check.outcome == "passed" and abs(change) > check.allowed:
             text += " (a regression beyond the tolerance is ruled out; the improvement is not certain)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
         text += f": {check.outcome}"
@@ -61,6 +64,15 @@ def sentence(check: Check, against: str | None = None) -> str:
     if check.probe_exponent is not None:
         text += f"; corrected for the machine's own speed (probe, exponent {check.probe_exponent:.2f})"
     return f"{text}; {check.note}" if check.note else text
+
+
+def beside(check: Check, less: str) -> str:
+    """Describe the change of a check against the session's reference. `less` is the word for a decrease."""
+    against = check.against_reference
+    assert against is not None
+    direction = less if round(against.change, 3) < 0 else "more"
+    interval = between(against.interval)
+    return f"{abs(against.change):.1%} {direction} than tonight's reference (99% interval {interval})"
 
 
 def between(interval: tuple[float, float]) -> str:

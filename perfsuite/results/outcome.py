@@ -53,6 +53,13 @@ BY_THE_MACHINE = "the code did not change, so the machine did"
 """Note on a check whose metric changed although nothing else changed in the session (`verdict.unchanged`)."""
 
 
+class AgainstReference(Data):
+    """The change of a metric beyond that of the session's reference, so without the machine's own change."""
+
+    change: float  # estimated relative change of the figure
+    interval: tuple[float, float]  # 99% interval of `change`, with the uncertainty of the reference
+
+
 class Check(Data):
     """The judgement of one metric of the launches against the baseline.
 
@@ -71,6 +78,8 @@ class Check(Data):
     interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is detected 95 times in 100
     probe_exponent: float | None = None  # exponent of the correction by the probe; None: no correction
+    # The change against the session's reference, which then decides the outcome; None: `change` decides it.
+    against_reference: AgainstReference | None = None
     note: str | None = None
 
     @property

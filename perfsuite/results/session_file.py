@@ -147,6 +147,37 @@ class ArmFacts(Data):
     facts: dict[str, str]  # facts that identify it: interpreter, commit, perfsuite and variables
 
 
+class Canary(Data):
+    """A case on which a session launches its reference."""
+
+    case_id: str
+    baseline_file: str
+    runs: tuple[Run, ...] = ()  # the launches of the reference, in order
+    unused: str | None = None  # why these launches do not show how fast the machine is; None: they do
+
+
+class MachineChange(Data):
+    """The change of one metric that the canaries of a reference have in common."""
+
+    metric: str
+    hardware_class: str
+    change: float  # relative change of the figure since the baselines: -0.01 is 1% fewer tokens/s
+    interval: tuple[float, float]  # 99% interval of `change`
+    # Standard deviation of a case within a session, of the logarithm of the cost, at its upper limit.
+    case_sigma: float
+    canaries: tuple[str, ...]  # ids of the canaries that agree
+    apart: tuple[str, ...] = ()  # ids of the canaries that moved alone, and are left out
+
+
+class SessionReference(Data):
+    """The reference of a session: the environment and commit of the baselines, launched beside the cases."""
+
+    arm: ArmFacts
+    canaries: tuple[Canary, ...] = ()
+    changes: tuple[MachineChange, ...] = ()  # for each metric that follows the machine's speed
+    problems: tuple[str, ...] = ()  # what the reference cannot show, and why, each as a sentence
+
+
 class JudgeChanges(Data):
     """Changes since a base commit to the files that affect verdicts, such as baselines."""
 
@@ -222,6 +253,7 @@ class SessionFile(Sealed):
     commit: str | None = None  # commit of the repository that holds the cases; None outside git
     dirty: bool = False  # whether that repository had uncommitted changes to tracked files
     arms: tuple[ArmFacts, ...] = ()  # arms A and B of a comparison; empty if baselines are used
+    reference: SessionReference | None = None  # None: the session ran without `--perf-reference`
     case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has changed
     cases_unknown: str | None = None  # why the arms' cases could not be compared; None if they were
     machine: Machine

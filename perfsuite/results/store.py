@@ -10,6 +10,7 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
+    .perfsuite/runs/<session>/reference/<case id>/launch-N/ the same, for a launch of the session's reference
     .perfsuite/runs/<session>/<case id>/profile/            the files of a launch for a profile
     .perfsuite/runs/<session>/<case id>/prediction/         the files of a dry run that predicts the speed
     .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
@@ -196,6 +197,10 @@ class SessionDir:
     def case(self, case_id: str, repetition: int = 0) -> Path:
         """Return the directory of a case's launches. Each repetition in the session has its own directory."""
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
+
+    def reference(self, case_id: str) -> Path:
+        """Return the directory of the launches of the session's reference on a case."""
+        return self.path / "reference" / case_id
 
     def new_case(self, case_id: str) -> Path:
         """Return an unused path for the launches of a case."""

@@ -15,15 +15,17 @@ from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.session_file import Measurement
-from perfsuite.results.store import FoundBaseline
+from perfsuite.results.session_file import Measurement, SessionReference
+from perfsuite.results.store import FoundBaseline, SessionDir
 from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
 from perfsuite.session.prediction import predicted
+from perfsuite.session.reference import ReferenceArm
 from perfsuite.session.setup import MISSING_FAILS
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
+from perfsuite.verdict.tonight import Tonight
 
 MIN_RECORDED = 3  # minimum launches of a usable local baseline: smaller baselines are recorded again
 
@@ -32,8 +34,14 @@ MIN_RECORDED = 3  # minimum launches of a usable local baseline: smaller baselin
 class AgainstBaseline(Mode):
     """Judge cases against accepted or recorded baselines."""
 
+    reference: ReferenceArm | None = None  # launched beside the cases; None: cases are judged without it
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
     _forecast: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
+
+    @property
+    def reference_facts(self) -> SessionReference | None:
+        """The reference that is launched beside the cases, as it is recorded; None if there is none."""
+        return None if self.reference is None else self.reference.facts(self.noise)
 
     def refused(self, task: Task) -> Verdict | None:
         """Return a failed verdict if a required baseline is missing, unless the case is allowed to fail."""
@@ -55,10 +63,13 @@ class AgainstBaseline(Mode):
             counts=counts.baseline if counts else None,
             noise=self.noise(task.machine.hardware_class),
             policy=options.policy,
+            tonight=self._tonight(task),
         )
         runs = launches.runs
         how = self.setup.launching
         _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
+        if self.reference is not None:
+            self.reference.launches_of_cases += len(runs)
         if required is not None and verdict.outcome == "recorded":
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
@@ -74,6 +85,13 @@ class AgainstBaseline(Mode):
             judged_by=documents.digest(judges) if judges else None,
             excused=excuse_for(case, runs, verdict, reference.baseline),
         )
+
+    def _tonight(self, task: Task) -> Tonight | None:
+        """Launch the session's reference if it is due, and return its launches so far."""
+        if self.reference is None:
+            return None
+        self.reference.keep_up(SessionDir(task.directory.parent))
+        return self.reference.tonight(task.machine.hardware_class)
 
     def noise(self, hardware_class: str) -> ClassNoise:
         """Return the noise, pooled over the baselines that the hardware class had at the first call."""

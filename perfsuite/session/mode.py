@@ -17,7 +17,7 @@ from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Measurement
+from perfsuite.results.session_file import Measurement, SessionReference
 from perfsuite.results.store import BaselineStore
 from perfsuite.session.setup import Options, Setup
 from perfsuite.verdict.exact import counted
@@ -89,6 +89,11 @@ class Mode(ABC):
     def baselines(self) -> BaselineStore:
         """The reviewed baselines, and the baselines recorded on this machine."""
         return self.setup.baselines
+
+    @property
+    def reference_facts(self) -> SessionReference | None:
+        """The reference that is launched beside the cases, as it is recorded; None if there is none."""
+        return None
 
     def refused(self, task: Task) -> Verdict | None:
         """Return the verdict on a case that must not be launched, or None if the case may be launched."""

@@ -22,6 +22,7 @@ from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.store import BASELINES, STORE
+from perfsuite.session.canaries import CANARIES
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
@@ -84,6 +85,16 @@ def shard(value: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError("the number of this job and the number of jobs: for 8 jobs, 1/8 to 8/8")
     return int(match[1]), int(match[2])
+
+
+def canaries(value: str) -> int | tuple[str, ...]:
+    """Parse the number of canaries, such as 5, or their ids, separated by commas."""
+    if re.fullmatch(r"[0-9]{1,3}", value) and int(value) > 0:
+        return int(value)
+    ids = tuple(case_id.strip() for case_id in value.split(","))
+    if all(ids) and not value[0].isdigit():
+        return ids
+    raise ValueError("a number from 1 to 999, or the ids of cases, separated by commas")
 
 
 def path(value: str) -> Path:
@@ -317,6 +328,20 @@ OPTIONS = (
         help=f"maximum number of launch pairs in a comparison of environments: {MIN_CHANGED} to {MAX_PAIRS}",
     ),
     Option(
+        name="reference",
+        metavar="ARM",
+        help="also launch ARM, the environment and commit of the baselines, on a few cases, and judge speeds "
+        "against it: what moves it is the machine. ARM is written as for --perf-against",
+        page="See [A reference](verdicts.md#a-reference)",
+    ),
+    Option(
+        name="canaries",
+        metavar="CASES",
+        parse=canaries,
+        default=str(CANARIES),
+        help="cases on which the reference is launched: their number, or their ids, separated by commas",
+    ),
+    Option(
         name="dry",
         help="run every case dry: at full size, in one process, without its hardware. This counts and judges "
         "the work of a step, but does not time it",
@@ -354,6 +379,8 @@ EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "dry runs cannot be resumed"),
     ("against", ("resume",), "comparisons cannot be resumed"),
+    ("reference", ("against", "dry"), "it is launched beside cases that are judged against baselines"),
+    ("reference", ("resume",), "it shows how fast the machine is in one session"),
 )
 
 
@@ -363,8 +390,9 @@ def check_together(given: set[str]) -> None:
         for excluded in others:
             if {name, excluded} <= given:
                 raise CaseError(f"--perf-{name} excludes --perf-{excluded} ({why}): leave one of them out")
-    if "max-pairs" in given and "against" not in given:
-        raise CaseError("--perf-max-pairs needs --perf-against: add it, or leave --perf-max-pairs out")
+    for name, needed in (("max-pairs", "against"), ("canaries", "reference")):
+        if name in given and needed not in given:
+            raise CaseError(f"--perf-{name} needs --perf-{needed}: add it, or leave --perf-{name} out")
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:

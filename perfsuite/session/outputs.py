@@ -27,7 +27,7 @@ def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> lis
     printed = [printable(line) for line in printed]
     if measurements:
         printed.append(table(measurements, color=color, width=width))
-    for sentence in common_change.sentences(measurements):
+    for sentence in common_change.sentences(measurements, record.mode.reference_facts):
         printed += ["", *wrapped(printable(sentence), indent="")]
     for result in measurements:
         reported_by_its_test = result.outcome == "failed" and result.excused is None and not result.shadow

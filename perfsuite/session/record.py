@@ -212,6 +212,7 @@ class Record:
             commit=self.revision.commit,
             dirty=self.revision.dirty,
             arms=self.arm_facts,
+            reference=self.mode.reference_facts,
             case_changes=self.case_changes,
             cases_unknown=self.cases_unknown,
             machine=self.mode.setup.host.machine,

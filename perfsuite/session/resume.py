@@ -39,6 +39,8 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
     """List differences that make the verdicts of session `then` invalid for `now`, each with both values."""
     if now.commit is None:
         return ["cases that are not in git, so it is unknown whether they have changed"]
+    if then.reference is not None:
+        return ["a reference, which shows how fast the machine is in one session alone"]
     before, today = (
         {
             "commit": str(session.commit)[:12],

@@ -6,7 +6,6 @@ Each launch is one piece of evidence. As long as the verdict is `undecided`, the
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 
 from perfsuite.analysis import health
@@ -32,7 +31,9 @@ from perfsuite.verdict.computation import Computed, differences, does_less, othe
 from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
-from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, can_pass, decide
+from perfsuite.verdict.shift import Correction
+from perfsuite.verdict.tonight import MACHINE_METRICS, Tonight, beside_reference, unless_refuted
 
 MAX_UNHEALTHY = 3  # number of unhealthy launches that make the verdict `unhealthy`, unless more are healthy
 UNKNOWN_NOISE = (
@@ -85,11 +86,18 @@ class Policy:
         return max(self.max_launches, self.min_launches)
 
 
-def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
+def judge(
+    runs: Sequence[Run],
+    baseline: Baseline | None,
+    noise: ClassNoise,
+    policy: Policy,
+    tonight: Tonight | None = None,
+) -> Verdict:
     """Judge the launches so far, in launch order. While `undecided`, call this again after one more launch.
 
     The first failed launch decides the verdict. If none failed, launches with a problem of the machine are
-    set aside. The other launches are compared with the baseline, or recorded if there is none.
+    set aside. The other launches are compared with the baseline, or recorded if there is none. `tonight` has
+    the launches of the session's reference, if it has one.
     """
     for run in runs:
         if run.failure is not None:
@@ -106,7 +114,9 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         if len(runs) >= policy.most:
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
-        verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
+        verdict = (
+            _compare(healthy, baseline, noise, policy, tonight) if baseline else _record(healthy, policy)
+        )
         if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
             verdict = verdict.replace(outcome="undecided", failure=None)
     verdict = evidence.named_in(verdict.replace(launches=len(runs)), "launch")
@@ -161,13 +171,16 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
     return verdict if is_enough else verdict.replace(outcome="undecided")
 
 
-def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
+def _compare(
+    runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy, tonight: Tonight | None
+) -> Verdict:
     """Judge healthy launches against the baseline. A regression of exact checks waits for noisy checks."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
     metrics = _metrics(runs, baseline)
-    checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics], len(runs))
+    checks = [_check(metric, runs, baseline, noise, policy, tonight) for metric in metrics]
+    checks = worth_a_launch(checks, len(runs))
     verdict = worst_verdict(checks, len(runs))
     both = zip(metrics, checks, strict=True)
     # pragma: no mutate runs[0]: all launches of a case have one device
@@ -252,7 +265,8 @@ def _unless_worth_it(check: Check, launches: int) -> Check:
     """Return an undecided check of a span or the CPU time as `inconclusive`, unless it is worth a launch."""
     if check.outcome != "undecided" or check.change is None:
         return check
-    if abs(check.change) <= LOOKS_CHANGED * check.allowed:
+    change = check.change if check.against_reference is None else check.against_reference.change
+    if abs(change) <= LOOKS_CHANGED * check.allowed:
         return check.replace(outcome="inconclusive", note=LOOKS_THE_SAME)
     if _is_of_cpu_time(check) and launches >= FEWEST_LAUNCHES:
         return check.replace(outcome="inconclusive", note=NOT_WORTH_A_LAUNCH)
@@ -286,7 +300,12 @@ def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
 
 
 def _check(
-    metric: Metric, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
+    metric: Metric,
+    runs: Sequence[Run],
+    baseline: Baseline,
+    noise: ClassNoise,
+    policy: Policy,
+    tonight: Tonight | None = None,
 ) -> Check:
     """Check one metric. If the device reproduces it to the digit, only the tolerance decides.
 
@@ -305,7 +324,16 @@ def _check(
     metric = metric.against(launch.figures for launch in baseline.launches)
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, metric.tolerance(device))
-    decided = partial(_decided, metric, check, baseline.session_sizes(metric.name), policy, device)
+    sessions = baseline.session_sizes(metric.name)
+
+    def decided(
+        now: Sequence[float], then: Sequence[float], noise_of_metric: Noise | None, exponent: float = 0.0
+    ) -> Check:
+        corrects = None
+        if tonight is not None and noise_of_metric is not None and metric in MACHINE_METRICS:
+            corrects = tonight.correction(metric, noise_of_metric, baseline, exponent)
+        return decided_tonight(metric, check, sessions, policy, device, now, then, noise_of_metric, corrects)
+
     figures = [run.figures for run in runs], [launch.figures for launch in baseline.launches]
     now, then = (
         [metric.cost(value) for value in map(metric.of, side) if value is not None] for side in figures
@@ -317,7 +345,7 @@ def _check(
         return raw
     exponent = noise.probe_exponent or 1.0
     now, then = (probe_corrected(side, pairs_then, exponent) for side in (pairs_now, pairs_then))
-    corrected = decided(now, then, noise.of(metric)).replace(probe_exponent=exponent)
+    corrected = decided(now, then, noise.of(metric), exponent).replace(probe_exponent=exponent)
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
@@ -355,7 +383,9 @@ def _span_check(
     policy_of_span = replace(policy, max_launches=most, min_launches=1)
     sessions = baseline.session_sizes(metric.name)
     noise_of_span = noise.of(metric)
-    return _decided(metric, check, sessions, policy_of_span, device, costs_now, costs_then, noise_of_span)
+    return decided_tonight(
+        metric, check, sessions, policy_of_span, device, costs_now, costs_then, noise_of_span
+    )
 
 
 def unjudged(
@@ -401,7 +431,7 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
     return check.replace(outcome="failed", note=wrong[0]) if wrong else check
 
 
-def _decided(
+def decided_tonight(
     metric: Metric,
     check: Check,
     sessions: Sequence[int],
@@ -410,11 +440,45 @@ def _decided(
     now: Sequence[float],
     then: Sequence[float],
     noise: Noise | None,
+    corrects: Correction | None = None,
 ) -> Check:
-    """Judge a check with the sequential test. `sessions` has the number of launches of each session."""
+    """Judge a check with the sequential test. `sessions` has the number of launches of each session.
+
+    If the session has a reference, `corrects` is the correction for the shift of the machine that it shows.
+    The corrected costs decide if this lowers the noise between sessions or, if that noise is unknown, because
+    every baseline is of one session, if their own noise does not hide everything. Otherwise the measured
+    costs decide, but a change must show in both.
+    """
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
-    noise = against(noise, sessions)
+    own = against(noise, sessions)
+    measured = _decided(metric, check, policy, device, now, then, own)
+    if corrects is None:
+        return measured
+    shifted = [cost / math.exp(corrects.shift) for cost in now]
+    beside = _decided(metric, check, policy, device, shifted, then, corrects.noise)
+    if own.session_sigma:
+        decides = corrects.noise.session_sigma < own.session_sigma
+    else:
+        decides = can_pass(
+            tolerance=metric.tolerance(device),
+            noise=corrects.noise,
+            baseline_launches=len(then),
+            max_launches=max(policy.most, FEWEST_LAUNCHES),
+        )
+    return beside_reference(measured, beside) if decides else unless_refuted(measured, beside)
+
+
+def _decided(
+    metric: Metric,
+    check: Check,
+    policy: Policy,
+    device: str,
+    now: Sequence[float],
+    then: Sequence[float],
+    noise: Noise,
+) -> Check:
+    """Judge a check with the sequential test. `noise` is that of a new session against the baseline."""
     most = max(policy.most, FEWEST_LAUNCHES)
     decision = decide(then, now, tolerance=metric.tolerance(device), noise=noise, max_launches=most)
     decided = check.replace(

@@ -2,8 +2,7 @@
 
 The noise is described by two standard deviations of log(cost), which are relative. `sigma` is the standard
 deviation between launches of one session, and `session_sigma` that of the shift that all launches of a
-session have in common. Each variance component is a mean square minus the part that the levels below explain,
-and is at least 0 (Searle, Casella, McCulloch, Variance Components, 1992).
+session have in common. `of_case` is the variance of a further shift, which only one case of a session has.
 
 A probe is a fixed piece of work that is timed between the steps of a launch. It is used to remove the drift
 of the machine: if the machine slows down steps and probe, seconds / probe_seconds**exponent scatters less
@@ -24,18 +23,17 @@ from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, ju
 from perfsuite.results.run import Figures
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
+from perfsuite.verdict.variance import TABULATED, Component, pooled, upper_limit
 
 Pair = tuple[float, float]  # seconds per step of a launch, and the seconds of its probe
 # The costs of one baseline's launches, by name of the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
+# The baselines of cases that have the same sessions, by the names of these sessions.
+CasesBySessions = Mapping[frozenset[str | None], Sequence[LaunchesBySession]]
 
 MIN_DEGREES = 2  # minimum degrees of freedom (launches minus groups) for estimating a noise
 MIN_DEGREES_OF_EXPONENT = 20  # minimum degrees of freedom at which an estimated exponent of 0 is trusted
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # metrics that follow the machine's speed
-_UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
-"""Upper 87.5% confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
-freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
-a few sessions can agree by chance. The last factor applies to 9 degrees of freedom (10 sessions) and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +64,12 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     by_metric = {}
     uncorrected = {}
     for metric in judged_metrics(itertools.chain(*by_baseline)):
-        noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
+        noise = measured = pooled_over_sessions(
+            [costs_by_session(baseline, metric) for baseline in baselines]
+        )
         if exponent and metric in PROBE_CORRECTED:
             noise = pooled_over_sessions(
-                [_costs(baseline, metric, exponent) for baseline in baselines], fitted=1
+                [costs_by_session(baseline, metric, exponent) for baseline in baselines], fitted=1
             )
             if measured is not None:
                 uncorrected[metric.name] = measured
@@ -97,19 +97,28 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
         return None
     separable = 2 * degrees_within >= max(degrees, 2 * MIN_DEGREES)
     noise = pooled_noise(by_session if separable else by_baseline, fitted=fitted)
-    return replace(noise, session_sigma=_between_sessions(baselines, noise.sigma if separable else 0.0))
+    sigma = noise.sigma if separable else 0.0
+    cases_of = _by_sessions(baselines)
+    return replace(
+        noise, session_sigma=_between_sessions(cases_of, sigma), of_case=_of_a_case(cases_of, sigma)
+    )
 
 
-def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> float:
+def _by_sessions(baselines: Sequence[LaunchesBySession]) -> CasesBySessions:
+    """Group the baselines with two sessions or more by the names of their sessions."""
+    cases_of: dict[frozenset[str | None], list[LaunchesBySession]] = {}
+    for baseline in baselines:
+        if len(baseline) > 1:
+            cases_of.setdefault(frozenset(baseline), []).append(baseline)
+    return cases_of
+
+
+def _between_sessions(cases_of: CasesBySessions, sigma: float) -> float:
     """Return the standard deviation between sessions, at its upper limit; 0 if no baseline has two sessions.
 
     `sigma` is the noise within sessions, or 0 if unknown. Cases of the same sessions have one session effect
     in common, so the degrees of freedom are sessions - 1, not cases x (sessions - 1).
     """
-    cases_of: dict[frozenset[str | None], list[LaunchesBySession]] = {}
-    for baseline in baselines:
-        if len(baseline) > 1:
-            cases_of.setdefault(frozenset(baseline), []).append(baseline)
     if not cases_of:
         return 0.0
     weights = [len(sessions) - 1 for sessions in cases_of]
@@ -120,25 +129,63 @@ def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> f
     )
     sessions = frozenset[str | None]().union(*cases_of)
     degrees = min(sum(weights), len(sessions) - 1)
-    limit = _UPPER_LIMIT[min(degrees, len(_UPPER_LIMIT)) - 1]
+    limit = upper_limit(min(degrees, TABULATED))
     return math.sqrt(max(observed, explained) * limit - explained + per_case)
+
+
+def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
+    """Estimate the noise of a case within a session: what moves one case of a session, and not the others.
+
+    In the table of the means of cases and sessions, this is what the effects of both leave over. Returns None
+    if no two cases have the same sessions.
+    """
+    return pooled(
+        Component(
+            observed=_residual(rows, _shared(rows)),
+            explained=_of_launches(cases, sigma),
+            degrees=(len(cases[0]) - 1) * (len(rows) - 1),
+        )
+        for cases in cases_of.values()
+        for rows in [_deviations(cases, sigma)]
+        if len(rows) > 1
+    )
 
 
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
     """Return three variances between sessions: observed, expected from noise, and excess of a single case."""
-    rows = []  # for each case, the deviation of each session from the mean of the case
+    rows = _deviations(cases, sigma)
+    shared = _shared(rows)
+    # pragma: no mutate 0.0 to -1.0: a variance below 0 counts as 0
+    of_one_case = _residual(rows, shared) if len(cases) > 1 else 0.0
+    of_launches = _of_launches(cases, sigma)
+    observed = sum(common**2 for common in shared) / (len(shared) - 1)
+    return observed, max(of_one_case, of_launches) / len(cases), max(of_one_case - of_launches, 0.0)
+
+
+def _deviations(cases: Sequence[LaunchesBySession], sigma: float) -> list[list[float]]:
+    """Return, for each case, the deviation of each session from the mean of the case."""
+    rows = []
     for case in cases:
         means = [location(sorted_logs(case[name]), sigma or math.inf) for name in cases[0]]
         rows.append([mean - fmean(means) for mean in means])
-    degrees = len(cases[0]) - 1
-    shared = [fmean(column) for column in zip(*rows, strict=True)]
+    return rows
+
+
+def _shared(rows: list[list[float]]) -> list[float]:
+    """Return the deviation of each session that its cases have in common."""
+    return [fmean(column) for column in zip(*rows, strict=True)]
+
+
+def _residual(rows: list[list[float]], shared: list[float]) -> float:
+    """Return the mean square of what the sessions do not explain. There must be two cases or more."""
     # pragma: no mutate True: `shared` has one entry for each entry of a row
-    residual = sum((value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True))
-    # pragma: no mutate 0.0 to -1.0: a variance below 0 counts as 0
-    of_one_case = residual / (degrees * (len(cases) - 1)) if len(cases) > 1 else 0.0
-    of_launches = sigma**2 * fmean(1 / len(launches) for case in cases for launches in case.values())
-    observed = sum(common**2 for common in shared) / degrees
-    return observed, max(of_one_case, of_launches) / len(cases), max(of_one_case - of_launches, 0.0)
+    squares = [(value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True)]
+    return sum(squares) / ((len(shared) - 1) * (len(rows) - 1))
+
+
+def _of_launches(cases: Sequence[LaunchesBySession], sigma: float) -> float:
+    """Return the variance that launches add to the mean of a case in a session."""
+    return sigma**2 * fmean(1 / len(launches) for case in cases for launches in case.values())
 
 
 def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
@@ -152,7 +199,9 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
     return replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
 
 
-def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
+def costs_by_session(
+    baseline: Baseline, metric: Metric, exponent: float = 0.0
+) -> dict[str | None, list[float]]:
     """Return the costs by session. With an exponent, correct them and leave out launches without a probe."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     kept = []

@@ -15,6 +15,7 @@ from perfsuite.verdict.computation import Computed, does_less, other_computation
 from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.loss import are_compared, common_factor, may_differ, steadily_differ
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.tonight import Tonight
 from perfsuite.verdict.unchanged import unless_unchanged
 
 THE_SAME = "the work is the same: look at"
@@ -40,6 +41,7 @@ class Reference:
     counts: CountBaseline | None = None  # the accepted or recorded counts of a step
     noise: ClassNoise = field(default_factory=ClassNoise)  # the noise between launches on this hardware class
     policy: Policy = field(default_factory=Policy)  # the number of launches that the verdict may cost
+    tonight: Tonight | None = None  # the launches of the session's reference; None: there are none
 
 
 def with_counts(

@@ -33,6 +33,7 @@ from perfsuite.verdict.robust import (
     squares,
     t_quantile,
 )
+from perfsuite.verdict.variance import Component
 
 Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"]
 
@@ -72,6 +73,9 @@ class Noise:
     # against the baseline because the whole machine drifts; 0 if unknown. The launches of one session cannot
     # show it: `verdict.noise` estimates it from baselines of several sessions.
     session_sigma: float = 0.0
+    # Variance, in log(seconds per step), of the shift of a single case in a session, in addition to the shift
+    # of all cases; None: unknown.
+    of_case: Component | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +175,13 @@ def minimum_detectable_drop(
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
     return relative(needed * _error(noise, baseline_launches, kept))
+
+
+def can_pass(*, tolerance: float, noise: Noise, baseline_launches: int, max_launches: int) -> bool:
+    """Return whether a case passes if its launches are exactly as fast as the baseline's."""
+    slow = math.log1p(tolerance)
+    final = _later(noise, max_launches - 1)
+    return _wald_margin(slow, _error(noise, baseline_launches, max_launches), final) < slow
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:

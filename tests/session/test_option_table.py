@@ -52,6 +52,11 @@ def test_what_a_value_means(name: str, value: str, field: str, expected: Any) ->
     assert attrgetter(field)(made(**{name: value})) == expected
 
 
+@pytest.mark.parametrize(("value", "canaries"), [("3", 3), ("a", ("a",)), ("a, b", ("a", "b"))])
+def test_canaries_are_a_number_or_ids(value: str, canaries: Any) -> None:
+    assert BY_NAME["canaries"].read("--perf-canaries", value) == canaries
+
+
 def test_quick_look_allows_no_unhealthy_launch() -> None:
     assert made(**{"max-launches": "1"}).policy.max_unhealthy == 1
 
@@ -75,6 +80,14 @@ def test_quick_look_allows_no_unhealthy_launch() -> None:
             for text in ("1.1", "-1", "nan", "90%%", "all", "101%")
         ),
         ("max-launches", "0", "--perf-max-launches=0: give a whole number from 1 to"),
+        *(
+            (
+                "canaries",
+                text,
+                f"--perf-canaries={text}: give a number from 1 to 999, or the ids of cases, separ",
+            )
+            for text in ("0", "1000", "2.5", "a,,b", "3,4")
+        ),
         ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
         ("json", "/", "--perf-json=/: give a file (this is a directory)"),
         ("report", __file__, "give a directory (this is a file)"),
@@ -108,6 +121,10 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
         *(({"dry", name}, rf"--perf-dry excludes --perf-{name} \(a dry run only") for name in OF_LAUNCHES),
         ({"dry", "resume"}, r"--perf-dry excludes --perf-resume \(dry runs"),
         ({"against", "resume"}, r"--perf-against excludes --perf-resume \(comparisons"),
+        ({"reference", "against"}, r"--perf-reference excludes --perf-against \(it is launched beside"),
+        ({"reference", "dry"}, r"--perf-reference excludes --perf-dry \(it is launched beside"),
+        ({"reference", "resume"}, r"--perf-reference excludes --perf-resume \(it shows how fast"),
+        ({"canaries"}, r"--perf-canaries needs --perf-reference: add it"),
     ],
 )
 def test_names_options_that_conflict(given: set[str], said: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import FileError
-from perfsuite.results.session_file import PytestRun
+from perfsuite.results.session_file import ArmFacts, PytestRun, SessionReference
 from perfsuite.results.store import Store
 from perfsuite.session.resume import differences, ended, is_decided, newest
 from tests.samples import (
@@ -43,6 +43,13 @@ def test_equal_sessions_do_not_differ() -> None:
 )
 def test_what_differs_is_named_with_both_values(changes: dict[str, Any], said: str) -> None:
     assert differences(make_session(), make_session(**changes)) == [said]
+
+
+def test_a_session_with_a_reference_does_not_go_on() -> None:
+    launched = SessionReference(arm=ArmFacts(text="v1", facts={}))
+    assert differences(make_session(reference=launched), make_session()) == [
+        "a reference, which shows how fast the machine is in one session alone"
+    ]
 
 
 def test_outside_of_git_nothing_goes_on() -> None:

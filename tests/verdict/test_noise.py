@@ -9,7 +9,6 @@ from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED, PEAK_MEMORY, TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import (
-    _UPPER_LIMIT,
     PROBE_CORRECTED,
     ClassNoise,
     Pair,
@@ -23,7 +22,7 @@ from perfsuite.verdict.paired_comparison import Differences, paired_exponent
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, pooled_noise
 from tests.benchmarks.simulated_gate import in_turn
-from tests.samples import make_launches
+from tests.samples import known, make_launches
 
 SPEEDS = (1.0, 1.03, 0.98, 1.01, 0.97, 1.02, 0.99, 1.04, 0.96, 1.005)
 ONE = from_runs(make_launches(*SPEEDS))
@@ -74,25 +73,6 @@ def without_probes(runs: list[Run]) -> list[Run]:
 
 
 GROUPS = [drifting(seed) for seed in range(4)]
-
-
-def chi_squared_cdf(value: float, degrees: int) -> float:
-    """Return the cumulative distribution, as a power series of the incomplete gamma function.
-
-    The series is that of Abramowitz and Stegun 6.5.29.
-    """
-    a = degrees / 2
-    x = value / 2
-    term = total = 1 / math.gamma(a + 1)
-    for k in range(1, 60):
-        term *= x / (a + k)
-        total += term
-    return math.pow(x, a) * math.exp(-x) * total
-
-
-@pytest.mark.parametrize(("degrees", "factor"), [*enumerate(_UPPER_LIMIT, 1)])
-def test_variance_limit_is_that_of_chi_squared(degrees: int, factor: float) -> None:
-    assert chi_squared_cdf(degrees / factor, degrees) == pytest.approx(0.125, rel=0.005)
 
 
 def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
@@ -245,6 +225,24 @@ def test_cases_of_one_session_are_one_witness() -> None:
     own = math.log(0.95) ** 2 / 2 * 10 / 9
     expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
     assert noise.session_sigma == pytest.approx(math.sqrt(expected), rel=1e-3)
+
+
+def test_cases_that_move_together_have_no_noise_of_their_own() -> None:
+    noise = of_speed(*[of_sessions(LAUNCHES, SLOWER)] * 10)
+    of_case = known(noise.of_case)
+    assert of_case.observed == pytest.approx(0)
+    assert of_case.degrees == 9
+    assert of_case.explained == pytest.approx(noise.sigma**2 / 5)
+
+
+def test_cases_that_move_apart_have_noise_of_their_own() -> None:
+    noise = of_speed(*[of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5)
+    assert known(noise.of_case).observed == pytest.approx(math.log(0.95) ** 2 / 2 * 10 / 9, rel=1e-3)
+
+
+def test_one_case_does_not_show_its_own_noise() -> None:
+    assert of_speed(of_sessions(LAUNCHES, SLOWER)).of_case is None
+    assert of_speed(of_sessions(LAUNCHES), of_sessions(LAUNCHES)).of_case is None
 
 
 def test_cases_of_other_sessions_add_witnesses() -> None:

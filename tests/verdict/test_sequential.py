@@ -13,6 +13,7 @@ from perfsuite.verdict.sequential import (
     SIGMA_FLOOR,
     Decision,
     Noise,
+    can_pass,
     decide,
     minimum_detectable_drop,
     pooled_noise,
@@ -138,6 +139,13 @@ def test_blind_below_the_minimum_detectable_drop() -> None:
     minimum = judge(UNCHANGED[:3]).minimum_detectable_drop
     assert not judge(UNCHANGED[:3], tolerance=minimum).blind
     assert judge(UNCHANGED[:3], tolerance=minimum - 1e-6).blind
+
+
+@pytest.mark.parametrize(("session_sigma", "passes"), [(0.0, True), (0.01, True), (0.03, False)])
+def test_a_noise_between_sessions_can_hide_everything(session_sigma: float, passes: bool) -> None:
+    noise = Noise(sigma=0.003, degrees_of_freedom=30, session_sigma=session_sigma)
+    assert can_pass(tolerance=0.03, noise=noise, baseline_launches=10, max_launches=15) is passes
+    assert (judge([1.0] * 15, [1.0] * 10, noise=noise).outcome == "passed") is passes
 
 
 def test_unknown_noise_gives_a_wide_interval() -> None:

@@ -81,7 +81,7 @@ def rendered(
                     summary.provenance(session),
                     [
                         *filter(None, [summary.interruption(session)]),
-                        *common_change.sentences(session.results),
+                        *common_change.sentences(session.results, session.reference),
                         *map(str.strip, summary.case_changes(session)),
                         *summary.unclaimed_lines(session.unclaimed),
                         *session.waivers,

@@ -45,6 +45,8 @@ def checks(result: Measurement, anchor: str) -> Table:
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
         caption += " Changes corrected for the machine's own speed are not the ratio of the two figures."
+    if any(check.against_reference is not None for check in result.verdict.checks):
+        caption += " Speeds are judged against tonight's reference; these changes are in the explanation."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
     headers = ("metric", "verdict", "change", *sides, "99% interval", "allowed", "can find", "chart")

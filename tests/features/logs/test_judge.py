@@ -70,7 +70,7 @@ def test_agrees_with_the_engine_each_launch() -> None:
             [series[0] for series in BASELINE],
             [series[0] for series in launches[: answer["launches_used"]]],
             tolerance=0.03,
-            noise=Noise(**QUIET),
+            noise=Noise(sigma=QUIET["sigma"], degrees_of_freedom=QUIET["degrees_of_freedom"]),
             max_launches=10,
         )
         assert answer["outcome"] == decision.outcome == outcome

@@ -1,0 +1,238 @@
+"""Launch the reference of a session on its canaries, beside the session's cases.
+
+The reference is the environment and the commit of the reviewed baselines. What moves it tonight is the
+machine. Whatever goes wrong with it is reported, and the session goes on without it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import AllocationOverError, PerfsuiteError, error_text
+from perfsuite.launch.arm import Arm
+from perfsuite.launch.job import no_progress
+from perfsuite.measure import launch_watched
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir, drop_compile_caches
+from perfsuite.results.session_file import ArmFacts, Canary, SessionReference
+from perfsuite.results.store import FoundBaseline, SessionDir
+from perfsuite.session import plan
+from perfsuite.session.canaries import CANARIES, Candidate, chosen, is_due
+from perfsuite.session.setup import Setup
+from perfsuite.verdict.comparability import launch_problems
+from perfsuite.verdict.judge import why_failed
+from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.tonight import (
+    CanaryRuns,
+    Tonight,
+    machine_changes,
+    machine_environment,
+    other_than_baseline,
+)
+
+NOT_RESOLVED = "the reference cannot be launched, so cases are judged without it: {why}"
+NO_CANARY = (
+    "no selected case has a baseline on this machine, so the reference has nothing to be compared with, and "
+    "cases are judged without it: accept a baseline first"
+)
+NOT_A_CANARY = (
+    "--perf-canaries names {names}, but canaries are selected cases that have a baseline on this machine: "
+    "name such cases, or give their number"
+)
+UNKNOWN_SHIFT = (
+    "it is unknown how much a case varies within a session, so cases are judged without the reference: give "
+    "three canaries or more (--perf-canaries), or accept a baseline of two sessions"
+)
+
+
+@dataclass
+class LaunchedCanary:
+    """A canary, and the launches of the reference on it."""
+
+    candidate: Candidate
+    machine: Machine
+    runs: list[Run] = field(default_factory=list)
+    healthy: list[Run] = field(default_factory=list)  # the runs during which the machine was healthy
+    unused: str | None = None  # see `Canary`
+
+    @property
+    def facts(self) -> Canary:
+        """The canary as it is recorded in the results."""
+        return Canary(
+            case_id=self.candidate.case.id,
+            baseline_file=self.candidate.baseline_file,
+            runs=tuple(self.runs),
+            unused=self.unused,
+        )
+
+
+@dataclass
+class ReferenceArm:
+    """The reference of a session, with its launches so far."""
+
+    setup: Setup
+    resolve: Callable[[], Arm]  # finds the arm and installs its packages
+    wanted: int | tuple[str, ...] = CANARIES  # number of the canaries, or their ids
+    arm: Arm | None = None  # None: not resolved yet, or impossible to resolve
+    canaries: list[LaunchedCanary] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    launches_of_cases: int = 0  # number of launches of the session's cases so far
+
+    def prepare(self, cases: Iterable[Case]) -> None:
+        """Choose canaries among the cases, and resolve the arm. Says what they are, or why there are none."""
+        picked = self._picked(cases)
+        if not picked:
+            self._report(NO_CANARY)
+            return
+        try:
+            self.arm = self.resolve()
+        except Exception as error:  # whatever it is, the cases can still be judged
+            self._report(NOT_RESOLVED.format(why=error_text(error)))
+            return
+        machine_for = self.setup.host.machine_for
+        self.canaries = [LaunchedCanary(pick, machine_for(pick.case)) for pick in picked]
+        names = ", ".join(pick.case.id for pick in picked)
+        self.setup.progress.say(f"the reference {self.arm.text} is launched on {names}")
+
+    def _picked(self, cases: Iterable[Case]) -> list[Candidate]:
+        """Return the canaries that the user wants. Reports ids that cannot be canaries."""
+        candidates = self._candidates(cases)
+        if isinstance(self.wanted, int):
+            return chosen(candidates, self.wanted)
+        by_id = {candidate.case.id: candidate for candidate in candidates}
+        names = dict.fromkeys(self.wanted)
+        unknown = [case_id for case_id in names if case_id not in by_id]
+        if unknown:
+            self._report(NOT_A_CANARY.format(names=", ".join(unknown)))
+        return [by_id[case_id] for case_id in names if case_id in by_id]
+
+    def keep_up(self, session: SessionDir) -> None:
+        """Launch the reference as often as the launches of the session's cases allow, if there is time."""
+        while is_due(len(self.canaries), self._launches, self.launches_of_cases):
+            usable = [canary for canary in self.canaries if canary.unused is None]
+            if not usable:
+                return
+            canary = min(usable, key=lambda canary: len(canary.runs))
+            if not self.setup.has_time_for(canary.candidate.case, 1):
+                return
+            self._launch(canary, session)
+
+    @property
+    def _launches(self) -> int:
+        """The number of launches of the reference so far."""
+        return sum(len(canary.runs) for canary in self.canaries)
+
+    def _launch(self, canary: LaunchedCanary, session: SessionDir) -> None:
+        """Launch the reference on a canary. Whatever is wrong with the launch is recorded, not raised."""
+        case = canary.candidate.case
+        number = len(canary.runs) + 1
+        directory = session.reference(case.id)
+        assert self.arm is not None
+        how = replace(
+            self.setup.launching,
+            arm=self.arm,
+            inject=None,
+            on_launch=lambda case, number: None,  # the progress counts only the session's cases
+            on_progress=no_progress,
+        )
+        self.setup.progress.say(f"launching the reference on {case.id}")
+        try:
+            run, _ = launch_watched(
+                case, canary.machine, RunDir.of_launch(directory, number).path, number, how
+            )
+        except AllocationOverError:
+            raise
+        except Exception as error:
+            canary.unused = f"it could not be launched: {error_text(error)}"
+        else:
+            canary.runs.append(run)
+            self._judge(canary, run)
+        finally:
+            drop_compile_caches(directory)
+        if canary.unused is not None:
+            self._say(f"the reference on {case.id} is not used: {canary.unused}")
+
+    def _judge(self, canary: LaunchedCanary, run: Run) -> None:
+        """Decide whether a launch of the reference is evidence of how fast the machine is."""
+        baseline = canary.candidate.baseline
+        if run.failure is not None:
+            canary.unused = "; ".join(why_failed(run))
+            return
+        assert self.arm is not None
+        others = other_than_baseline(run, baseline, None if self.arm.dirty else self.arm.commit)
+        if others:
+            canary.unused = f"it is not what its baseline measured ({'; '.join(others)})"
+        elif not launch_problems(run, baseline):
+            canary.healthy.append(run)
+
+    def tonight(self, hardware_class: str) -> Tonight | None:
+        """Return the launches that are evidence for a hardware class; None if there are none."""
+        canaries = {
+            canary.candidate.case.id: CanaryRuns(baseline=canary.candidate.baseline, runs=canary.healthy)
+            for canary in self.canaries
+            if canary.unused is None
+            and canary.healthy
+            and canary.candidate.baseline.hardware_class == hardware_class
+        }
+        return Tonight(canaries=canaries) if canaries else None
+
+    def facts(self, noise: Callable[[str], ClassNoise]) -> SessionReference:
+        """Return the reference as it is recorded in the results. `noise` returns that of a hardware class."""
+        problems = [*self.problems]
+        changes = []
+        classes = {canary.candidate.baseline.hardware_class for canary in self.canaries}
+        for hardware_class in sorted(classes):
+            tonight = self.tonight(hardware_class)
+            if tonight is not None:
+                changes += machine_changes(tonight, noise(hardware_class), hardware_class)
+                problems += machine_environment(tonight)
+                problems += [] if changes else [UNKNOWN_SHIFT]
+        arm = self.arm
+        return SessionReference(
+            arm=ArmFacts(text="not launched", facts={})
+            if arm is None
+            else ArmFacts(text=arm.text, facts=arm.facts),
+            canaries=tuple(canary.facts for canary in self.canaries),
+            changes=tuple(changes),
+            problems=tuple(problems),
+        )
+
+    def _candidates(self, cases: Iterable[Case]) -> list[Candidate]:
+        """Return the cases that have a baseline, of the hardware class that has most of them."""
+        past = plan.past_of(self.setup.store.results())
+        candidates = []
+        for case in {case.id: case for case in cases}.values():
+            found = self._baseline_of(case)
+            if found is not None:
+                last = past.get(case.id)
+                candidates.append(
+                    Candidate(
+                        case=case,
+                        baseline=found.baseline,
+                        baseline_file=str(found.file),
+                        launch_s=None if last is None else last.launch_s,
+                    )
+                )
+        classes = Counter(candidate.baseline.hardware_class for candidate in candidates)
+        largest = max(classes, key=lambda name: (classes[name], name), default="")
+        return [candidate for candidate in candidates if candidate.baseline.hardware_class == largest]
+
+    def _baseline_of(self, case: Case) -> FoundBaseline | None:
+        """Return the baseline of a case; None if it has none here, or if the case cannot run here."""
+        host = self.setup.host
+        try:
+            if host.why_not(case) is not None:
+                return None
+            return self.setup.baselines.find(host.machine_for(case).hardware_class, case)
+        except PerfsuiteError:  # the case's own test reports it
+            return None
+
+    def _report(self, problem: str) -> None:
+        """Keep a problem for the results, and say it now."""
+        self.problems.append(problem)
+        self._say(problem)
+
+    def _say(self, text: str) -> None:
+        self.setup.progress.say(text)

@@ -1,0 +1,154 @@
+"""Estimate from launches of unchanged code how much slower the machine is than at the baselines. Pure.
+
+The logarithm of the cost of a launch is modelled as the sum of four independent effects:
+
+    log(cost) = case + session + case within session + launch
+
+A session launches the packages and the commit of the baseline (its reference) on a few cases (the canaries).
+Nothing but the machine can move these launches, so each canary estimates the effect of tonight's session
+minus that of the baseline's sessions: the shift. The canaries' scatter around it, and the scatter of cases
+between the sessions of their baselines, estimate the variance of a case within a session. The shift does not
+remove this variance: `correction` adds it to the noise of a case that is judged against the reference.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean, variance
+
+from perfsuite.verdict.common_change import Change, common_change
+from perfsuite.verdict.noise import LaunchesBySession
+from perfsuite.verdict.robust import Z_99, location, sorted_logs
+from perfsuite.verdict.sequential import Noise
+from perfsuite.verdict.variance import Component, pooled
+
+MIN_DEGREES = 2
+"""Minimum degrees of freedom for the noise of a case within a session: two values can agree by chance."""
+_SAME_SHARES = 1e-9  # squared difference of shares that is only rounding
+
+Shares = Mapping[str, float]  # the share of each session in the launches of a baseline, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryChange:
+    """The change of a canary's reference since its baseline."""
+
+    estimate: float  # in logarithms: above 0 is slower
+    error: float  # standard error that launches cause, without the noise of the case within a session
+    sessions: Shares  # the sessions of its baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """How much slower the machine is tonight than at the baselines, in logarithms."""
+
+    estimate: float
+    error: float  # standard error
+    case_variance: float  # variance of a case within a session, at its upper limit
+    sessions: Shares  # the sessions with which tonight is compared
+    canaries: tuple[str, ...]  # the canaries that agree
+    apart: tuple[str, ...] = field(default=())  # the other canaries, which moved alone
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 99% interval of the shift."""
+        half = Z_99 * self.error
+        return self.estimate - half, self.estimate + half
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the machine is certainly faster or slower: the 99% interval does not include 0."""
+        low, high = self.interval
+        return low > 0 or high < 0
+
+
+def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, case_id: str) -> CanaryChange:
+    """Return the change of a canary. `now` has the costs of the reference's launches."""
+    then = [cost for launches in baseline.values() for cost in launches]
+    change = location(sorted_logs(now), noise.sigma) - location(sorted_logs(then), noise.sigma)
+    return CanaryChange(
+        estimate=change,
+        error=noise.sigma * math.sqrt(1 / len(now) + 1 / len(then)),
+        sessions=shares(baseline, case_id),
+    )
+
+
+def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
+    """Return the share of each session in the launches of a baseline.
+
+    A session without a name is a session of this case alone, as far as is known.
+    """
+    total = sum(map(len, baseline.values()))
+    return {
+        name or f"unnamed session of {case_id}": len(launches) / total for name, launches in baseline.items()
+    }
+
+
+def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift | None:
+    """Estimate the shift from the changes of canaries, by case id. `noise` is that of the hardware class.
+
+    Canaries that moved alone are left out, if enough others agree. Returns None without canaries, or if the
+    noise of a case within a session is unknown.
+    """
+    common = common_change({name: Change(change.estimate, change.error) for name, change in changes.items()})
+    names = tuple(changes) if common is None else common.cases
+    agreeing = [changes[name] for name in names]
+    component = pooled([noise.of_case, _scatter(agreeing)])
+    if not agreeing or component is None or component.degrees < MIN_DEGREES:
+        return None
+    variances = [change.error**2 + component.upper * _times(change.sessions) for change in agreeing]
+    precision = sum(1 / of_canary for of_canary in variances)
+    weights = [1 / of_canary / precision for of_canary in variances]
+    sessions: dict[str, float] = {}
+    for weight, change in zip(weights, agreeing, strict=True):
+        for name, share in change.sessions.items():
+            sessions[name] = sessions.get(name, 0.0) + weight * share
+    return Shift(
+        estimate=sum(weight * change.estimate for weight, change in zip(weights, agreeing, strict=True)),
+        error=math.sqrt(1 / precision),
+        case_variance=component.upper,
+        sessions=sessions,
+        canaries=names,
+        apart=() if common is None else common.apart,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """The correction of a case's costs for the shift of the machine."""
+
+    shift: float  # in logarithms: costs are divided by its exponential
+    noise: Noise  # the noise of corrected costs against the case's baseline
+
+
+def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | None:
+    """Return the correction of a case; None if the noise of its corrected costs is unknown.
+
+    `noise` is that of the hardware class, and `sessions` are those of the case's baseline. If these are not
+    the sessions of the canaries' baselines, the noise between sessions must be known.
+    """
+    names = {*sessions, *shift.sessions}
+    differences = (sessions.get(name, 0.0) - shift.sessions.get(name, 0.0) for name in names)
+    others = sum(difference**2 for difference in differences)
+    if others > _SAME_SHARES and not noise.session_sigma:
+        return None
+    of_session = shift.error**2 + shift.case_variance * _times(sessions) + others * noise.session_sigma**2
+    return Correction(shift=shift.estimate, noise=replace(noise, session_sigma=math.sqrt(of_session)))
+
+
+def _scatter(changes: Iterable[CanaryChange]) -> Component | None:
+    """Estimate the variance of a case within a session from the scatter of canaries; None with only one."""
+    known = [*changes]
+    if len(known) < 2:
+        return None
+    times = fmean(_times(change.sessions) for change in known)
+    return Component(
+        observed=variance(change.estimate for change in known) / times,
+        explained=fmean(change.error**2 for change in known) / times,
+        degrees=len(known) - 1,
+    )
+
+
+def _times(sessions: Shares) -> float:
+    """Return the variance of the difference of tonight and a baseline, in variances of one session."""
+    return 1 + sum(share**2 for share in sessions.values())

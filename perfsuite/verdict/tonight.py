@@ -1,0 +1,203 @@
+"""Judge a case beside the launches of its session's reference, which show the machine's own change. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import CPU_S_PER_STEP, Metric
+from perfsuite.results.outcome import AgainstReference, Check
+from perfsuite.results.run import Figures, Run
+from perfsuite.results.session_file import MachineChange
+from perfsuite.verdict import comparability
+from perfsuite.verdict.noise import (
+    PROBE_CORRECTED,
+    ClassNoise,
+    costs_by_session,
+    is_size,
+    pairs,
+    probe_corrected,
+)
+from perfsuite.verdict.robust import relative
+from perfsuite.verdict.sequential import Noise
+from perfsuite.verdict.shift import (
+    CanaryChange,
+    Correction,
+    Shift,
+    canary_change,
+    correction,
+    estimated_shift,
+    shares,
+)
+
+MACHINE_METRICS = (*PROBE_CORRECTED, CPU_S_PER_STEP)
+"""Metrics that follow the machine's speed. The others, such as memory and counts, are never corrected."""
+CHANGES = ("regressed", "improved")
+AS_THE_REFERENCE = "tonight's reference changed as well: the machine, not the code"
+NOT_BESIDE = (
+    "{measured} compared with the baseline, but {beside} compared with tonight's reference, which shows too "
+    "little of how much cases vary within a session: accept a baseline of more sessions, or launch both in "
+    "pairs (perfsuite compare)"
+)
+WITH_THE_MACHINE = (
+    "changed for the reference as well, so its effect counts as the machine's, not as the code's: {changes}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryRuns:
+    """The launches of the reference on one case, and the baseline of this case."""
+
+    baseline: Baseline
+    runs: Sequence[Run]  # one or more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tonight:
+    """The launches of a session's reference on one hardware class, by id of the canary."""
+
+    canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
+
+    def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
+        """Return how much the machine changed the cost of a metric; None if the launches do not show it.
+
+        `noise` is that of the hardware class. With an exponent, costs are corrected with the probe.
+        """
+        changes = {}
+        for case_id, canary in self.canaries.items():
+            change = _change(case_id, canary, metric, noise, exponent)
+            if change is not None:
+                changes[case_id] = change
+        return estimated_shift(changes, noise)
+
+    def correction(
+        self, metric: Metric, noise: Noise, baseline: Baseline, exponent: float = 0.0
+    ) -> Correction | None:
+        """Return the correction of a case with this baseline; None if there can be none."""
+        shift = self.shift(metric, noise, exponent)
+        sessions = costs_by_session(baseline, metric, exponent)
+        if shift is None or not sessions:
+            return None
+        return correction(noise, shares(sessions, baseline.case.id), shift)
+
+
+def _change(
+    case_id: str, canary: CanaryRuns, metric: Metric, noise: Noise, exponent: float
+) -> CanaryChange | None:
+    """Return the change of a canary since its baseline; None if either side lacks the metric."""
+    then = costs_by_session(canary.baseline, metric, exponent)
+    figures = [run.figures for run in canary.runs]
+    now = _costs(figures, metric)
+    if exponent:
+        before = pairs((launch.figures for launch in canary.baseline.launches), metric)
+        now = probe_corrected(pairs(figures, metric), before, exponent) if before else []
+    return canary_change(now, then, noise, case_id) if now and then else None
+
+
+def _costs(figures: Sequence[Figures], metric: Metric) -> list[float]:
+    values = map(metric.of, figures)
+    return [metric.cost(value) for value in values if is_size(value)]
+
+
+def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) -> list[MachineChange]:
+    """Return the change of the machine in each metric that follows its speed, as far as it is known."""
+    changes = []
+    for metric in MACHINE_METRICS:
+        exponent = noise.probe_exponent if metric in PROBE_CORRECTED else 0.0
+        of_metric = noise.of(metric)
+        shift = None if of_metric is None else tonight.shift(metric, of_metric, exponent)
+        if shift is not None:
+            low, high = shift.interval
+            changes.append(
+                MachineChange(
+                    metric=metric.name,
+                    hardware_class=hardware_class,
+                    change=metric.change(relative(shift.estimate)),
+                    interval=metric.interval((relative(low), relative(high))),
+                    case_sigma=math.sqrt(shift.case_variance),
+                    canaries=shift.canaries,
+                    apart=shift.apart,
+                )
+            )
+    return changes
+
+
+def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> list[str]:
+    """Return how a launch of the reference differs from what the baseline measured, except for the machine.
+
+    `commit` is the commit of the reference, or None if it is unknown or has uncommitted changes. The code is
+    the same if its digest is, or if the reference is the commit at which the baseline was accepted: packages
+    that are installed again have another digest.
+    """
+    then = baseline.observed
+    now = run.observed
+    if then is None or now is None:
+        return ["settings and versions were not observed on both sides"]
+    settings = comparability.setting_differences(run, baseline)
+    differences = [f"{name}: {before} -> {after}" for name, (before, after) in settings.items()]
+    differences += [
+        change for name, change in _environment_changes(run, baseline).items() if not _is_of_machine(name)
+    ]
+    is_same_code = then.code is not None and then.code == now.code
+    accepted = None if baseline.accepted is None else baseline.accepted.commit
+    if not is_same_code and (commit is None or commit != accepted):
+        measured = "an unknown commit" if accepted is None else f"commit {accepted[:12]}"
+        shown = "an unknown commit" if commit is None else f"commit {commit[:12]}"
+        differences.append(f"its code is of {shown}, and the baseline was accepted at {measured}")
+    return differences
+
+
+def machine_environment(tonight: Tonight) -> list[str]:
+    """Return what changed on the machine since the baselines, and also moves the reference: the driver."""
+    changes = dict.fromkeys(
+        change
+        for canary in tonight.canaries.values()
+        for name, change in _environment_changes(canary.runs[-1], canary.baseline).items()
+        if _is_of_machine(name)
+    )
+    return [WITH_THE_MACHINE.format(changes="; ".join(changes))] if changes else []
+
+
+def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
+    """Return the recorded versions, variables and settings of the machine that changed, by name."""
+    then = {} if baseline.observed is None else baseline.observed.environment
+    now = {} if run.observed is None else run.observed.environment
+    names = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    return {name: f"{name}: {then.get(name, 'unset')} -> {now.get(name, 'unset')}" for name in names}
+
+
+def _is_of_machine(name: str) -> bool:
+    """Return whether a recorded fact is one of the machine, which the reference shares with the cases."""
+    return name in ("kernel", "driver") or name.startswith("gpu_")
+
+
+def beside_reference(measured: Check, beside: Check) -> Check:
+    """Return the check of corrected costs, with the change that was measured.
+
+    `measured` compares the launches with the baseline, and `beside` compares them with the reference.
+    """
+    low, high = measured.interval or (0.0, 0.0)
+    is_of_machine = measured.outcome != "passed" and beside.outcome == "passed" and (low > 0 or high < 0)
+    return beside.replace(
+        change=measured.change,
+        interval=measured.interval,
+        against_reference=_against(beside),
+        note=AS_THE_REFERENCE if is_of_machine else beside.note,
+    )
+
+
+def unless_refuted(measured: Check, beside: Check) -> Check:
+    """Return the check of the measured costs. A change is only certain if the reference confirms it."""
+    check = measured.replace(against_reference=_against(beside))
+    if measured.outcome not in CHANGES or measured.outcome == beside.outcome:
+        return check
+    if beside.outcome == "undecided":
+        return check.replace(outcome="undecided")
+    note = NOT_BESIDE.format(measured=measured.outcome, beside=beside.outcome)
+    return check.replace(outcome="inconclusive", note=note)
+
+
+def _against(beside: Check) -> AgainstReference | None:
+    if beside.change is None or beside.interval is None:
+        return None
+    return AgainstReference(change=beside.change, interval=beside.interval)

@@ -1,0 +1,26 @@
+"""Test the rates of errors with a reference, on simulated nights that differ."""
+
+import pytest
+
+from tests.benchmarks.simulated_reference import Setting, simulate
+
+pytestmark = pytest.mark.simulation
+
+NIGHTS = 100
+DIFFERING = Setting(0.003, 0.002, 0.01, baseline_sessions=2)
+
+
+def test_a_reference_finds_regressions_on_nights_that_differ() -> None:
+    without = simulate(DIFFERING, nights=NIGHTS, has_reference=False)
+    beside = simulate(DIFFERING, nights=NIGHTS, has_reference=True)
+    assert without.found < 0.3
+    assert beside.found >= 0.95
+    assert beside.passed >= 0.99
+    assert beside.reference <= 0.3 * beside.launches
+
+
+@pytest.mark.parametrize("within", [0.0, 0.002, 0.005])
+def test_a_reference_ends_the_false_alarms_of_one_session(within: float) -> None:
+    setting = Setting(0.003, within, 0.01, baseline_sessions=1)
+    assert simulate(setting, nights=NIGHTS, has_reference=False).alarms > 0.5
+    assert simulate(setting, nights=NIGHTS, has_reference=True).alarms <= 0.05
