@@ -68,10 +68,10 @@ VARIABLES = {
 OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(sys.prefix) / "deepspeed")}
 """Further variables of DeepSpeed's server. `make` installs DeepSpeed there, apart from other packages."""
 READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
-READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
+READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Prefixes of variables that torch reads at each use.
 
-They belong to torchrun, or torch sets them itself.
+They belong to torchrun, or perfsuite sets them for each launch, or torch sets them itself.
 """
 LOCK = threading.Lock()
 FIRST = dict(os.environ)
