@@ -1,6 +1,7 @@
 """Tests of which launch processes are forked from a process that has imported torch."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from perfsuite.launch.job import Job
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.run_dir import RunDir
+from tests.packages import Packages
 from tests.samples import known, make_case
 from tests.warm import AGENT, DRY, FIRST, VARIABLES, Kind, kind_of
 
@@ -56,6 +58,18 @@ def test_forks_a_script_that_python_starts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     assert kind_of_agent(tmp_path, Script(path=script)) == "script"
+
+
+def test_forks_a_launch_with_the_packages_of_a_test(packages: Packages, tmp_path: Path) -> None:
+    packages.install("perf-mine", "")
+    assert kind_of_agent(tmp_path, DDP()) == "cpu"
+
+
+def test_starts_a_launch_with_another_python_path_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert kind_of_agent(tmp_path, DDP()) is None
 
 
 def test_starts_the_script_of_a_command_anew(tmp_path: Path) -> None:
