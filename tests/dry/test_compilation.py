@@ -70,10 +70,16 @@ for step in range(30):
     optimizer.step()
     optimizer.zero_grad()
 """
-# Each rank compiles in its own process. Otherwise it would start another one, which would import torch.
-ALONE = "torch._inductor.config.compile_threads = 1"
-TINY = NET.replace("WIDTH = 256", f"{ALONE}\nWIDTH = 64").replace("BLOCKS = 3", "BLOCKS = 1")
-TINY = TINY.replace("import torch\n", "import torch, torch._inductor.config\n", 1)
+# Each rank compiles in its own process, and scalar kernels. Otherwise it would start two more processes, for
+# kernels and to look for vector instructions, and both would import torch.
+QUICKLY = """
+import torch._inductor.config
+
+torch._inductor.config.compile_threads = 1
+torch._inductor.config.cpp.simdlen = 1
+torch._inductor.config.cpp.vec_isa_ok = True
+"""
+TINY = QUICKLY + NET.replace("WIDTH = 256", "WIDTH = 64").replace("BLOCKS = 3", "BLOCKS = 1")
 COMPILES = "torch.compile(model)"
 BREAKS = NET.replace("# here", "print('a break')")
 # Dynamo compiles the second length with dynamic shapes, which also fit the third.
