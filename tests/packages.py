@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from perfsuite import extensions
 from perfsuite.case import framework
 from perfsuite.worker.hooks import libraries
+from tests.warm import PACKAGES
 
 MINE = """
 from typing import Any, ClassVar
@@ -114,6 +115,7 @@ def site(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]
     directory.mkdir()
     monkeypatch.syspath_prepend(directory)
     monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+    monkeypatch.setenv(PACKAGES, str(directory))
     before = set(sys.modules)
     forget()
     yield Packages(directory)

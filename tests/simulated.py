@@ -1,6 +1,7 @@
 """Helper: launches of the framework `fake`, with ranks that run one after another in this process."""
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -19,6 +20,17 @@ from perfsuite.worker.main import _simulate
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 
 REAL = LocalLauncher.launch
+CONFTEST = f"""
+import sys
+import pytest
+
+sys.path.append({str(Path(__file__).parents[1])!r})
+from tests import simulated as ranks_in_this_process
+
+def pytest_configure():
+    ranks_in_this_process.patch(pytest.MonkeyPatch())
+"""
+"""A `conftest.py` with which a session in another process simulates its ranks in that process."""
 
 
 class _Exit(BaseException):

@@ -36,6 +36,8 @@ from perfsuite.launch import driving
 from perfsuite.node.processes import JOB_MARK
 from perfsuite.worker.leash import ENDING, PR_SET_CHILD_SUBREAPER
 
+PACKAGES = "TEST_PACKAGES"
+"""Variable with the directory of a test's packages, which is in PYTHONPATH, too."""
 ROOT = Path(__file__).parent.parent
 AGENT = "perfsuite.node.agent"
 DRY = "perfsuite.dry"
@@ -68,10 +70,10 @@ VARIABLES = {
 OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(sys.prefix) / "deepspeed")}
 """Further variables of DeepSpeed's server. `make` installs DeepSpeed there, apart from other packages."""
 READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
-READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
+READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_FR_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Prefixes of variables that torch reads at each use.
 
-They belong to torchrun, or torch sets them itself.
+They belong to torchrun, or perfsuite sets them for each launch, or torch sets them itself.
 """
 LOCK = threading.Lock()
 FIRST = dict(os.environ)
@@ -139,8 +141,16 @@ def kind_of(command: Sequence[str], environment: Mapping[str, str]) -> Kind | No
 
 
 def _reads_the_same(environment: Mapping[str, str], kind: Kind) -> bool:
-    """Whether the server has the same values of all variables that are read on import."""
+    """Whether the server has the same values of all variables that are read on import.
+
+    A forked process gets the packages of a test later.
+    """
     server = _environment(kind)
+    if PACKAGES in environment:
+        paths = environment["PYTHONPATH"].split(os.pathsep)
+        paths.remove(environment[PACKAGES])
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+        server.setdefault("PYTHONPATH", "")
     names = {name for name in {*environment, *server} if name.startswith(READ_ON_IMPORT)}
     return all(environment.get(name) == server.get(name) for name in names if not name.startswith(READ_LATER))
 
@@ -222,6 +232,9 @@ def _run(job: Mapping[str, Any], connection: socket.socket, between: int, stdin:
     _mark(environment.get(JOB_MARK, ""))
     os.chdir(job["directory"])
     sys.path[0] = job["directory"]
+    if PACKAGES in environment:
+        sys.path.insert(1, environment[PACKAGES])
+        importlib.import_module("tests.packages").forget()
     sys.argv = [job["module"], *job["arguments"]]
     util.spawnv_passfds = functools.partial(_spawn, util.spawnv_passfds)
     status: Any = 1

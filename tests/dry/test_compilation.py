@@ -3,7 +3,6 @@
 Its kernels are unknown.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,16 @@ for step in range(30):
     optimizer.step()
     optimizer.zero_grad()
 """
-TINY = NET.replace("WIDTH = 256", "WIDTH = 64").replace("BLOCKS = 3", "BLOCKS = 1")
+# Each rank compiles in its own process, and scalar kernels. Otherwise it would start two more processes, for
+# kernels and to look for vector instructions, and both would import torch.
+QUICKLY = """
+import torch._inductor.config
+
+torch._inductor.config.compile_threads = 1
+torch._inductor.config.cpp.simdlen = 1
+torch._inductor.config.cpp.vec_isa_ok = True
+"""
+TINY = QUICKLY + NET.replace("WIDTH = 256", "WIDTH = 64").replace("BLOCKS = 3", "BLOCKS = 1")
 COMPILES = "torch.compile(model)"
 BREAKS = NET.replace("# here", "print('a break')")
 # Dynamo compiles the second length with dynamic shapes, which also fit the third.
@@ -85,10 +93,10 @@ SHALLOW = llama_tiny("llama-shallow", num_hidden_layers=2)
 
 def case_of(directory: Path, text: str, **changes: Any) -> Case:
     directory.mkdir()
-    (directory / "train.py").write_text(text)
-    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py")
+    file = directory / "train.py"
+    file.write_text(text)
     tokens = "vary" if "step % 3" in text else "fixed"
-    framework = Script(command=command, cwd=directory, loss="finite", tokens=tokens)
+    framework = Script(path=file, cwd=directory, loss="finite", tokens=tokens)
     net: dict[str, Any] = {"model": Model.named("net"), "framework": framework, "sequence_length": 16}
     return COUNTED.replace(**{**net, "topology": Topology(processes_per_node=2), "timeout_s": 600, **changes})
 

@@ -20,8 +20,10 @@ FOR_CPUS = {"__version__": "2.13.0+cpu"}
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _own_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give unit tests a new cache. Launch tests use the user's cache, because a build takes many seconds."""
+    if request.node.get_closest_marker("launch") is None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def compiler(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

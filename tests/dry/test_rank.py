@@ -137,7 +137,7 @@ def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     assert [each.count for each in collectives if each.dtype == "int32"] == [1]
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_static_graph_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
     """In the first step, DDP's reducer sends the map of used parameters through pinned memory."""
     shallow = llama_tiny("llama-flat", num_hidden_layers=1)

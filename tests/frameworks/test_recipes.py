@@ -24,6 +24,7 @@ def as_in_the_page(*words: str) -> tuple[str, ...]:
     return words
 
 
+@pytest.mark.nightly
 def test_torchrun(tmp_path: Path) -> None:
     command = as_in_the_page(
         "torchrun", "--standalone", "--nproc-per-node=2", "bench_cases/scripts/train_copy.py"

@@ -516,8 +516,8 @@ def test_reports_a_script_that_never_trains(tmp_path: Path, how: str, code: str,
 
 @pytest.mark.launch
 def test_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
-    command = (*TORCHRUN, script(tmp_path, TRAIN), "--die")
-    kind, said = failure_of(case_of(Script(command=command)), tmp_path)
+    command = ("torchrun", "--standalone", "--nproc-per-node=1", script(tmp_path, TRAIN), "--die")
+    kind, said = failure_of(case_of(Script(command=command), topology=ONE), tmp_path)
     assert kind == "crash"
     assert "elastic" not in said
     assert said.startswith("ValueError: bad batch\nTraceback")

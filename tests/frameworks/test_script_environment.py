@@ -5,7 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,17 @@ def told(directory: Path, by: str, rank: str) -> dict[str, str]:
     return {name: "" if EACH_ITS_OWN.fullmatch(name) else value for name, value in seen.items()}
 
 
+def set_by_its_user(directory: Path) -> dict[str, str]:
+    """Return values of the variables that perfsuite sets unless the user has set them."""
+    return {name: str(directory / name) for name in (*COMPILE_CACHES, FLIGHT_RECORDER_FILE)}
+
+
 def by_its_user(directory: Path, *launcher: str) -> None:
     program = Path(sys.executable).parent / launcher[0]
     command = (str(program), *launcher[1:], str(directory / "train.py"), "--only-tell")
     # perfsuite sets both variables for every script.
     environment = {**without_rank(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= set_by_its_user(directory)
     subprocess.run(command, env=environment, check=True, capture_output=True)
 
 
@@ -104,14 +111,37 @@ HOW = [
 ]
 
 
-def as_its_user_sees(directory: Path, launcher: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record the variables when the user starts the script. Later starts get variables of another job."""
-    (directory / "train.py").write_text(TELLS)
-    for name in (*COMPILE_CACHES, FLIGHT_RECORDER_FILE):  # perfsuite sets them unless the user has set them
-        monkeypatch.setenv(name, str(directory / name))
-    by_its_user(directory, *launcher)
-    for name, value in OF_ANOTHER_JOB.items():
-        monkeypatch.setenv(name, value)
+Started = Callable[[Sequence[str]], Path]
+
+
+@pytest.fixture(scope="module")
+def started_by_its_user(tmp_path_factory: pytest.TempPathFactory) -> Started:
+    """Return a function that records the variables when the user starts the script, once for each launcher.
+
+    It returns the directory of the script and of what was recorded.
+    """
+
+    @cache
+    def started(launcher: Sequence[str]) -> Path:
+        directory = tmp_path_factory.mktemp("user")
+        (directory / "train.py").write_text(TELLS)
+        by_its_user(directory, *launcher)
+        return directory
+
+    return started
+
+
+@pytest.fixture
+def as_its_user_sees(started_by_its_user: Started, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Return the same function. After its call, starts get variables of the user and of another job."""
+
+    def started(launcher: Sequence[str]) -> Path:
+        directory = started_by_its_user(launcher)
+        for name, value in (set_by_its_user(directory) | OF_ANOTHER_JOB).items():
+            monkeypatch.setenv(name, value)
+        return directory
+
+    return started
 
 
 def check(directory: Path, by: str, ranks: Sequence[str]) -> None:
@@ -124,19 +154,17 @@ def check(directory: Path, by: str, ranks: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_launch_sees_what_its_own_launcher_sets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, as_its_user_sees: Started, how: str
 ) -> None:
     real, launcher, ranks = LAUNCHERS[how]
-    as_its_user_sees(tmp_path, real, monkeypatch)
-    measured(case(tmp_path, "launch", *launcher, ranks=ranks), tmp_path / "run")
-    check(tmp_path, "launch", ["0", "1"] if ranks > 1 else ["none"])
+    directory = as_its_user_sees(real)
+    measured(case(directory, f"launch-{how}", *launcher, ranks=ranks), tmp_path / "run")
+    check(directory, f"launch-{how}", ["0", "1"] if ranks > 1 else ["none"])
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_dry_run_sees_its_launchers_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_dry_run_sees_its_launchers_settings(tmp_path: Path, as_its_user_sees: Started, how: str) -> None:
     real, launcher, ranks = LAUNCHERS[how]
-    as_its_user_sees(tmp_path, real, monkeypatch)
-    passed(case(tmp_path, "dry", *launcher, ranks=ranks), tmp_path / "dry")
-    check(tmp_path, "dry", ["0"] if ranks > 1 else ["none"])
+    directory = as_its_user_sees(real)
+    passed(case(directory, f"dry-{how}", *launcher, ranks=ranks), tmp_path / "dry")
+    check(directory, f"dry-{how}", ["0"] if ranks > 1 else ["none"])

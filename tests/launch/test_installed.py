@@ -86,7 +86,7 @@ def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch:
     assert arm(f"old:{LOCK} PYTHONPATH={tmp_path}", repo).perfsuite == "9", "the user asked for this path"
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_plans_releases_over_a_lock_files_packages(repo: Path, tmp_path: Path) -> None:
     """A user who has agreed to the packages of a lock file has not yet agreed to additional releases."""
     write_wheel(repo.with_name("index"), "needy", "1.0", "", "perfsuite==2.0")

@@ -77,7 +77,11 @@ def test_a_pip_without_these_names_says_the_same(index: Path, monkeypatch: pytes
             "library==2.0",
             r"^pip finds no vision>=9, which library needs for Python 3\.\d+\. The nearest versions are 1\.",
         ),
-        ("absent==1.0", r"^pip finds no absent 1\.0, nor any other version of absent, for Python 3\.\d+$"),
+        pytest.param(
+            "absent==1.0",
+            r"^pip finds no absent 1\.0, nor any other version of absent, for Python 3\.\d+$",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_says_which_version_is_missing(index: Path, requirement: str, why: str) -> None:

@@ -74,7 +74,7 @@ def test_another_torch_gets_an_environment(index: Path) -> None:
     assert not Path(typer).is_relative_to(Path(made.python).parents[1])
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_another_library_of_torch_takes_torch_along(index: Path) -> None:
     """torch pins its library, and loads it from its own directory."""
     write_wheel(index, "torch", "9", "", "nvidia-nccl==1")

@@ -21,6 +21,7 @@ from perfsuite.frameworks.base import Framework
 from perfsuite.launch.lock import USUAL
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
+from tests import simulated
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
 from tests.repository.test_workflows import CASES as SIMULATED_CASES
 from tests.repository.test_workflows import use_this_interpreter
@@ -39,10 +40,10 @@ FRAMEWORKS = [
     for value in (getattr(perfsuite, name) for name in perfsuite.__all__)
     if isinstance(value, type) and issubclass(value, Framework) and value not in (Framework, Fake)
 ]
-SIMULATED = """
+SIMULATED = f"""{simulated.CONFTEST}
 from perfsuite import Case, Fake, Topology
 
-SIMULATED = {"topology": Topology(processes_per_node=1)}
+SIMULATED = {{"topology": Topology(processes_per_node=1)}}
 seen = set()
 
 def pytest_itemcollected(item):

@@ -46,7 +46,14 @@ def test_no_test_here_sees_a_gpu() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("asked", ["tests", "tests/test_any.py", "tests/test_any.py::test_it"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param("tests", marks=pytest.mark.nightly),
+        pytest.param("tests/test_any.py", marks=pytest.mark.nightly),
+        "tests/test_any.py::test_it",
+    ],
+)
 def test_gpus_are_hidden_and_their_tests_left_out(project: pytest.Pytester, asked: str) -> None:
     project.runpytest_subprocess(asked, "-p", "no:hypothesispytest").assert_outcomes(passed=1)
 
@@ -57,7 +64,9 @@ def test_a_variable_ends_with_the_test_that_set_it(project: pytest.Pytester) -> 
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("asked", ["tests/gpu", "tests/gpu/test_gpu.py::test_it"])
+@pytest.mark.parametrize(
+    "asked", [pytest.param("tests/gpu", marks=pytest.mark.nightly), "tests/gpu/test_gpu.py::test_it"]
+)
 def test_gpu_tests_run_alone_or_are_skipped(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
@@ -69,7 +78,9 @@ def test_gpu_tests_run_alone_or_are_skipped(
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("ways", [(), ("--numprocesses=1",)], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "ways", [(), pytest.param(("--numprocesses=1",), marks=pytest.mark.nightly)], ids=["alone", "xdist"]
+)
 def test_a_hang_ends_with_its_test_and_its_stack(pytester: pytest.Pytester, ways: tuple[str, ...]) -> None:
     (settings,) = re.findall(r"^faulthandler_.*\n^faulthandler_.*\n", PYPROJECT.read_text(), re.MULTILINE)
     assert "= 900\n" in settings

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,17 +144,44 @@ def test_exit_status_is_the_worst_answers(tmp_path: Path, first: str, second: st
 
 STAND_IN = """
 case "$*" in
-    *tests.gpu.held*) exec {python} "$@" ;;
+    *held\\ expect\\ quiet) exec {python} "$@" ;;
+    *tests.gpu.held*) echo "$@" > {asked}; cat {answers} ;;
     *clock*) echo clock ;;
     *) echo "$@" ;;
 esac
 """
 
 
+@pytest.fixture
+def python_of_held(tmp_path: Path) -> Iterator[Path]:
+    """Return an interpreter for `python -m tests.gpu.held`. One call is real.
+
+    The others are answered in this process, because each of them would import perfsuite.
+    """
+    asked = tmp_path / "asked"
+    answers = tmp_path / "answers"
+    for pipe in (asked, answers):
+        os.mkfifo(pipe)
+
+    def answer() -> None:
+        for words in iter(lambda: asked.read_text().split(), []):
+            try:
+                said = main(words[2:])
+            except Exception as error:
+                said = repr(error)
+            answers.write_text(f"{said}\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    text = STAND_IN.format(python=sys.executable, asked=asked, answers=answers)
+    yield executable(tmp_path / "python", text)
+    asked.write_text("")
+    thread.join()
+
+
 @pytest.mark.launch
-def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
+def test_every_part_says_what_it_expects_and_saw(python_of_held: Path, tmp_path: Path) -> None:
     """Nothing is measured, so every answer is `NOT SEEN`."""
-    python = executable(tmp_path / "python", STAND_IN.format(python=sys.executable))
     for name in ("sleep", "pgrep"):
         executable(tmp_path / name, "exit 0")
     executable(tmp_path / "nvidia-smi", A_GPU, "case $* in *--lock-gpu-clocks*) exit 1 ;; esac")
@@ -160,7 +189,7 @@ def test_every_part_says_what_it_expects_and_saw(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "PYTHON": str(python),
+        "PYTHON": str(python_of_held),
         "CUDA_VISIBLE_DEVICES": "0",
     }
     for part in ("dry", *"1234567"):

@@ -1,26 +1,29 @@
 """Tests of which launch processes are forked from a process that has imported torch."""
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfsuite import Framework, Script, Topology
+from perfsuite import DDP, Framework, Script, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.dry.driver import _environment
+from perfsuite.launch import driving
+from perfsuite.launch.job import Job
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.run_dir import RunDir
+from tests.packages import Packages
 from tests.samples import known, make_case
-from tests.warm import AGENT, DRY, FIRST, VARIABLES, kind_of
+from tests.warm import AGENT, DRY, FIRST, VARIABLES, Kind, kind_of
 
 DRY_RUN = [sys.executable, "-m", DRY, "directory"]
 ENVIRONMENT = {**FIRST, **VARIABLES}
 
 
-def test_forks_a_launch_in_the_tests_environment() -> None:
+def test_forks_a_dry_rank_in_the_tests_environment() -> None:
     assert kind_of(DRY_RUN, ENVIRONMENT)
 
 
@@ -39,19 +42,38 @@ def test_starts_afresh_for_other_torch_variables() -> None:
     assert not kind_of(DRY_RUN, {**ENVIRONMENT, "TORCH_LOGS": "dynamo"})
 
 
-def asked_for(directory: Path, framework: Framework, **changes: Any) -> list[str]:
-    """Return the command of an agent that launches a case."""
-    case = make_case(framework=framework, model="llama-tiny", **changes)
+def kind_of_agent(directory: Path, framework: Framework) -> Kind | None:
+    """Return which server forks the agent of a launch, with the variables that the driver sets for it."""
+    case = make_case(framework=framework, model="llama-tiny")
     (directory / "case.json").write_text(CaseFile(case=case, device="cpu").model_dump_json())
-    return [sys.executable, "-m", AGENT, str(directory)]
+    job = Job(run_dir=RunDir(directory), case=case, machine=detect())
+    return kind_of([sys.executable, "-m", AGENT, str(directory)], driving.environment(job))
+
+
+def test_forks_a_launch_with_the_drivers_variables(tmp_path: Path) -> None:
+    assert kind_of_agent(tmp_path, DDP()) == "cpu"
 
 
 def test_forks_a_script_that_python_starts(tmp_path: Path) -> None:
-    assert kind_of(asked_for(tmp_path, Script(path="train.py")), ENVIRONMENT) == "script"
+    script = tmp_path / "train.py"
+    script.touch()
+    assert kind_of_agent(tmp_path, Script(path=script)) == "script"
+
+
+def test_forks_a_launch_with_the_packages_of_a_test(packages: Packages, tmp_path: Path) -> None:
+    packages.install("perf-mine", "")
+    assert kind_of_agent(tmp_path, DDP()) == "cpu"
+
+
+def test_starts_a_launch_with_another_python_path_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert kind_of_agent(tmp_path, DDP()) is None
 
 
 def test_starts_the_script_of_a_command_anew(tmp_path: Path) -> None:
-    assert kind_of(asked_for(tmp_path, Script(command=("torchrun", "train.py"))), ENVIRONMENT) is None
+    assert kind_of_agent(tmp_path, Script(command=("torchrun", "train.py"))) is None
 
 
 LOOKS = """

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from perfsuite import Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
+from tests import simulated
 from tests.gh import Gh
 from tests.processes import executable, output_of
 from tests.samples import BEFORE, judged, make_case, make_result, write_session
@@ -303,6 +304,7 @@ def test_night_in_an_image_installs_nothing(
 def mine(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Add a script and its case file to the repository, make it the current directory, and return it."""
     (repository / "train.py").touch()
+    (repository / "conftest.py").write_text(simulated.CONFTEST)
     (repository / "bench_cases" / "test_cases.py").rename(repository / "bench_cases" / "test_train.py")
     monkeypatch.chdir(repository)
     return repository

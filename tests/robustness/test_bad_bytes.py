@@ -17,15 +17,15 @@ CASES = f"""{FAKE}
     def test_it(bench, case):
         bench(case)
 """
+NOT_UTF8 = {b"NCCL_x": b"a\x80", b"NCCL_\x80": b"b"}
 WITHOUT_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize(
     ("directory", "variables"),
     [
-        pytest.param(b"d\xff\x80r", {}, id="a directory that is not UTF-8"),
+        pytest.param(b"d\xff\x80r", NOT_UTF8, id="a directory and variables that are not UTF-8"),
         pytest.param("größe".encode(), WITHOUT_UTF8, id="a directory that is not ASCII in the locale C"),
-        pytest.param(b"plain", {b"NCCL_x": b"a\x80", b"NCCL_\x80": b"b"}, id="variables that are not UTF-8"),
     ],
 )
 def test_bytes_that_are_not_utf8_lose_nothing(

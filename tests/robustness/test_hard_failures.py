@@ -117,7 +117,11 @@ while True:
 
 
 @pytest.mark.fault("hang in forward")
-@pytest.mark.parametrize("is_command", [False, True], ids=["ranks of a script", "a command"])
+@pytest.mark.parametrize(
+    "is_command",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["ranks of a script", "a command"],
+)
 def test_hang_in_forward_shows_every_rank(tmp_path: Path, is_command: bool) -> None:
     """This command is a single process, for which perfsuite starts no ranks."""
     file = tmp_path / "train.py"
@@ -152,7 +156,11 @@ while True:
 
 
 @pytest.mark.fault("hang in a collective")
-@pytest.mark.parametrize("is_torchrun", [False, True], ids=["ranks of a script", "torchrun"])
+@pytest.mark.parametrize(
+    "is_torchrun",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["ranks of a script", "torchrun"],
+)
 def test_names_the_rank_that_lacks_a_collective(tmp_path: Path, is_torchrun: bool) -> None:
     file = tmp_path / "train.py"
     file.write_text(SKIPS_A_COLLECTIVE)
@@ -235,8 +243,8 @@ def test_full_disk_keeps_earlier_measurements(suite: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("when", "ends_as_after_one"),
     [
-        pytest.param("before pytest takes note of the first", False),
-        pytest.param("while pytest takes note of the first, and before the results are written", True),
+        pytest.param("before pytest takes note of the first", False, marks=pytest.mark.nightly),
+        ("while pytest takes note of the first, and before the results are written", True),
     ],
 )
 def test_second_ctrl_c_costs_nothing(suite: pytest.Pytester, when: str, ends_as_after_one: bool) -> None:

@@ -264,7 +264,7 @@ def test_node_id_loses_no_other_test_of_its_file(repo: Path) -> None:
     assert (change.case_id, change.kind, unknown) == (B2, "deleted", None)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_case_moved_elsewhere_is_not_lost(repo: Path) -> None:
     (repo / "perf").mkdir()
     os.rename("bench_cases/test_a.py", "perf/test_b.py")

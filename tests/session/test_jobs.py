@@ -16,12 +16,12 @@ def test_run_returns_the_status_and_says_the_command(capfd: pytest.CaptureFixtur
     [
         ((), None),
         (("-m", "h100"), "pytest selects no case: bench_cases -m h100"),
-        (("--perf-shard=9/9",), None),
+        pytest.param(("--perf-shard=9/9",), None, marks=pytest.mark.nightly),
         (
             ("--perf-min-launches=x",),
             "pytest cannot collect the cases: ERROR: --perf-min-launches=x: give a whole*",
         ),
-        (("-n", "2"), None),
+        pytest.param(("-n", "2"), None, marks=pytest.mark.nightly),
     ],
 )
 def test_what_pytest_would_say_is_known(

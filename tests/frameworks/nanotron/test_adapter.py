@@ -55,7 +55,7 @@ def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_pat
     assert by_file.loss == pytest.approx(run.loss, rel=1e-4)
 
 
-@pytest.mark.launch
+@pytest.mark.nightly
 def test_tensor_parallel(tmp_path: Path) -> None:
     options = Nanotron(tp=2, tp_mode="REDUCE_SCATTER", tp_linear_async_communication=True)
     result = measured(SMALL.replace(framework=options), tmp_path)

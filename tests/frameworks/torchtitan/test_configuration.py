@@ -102,8 +102,10 @@ def deepseek_flops() -> Flops:
     ("case", "mesh", "experts", "notes"),
     [
         pytest.param(EMULATED, "fsdp 2", "none", (DISABLED,), marks=pytest.mark.nightly),
-        pytest.param(PIPED, "fsdp 1", "none", (DISABLED,), marks=pytest.mark.nightly),
-        (DEEPSEEK, "efsdp 1 x ep 2 and fsdp 2", "4", (BALANCED, DISABLED)),
+        (PIPED, "fsdp 1", "none", (DISABLED,)),
+        pytest.param(
+            DEEPSEEK, "efsdp 1 x ep 2 and fsdp 2", "4", (BALANCED, DISABLED), marks=pytest.mark.nightly
+        ),
         pytest.param(KIMI, "efsdp 1 x ep 2 and fsdp 2", "4", None, marks=pytest.mark.nightly),
         pytest.param(QWEN, "efsdp 1 x ep 2 and fsdp 2", "32", None, marks=pytest.mark.nightly),
         pytest.param(GPT_OSS, "efsdp 1 x ep 2 and fsdp 2", "4", None, marks=pytest.mark.nightly),

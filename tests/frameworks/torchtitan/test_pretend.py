@@ -65,7 +65,8 @@ def test_llama_in_float8(tmp_path: Path) -> None:
 def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
     """The layer has width 256, 16 heads of size 128 and 8 key heads. Each token uses 8 of 64 experts."""
     words = (degree("expert", 2), "--parallelism.data_parallel_replicate_degree=2")
-    counts = passed(on_gpus(CUT, "qwen3_moe_debug", *words), tmp_path).counts[0].counts
+    run = passed(on_gpus(CUT, "qwen3_moe_debug", *words), tmp_path)
+    assert BALANCED in run.notes
     width = 256
     vocabulary = 2048
     head = 128
@@ -73,7 +74,7 @@ def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
     routed = TOKENS * 8 * width * 2
     layer = 2 * width * 16 * head + 2 * width * 8 * head + 2 * head + 2 * width + width * 64
     dense = layer + 2 * vocabulary * width + width
-    assert sent(counts) == {
+    assert sent(run.counts[0].counts) == {
         ("all_gather", 4, 1, "bfloat16", "forward"): 2 * (dense + vocabulary * width + width),
         ("all_gather", 4, 1, "bfloat16", "backward"): 2 * dense,
         ("reduce_scatter", 4, 1, "float32", "backward"): 4 * dense,
