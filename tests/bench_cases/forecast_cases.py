@@ -1,5 +1,6 @@
 """Helpers: cases that were predicted and measured, on clusters with published steps and on one H100."""
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +53,10 @@ def one_h100() -> list[MeasuredCase]:
     ]
 
 
-CLUSTERS = {
-    cluster: [_published(step) for step in STEPS if step.cluster == cluster]
-    for cluster in dict.fromkeys(step.cluster for step in STEPS)
-}
+CLUSTERS = tuple(dict.fromkeys(step.cluster for step in STEPS))
+
+
+@cache
+def cases_of(cluster: str) -> list[MeasuredCase]:
+    """Return the published steps of a cluster."""
+    return [_published(step) for step in STEPS if step.cluster == cluster]

@@ -5,7 +5,7 @@ A change of the model must not make them hold less often, or widen their interva
 
 import pytest
 
-from tests.bench_cases.forecast_cases import CLUSTERS, one_h100
+from tests.bench_cases.forecast_cases import cases_of, one_h100
 from tests.benchmarks.forecasts import tries
 
 A100 = "torchtitan on 64 A100"
@@ -15,7 +15,7 @@ NANOTRON = "nanotron on H100"
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("cluster", [A100, NANOTRON])
 def test_nine_of_ten_published_steps_are_in_the_interval(cluster: str, number: int) -> None:
-    tried = [*tries(CLUSTERS[cluster], number)]
+    tried = [*tries(cases_of(cluster), number)]
     assert all(one.forecast is not None for one in tried)
     held = sum(one.holds for one in tried) / len(tried)
     assert held >= 0.9
@@ -24,10 +24,9 @@ def test_nine_of_ten_published_steps_are_in_the_interval(cluster: str, number: i
 
 
 def test_another_parallelism_has_no_forecast() -> None:
-    (tensor_parallel,) = (
-        case for case in CLUSTERS["torchtitan on H100 of 500 W"] if case.case_id.startswith("405B")
-    )
-    sharded = [case for case in CLUSTERS["torchtitan on H100 of 500 W"] if case is not tensor_parallel]
+    cases = cases_of("torchtitan on H100 of 500 W")
+    (tensor_parallel,) = (case for case in cases if case.case_id.startswith("405B"))
+    sharded = [case for case in cases if case is not tensor_parallel]
     for one in tries([tensor_parallel, *sharded], 2):
         if one.case is tensor_parallel:
             assert one.forecast is None

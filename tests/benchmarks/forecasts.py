@@ -23,7 +23,7 @@ from perfsuite.dry.driver import dry_run
 from perfsuite.errors import PredictionError
 from perfsuite.results.amounts import duration
 from perfsuite.results.dry_facts import DryFacts, Forecast
-from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile, one_h100
+from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile, cases_of, one_h100
 from tests.benchmarks import show_table
 from tests.gpu.test_day import SCRIPT, WIDE
 
@@ -102,7 +102,7 @@ def main() -> None:
     if given.command == "record":
         record(given.file)
         return
-    tables = {**CLUSTERS, "one H100": one_h100()}
+    tables = {**{cluster: cases_of(cluster) for cluster in CLUSTERS}, "one H100": one_h100()}
     show_table(
         ("cluster", "measured cases", "other cases", "forecasts", "held", "median interval"),
         itertools.chain.from_iterable(_coverage(name, cases) for name, cases in tables.items()),

@@ -57,8 +57,8 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
         yield of_case
 
 
-@pytest.mark.launch
-@pytest.mark.parametrize("tensor_parallel", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_learns_as_a_plain_loop_does(losses: Losses, tensor_parallel: int) -> None:
     case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
     plain = learnt(case, data_ranks=2 // tensor_parallel).loss
