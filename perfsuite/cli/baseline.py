@@ -15,9 +15,11 @@ from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect
 from perfsuite.report import spans
 from perfsuite.report.console import console, plain_table, print_json
+from perfsuite.report.noise import sentence as noise_sentence
 from perfsuite.report.terminal import spans_of, step_of
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.store import BaselineFiles, BaselineStore, Found, Store, is_there
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.review.accept import accept as write_accepted
@@ -25,6 +27,7 @@ from perfsuite.session.review.accept import counted, measured
 from perfsuite.session.review.counts import COUNTS
 from perfsuite.session.review.refresh import refreshed
 from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
+from perfsuite.verdict.noise import class_noise
 
 J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(
@@ -76,6 +79,8 @@ def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, ob
 def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared) -> None:
     """Show baselines in full: launches, noise, settings, environment, who accepted them and why.
 
+    The noise of the hardware class follows: between launches, between sessions, and of a case in a session.
+
     The baselines of counts follow, for every target, because counts are not tied to one machine.
     """
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
@@ -95,6 +100,9 @@ def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared
         times = store.read(file)
         profile = store.profile_of(Found(times, file))
         _show(TIMES, times, file, [] if profile is None else profile_lines(profile))
+    noise = class_noise(store.of_class(machine_class)).of(TOKENS_PER_S) if files else None
+    if noise is not None:
+        console().print(noise_sentence(noise, machine_class))
     for file in count_files:
         counts = store.counts.read(file)
         _show(COUNTS, counts, file)

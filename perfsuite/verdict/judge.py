@@ -30,7 +30,16 @@ from perfsuite.verdict import comparability
 from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
 from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
-from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
+from perfsuite.verdict.noise import (
+    PROBE_CORRECTED,
+    ClassNoise,
+    against,
+    at_one_level,
+    costs_by_session,
+    is_size,
+    pairs,
+    probe_corrected,
+)
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, can_pass, decide
 from perfsuite.verdict.shift import Correction
 from perfsuite.verdict.tonight import MACHINE_METRICS, Tonight, beside_reference, unless_refuted
@@ -79,6 +88,13 @@ class Policy:
     min_launches: int = 1
     record_launches: int = 3  # number of healthy launches needed to record a baseline if there is none
     max_unhealthy: int = MAX_UNHEALTHY  # 1 if more launches cannot help
+    tolerance: float | None = None  # tolerance of tokens/s; None: that of the metric
+
+    def tolerance_of(self, metric: Metric, device: str) -> float:
+        """Return the largest relative growth of a metric's cost that passes."""
+        if self.tolerance is not None and metric.name == TOKENS_PER_S.name:
+            return self.tolerance
+        return metric.tolerance(device)
 
     @property
     def most(self) -> int:
@@ -321,6 +337,7 @@ def _check(
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it again")
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
+    check = check.replace(allowed=metric.bound(policy.tolerance_of(metric, device)))
     metric = metric.against(launch.figures for launch in baseline.launches)
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, metric.tolerance(device))
@@ -338,20 +355,34 @@ def _check(
     now, then = (
         [metric.cost(value) for value in map(metric.of, side) if value is not None] for side in figures
     )
-    raw = decided(now, then, noise.of(metric, corrected=False))
+    noise_of_raw = noise.of(metric, corrected=False)
+    raw = decided(now, _at_one_level(metric, then, baseline, noise_of_raw), noise_of_raw)
     pairs_now, pairs_then = (pairs(side, metric) for side in figures)
     lacks_probe = len(pairs_now) < len(now) or len(pairs_then) < len(then)
     if metric not in PROBE_CORRECTED or lacks_probe:
         return raw
     exponent = noise.probe_exponent or 1.0
     now, then = (probe_corrected(side, pairs_then, exponent) for side in (pairs_now, pairs_then))
-    corrected = decided(now, then, noise.of(metric), exponent).replace(probe_exponent=exponent)
+    before = _at_one_level(metric, then, baseline, noise.of(metric), exponent)
+    corrected = decided(now, before, noise.of(metric), exponent).replace(probe_exponent=exponent)
     if not noise.probe_exponent:
         is_certain = noise.knows_exponent or raw.outcome != "regressed"
         return raw if is_certain else _agreed(raw, corrected, UNKNOWN_EXPONENT)
     if comparability.same_stack(runs[-1], baseline):
         return corrected
     return _agreed(corrected, raw, OTHER_SOFTWARE)
+
+
+def _at_one_level(
+    metric: Metric, costs: Sequence[float], baseline: Baseline, noise: Noise | None, exponent: float = 0.0
+) -> Sequence[float]:
+    """Return the costs of a baseline without the differences between its sessions.
+
+    The noise between sessions has its own place in the test. With an exponent, the costs are corrected.
+    """
+    if noise is None or metric not in MACHINE_METRICS:
+        return costs
+    return at_one_level(costs_by_session(baseline, metric, exponent), noise.sigma)
 
 
 def _span_check(
@@ -461,7 +492,7 @@ def decided_tonight(
         decides = corrects.noise.session_sigma < own.session_sigma
     else:
         decides = can_pass(
-            tolerance=metric.tolerance(device),
+            tolerance=policy.tolerance_of(metric, device),
             noise=corrects.noise,
             baseline_launches=len(then),
             max_launches=max(policy.most, FEWEST_LAUNCHES),
@@ -480,7 +511,8 @@ def _decided(
 ) -> Check:
     """Judge a check with the sequential test. `noise` is that of a new session against the baseline."""
     most = max(policy.most, FEWEST_LAUNCHES)
-    decision = decide(then, now, tolerance=metric.tolerance(device), noise=noise, max_launches=most)
+    tolerance = policy.tolerance_of(metric, device)
+    decision = decide(then, now, tolerance=tolerance, noise=noise, max_launches=most)
     decided = check.replace(
         outcome=decision.outcome,
         change=metric.change(decision.estimate),

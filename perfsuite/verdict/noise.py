@@ -99,8 +99,12 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
     noise = pooled_noise(by_session if separable else by_baseline, fitted=fitted)
     sigma = noise.sigma if separable else 0.0
     cases_of = _by_sessions(baselines)
+    of_session, per_case = _of_sessions(cases_of, sigma)
     return replace(
-        noise, session_sigma=_between_sessions(cases_of, sigma), of_case=_of_a_case(cases_of, sigma)
+        noise,
+        session_sigma=_between_sessions(of_session, per_case),
+        of_session=of_session,
+        of_case=_of_a_case(cases_of, sigma),
     )
 
 
@@ -113,14 +117,16 @@ def _by_sessions(baselines: Sequence[LaunchesBySession]) -> CasesBySessions:
     return cases_of
 
 
-def _between_sessions(cases_of: CasesBySessions, sigma: float) -> float:
-    """Return the standard deviation between sessions, at its upper limit; 0 if no baseline has two sessions.
+def _of_sessions(cases_of: CasesBySessions, sigma: float) -> tuple[Component | None, float]:
+    """Estimate the noise between sessions, and the additional variance of a single case.
 
     `sigma` is the noise within sessions, or 0 if unknown. Cases of the same sessions have one session effect
-    in common, so the degrees of freedom are sessions - 1, not cases x (sessions - 1).
+    in common, so the degrees of freedom are sessions - 1, not cases x (sessions - 1). The estimate is None if
+    no baseline has two sessions. If no two cases have the same sessions, it includes the noise of a case
+    within a session.
     """
     if not cases_of:
-        return 0.0
+        return None, 0.0
     weights = [len(sessions) - 1 for sessions in cases_of]
     components = [_components(cases, sigma) for cases in cases_of.values()]
     observed, explained, per_case = (
@@ -129,8 +135,16 @@ def _between_sessions(cases_of: CasesBySessions, sigma: float) -> float:
     )
     sessions = frozenset[str | None]().union(*cases_of)
     degrees = min(sum(weights), len(sessions) - 1)
-    limit = upper_limit(min(degrees, TABULATED))
-    return math.sqrt(max(observed, explained) * limit - explained + per_case)
+    return Component(observed=observed, explained=explained, degrees=degrees), per_case
+
+
+def _between_sessions(of_session: Component | None, per_case: float) -> float:
+    """Return the standard deviation of a case between sessions, at its upper limit; 0 if it is unknown."""
+    if of_session is None:
+        return 0.0
+    explained = of_session.explained
+    limit = upper_limit(min(of_session.degrees, TABULATED))
+    return math.sqrt(max(of_session.observed, explained) * limit - explained + per_case)
 
 
 def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
@@ -197,6 +211,28 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
     sizes = list(session_sizes)
     share = sum(size**2 for size in sizes) / sum(sizes) ** 2
     return replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
+
+
+def at_one_level(launches: LaunchesBySession, sigma: float) -> list[float]:
+    """Return a baseline's costs as if its sessions did not differ. The mean of all launches stays the same.
+
+    `Noise.session_sigma` is the noise between sessions. If the costs of a baseline also contained it, the
+    test would take it for noise between launches. The deviations of a session are scaled, because its own
+    mean was fitted to them. A launch that is alone in its session stays as it is. `sigma` is the noise
+    between launches.
+    """
+    logs = [sorted_logs(session) for session in launches.values()]
+    means = [location(session, sigma) for session in logs]
+    total = sum(map(len, logs))
+    level = sum(mean * len(session) for mean, session in zip(means, logs, strict=True)) / total
+    costs = []
+    for session, mean in zip(logs, means, strict=True):
+        if len(session) == 1 or len(logs) == 1:
+            costs += [math.exp(log) for log in session]
+        else:
+            scale = math.sqrt(len(session) / (len(session) - 1))
+            costs += [math.exp(level + scale * (log - mean)) for log in session]
+    return costs
 
 
 def costs_by_session(

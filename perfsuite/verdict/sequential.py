@@ -73,6 +73,8 @@ class Noise:
     # against the baseline because the whole machine drifts; 0 if unknown. The launches of one session cannot
     # show it: `verdict.noise` estimates it from baselines of several sessions.
     session_sigma: float = 0.0
+    # The variance of the shift of all cases in a session; None: unknown.
+    of_session: Component | None = None
     # Variance, in log(seconds per step), of the shift of a single case in a session, in addition to the shift
     # of all cases; None: unknown.
     of_case: Component | None = None
@@ -175,6 +177,15 @@ def minimum_detectable_drop(
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
     return relative(needed * _error(noise, baseline_launches, kept))
+
+
+def smallest_tolerance(*, noise: Noise, baseline_launches: int, launches: int, z: float) -> float:
+    """Return the tolerance with which only unchanged cases that are off by `z` errors are `regressed`.
+
+    `z` is a quantile of the normal distribution. Student's t replaces it, as in the test.
+    """
+    errors = t_quantile(z, noise.degrees_of_freedom) + t_quantile(Z_99, noise.degrees_of_freedom)
+    return relative(errors * _error(noise, baseline_launches, launches))
 
 
 def can_pass(*, tolerance: float, noise: Noise, baseline_launches: int, max_launches: int) -> bool:

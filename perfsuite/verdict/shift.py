@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, variance
 
 from perfsuite.verdict.common_change import Change, common_change
-from perfsuite.verdict.noise import LaunchesBySession
+from perfsuite.verdict.noise import LaunchesBySession, at_one_level
 from perfsuite.verdict.robust import Z_99, location, sorted_logs
 from perfsuite.verdict.sequential import Noise
 from perfsuite.verdict.variance import Component, pooled
@@ -64,7 +64,7 @@ class Shift:
 
 def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, case_id: str) -> CanaryChange:
     """Return the change of a canary. `now` has the costs of the reference's launches."""
-    then = [cost for launches in baseline.values() for cost in launches]
+    then = at_one_level(baseline, noise.sigma)
     change = location(sorted_logs(now), noise.sigma) - location(sorted_logs(then), noise.sigma)
     return CanaryChange(
         estimate=change,

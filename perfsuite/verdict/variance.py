@@ -35,9 +35,19 @@ class Component:
     degrees: int  # degrees of freedom of `observed`; at least 1
 
     @property
+    def sigma(self) -> float:
+        """The estimated standard deviation; 0 if the levels below explain everything."""
+        return math.sqrt(max(self.observed - self.explained, 0.0))
+
+    @property
     def upper(self) -> float:
         """The component at its upper confidence limit: a few values can agree by chance."""
         return max(self.observed, self.explained) * upper_limit(self.degrees) - self.explained
+
+    @property
+    def upper_sigma(self) -> float:
+        """The standard deviation at its upper confidence limit."""
+        return math.sqrt(self.upper)
 
 
 def pooled(estimates: Iterable[Component | None]) -> Component | None:

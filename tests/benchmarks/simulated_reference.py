@@ -19,7 +19,7 @@ from perfsuite.results.metric import TOKENS_PER_S, Metric
 from perfsuite.results.outcome import Check
 from perfsuite.session.canaries import CANARIES, is_due
 from perfsuite.verdict.judge import Policy, decided_tonight
-from perfsuite.verdict.noise import LaunchesBySession, pooled_over_sessions
+from perfsuite.verdict.noise import LaunchesBySession, at_one_level, pooled_over_sessions
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_shift, shares
 from tests.benchmarks import show_table
@@ -159,7 +159,7 @@ def judged(
     metric: Metric, baseline: LaunchesBySession, available: Sequence[float], noise: Noise, shift: Shift | None
 ) -> tuple[Check, int]:
     """Judge a case launch by launch. Returns its check and the number of its launches."""
-    then = [cost for launches in baseline.values() for cost in launches]
+    then = at_one_level(baseline, noise.sigma)
     corrects = None if shift is None else correction(noise, shares(baseline, "a case"), shift)
     sizes = [len(launches) for launches in baseline.values()]
     for used in range(1, len(available) + 1):

@@ -27,6 +27,7 @@ def test_show_has_what_was_accepted(repository: Path) -> None:
     assert "accepted by Ada" in shown
     assert "reason: first" in shown
     assert "tokens/s: 50,050, 50,100, 50,150, 50,200, 50,250 +- 0.2%" in shown
+    assert "0.2% between launches; between sessions: unknown: accept baselines of two sessions" in flat(shown)
     (held,) = rows(told("show", CASE.id, "--json"))
     assert held["baseline"]["accepted"]["by"] == "Ada"
     (listed,) = rows(told("list", "--json"))

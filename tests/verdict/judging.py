@@ -37,7 +37,7 @@ BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine
 
 
 def judged(
-    runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
+    runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: Any
 ) -> Verdict:
     """Judge these launches. Checks that the verdict is the same after it is written as JSON and read back."""
     verdict = judge(runs, baseline, noise, Policy(**policy))
@@ -47,7 +47,7 @@ def judged(
 
 
 def session(
-    runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: int
+    runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: Any
 ) -> Verdict:
     """Judge one launch after the other until the verdict is decided, like `run.measure` does."""
     for used in range(1, len(runs) + 1):

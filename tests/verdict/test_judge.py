@@ -78,6 +78,23 @@ def test_slowness_of_other_sessions_is_allowed() -> None:
         assert (check.outcome, check.blind) == (outcome, blind)
 
 
+@pytest.mark.parametrize("metric", ["tokens_per_s", "cpu_s_per_step"])
+def test_sessions_apart_are_no_noise_of_launches(metric: str) -> None:
+    """The test gets the noise between sessions separately. Here, it is told that there is none."""
+
+    def least(*factors: float) -> float | None:
+        before = [launch for factor in factors for launch in usual(factor, cpu_s_per_step=1 / factor)[:5]]
+        names = [str(number) for number in range(len(factors)) for _ in range(5)]
+        baseline = from_runs(before, sessions=names)
+        noise = replace(
+            QUIET, by_metric=dict.fromkeys([*QUIET.by_metric, metric], QUIET.by_metric["tokens_per_s"])
+        )
+        checked = session(usual(cpu_s_per_step=1.0), baseline, noise, min_launches=3)
+        return check_of(checked, metric).minimum_detectable
+
+    assert least(1.0, 0.9, 1.1) == pytest.approx(least(1.0, 1.0, 1.0), rel=0.01)
+
+
 @pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
 def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str) -> None:
     """In one case the same code took 15% more CPU time per step an hour later."""
@@ -324,6 +341,18 @@ def test_only_more_stalls_than_usual_regress(now: float, outcome: str) -> None:
     )
     assert verdicts[outcome] >= 95
     assert outcome == "regressed" or not verdicts["regressed"]
+
+
+# Tolerances
+
+
+@pytest.mark.parametrize(("tolerance", "outcome"), [(None, "passed"), (0.015, "regressed")])
+def test_a_session_can_have_a_smaller_tolerance(tolerance: float | None, outcome: str) -> None:
+    verdict = session(gpu(0.98), BASELINE_H100, noise_of(0.002), tolerance=tolerance)
+    check = check_of(verdict, "tokens_per_s")
+    assert check.outcome == outcome
+    assert check.allowed == pytest.approx(0.0291 if tolerance is None else 0.0148, abs=1e-4)
+    assert check_of(verdict, "tokens_per_s_mean").allowed == pytest.approx(0.0476, abs=1e-4)
 
 
 # Memory

@@ -13,6 +13,7 @@ from perfsuite.verdict.noise import (
     ClassNoise,
     Pair,
     against,
+    at_one_level,
     class_noise,
     pooled_over_sessions,
     probe_corrected,
@@ -282,6 +283,39 @@ def test_probe_explained_session_is_no_noise() -> None:
     assert noise.probe_exponent > 0.95
     assert noise_for(noise).session_sigma < 0.02
     assert noise_for(noise, corrected=False).session_sigma > 0.3
+
+
+def test_estimates_sessions_apart_from_cases_within_them() -> None:
+    """The sessions of two cases differ by 5%, and one of the cases is 1% slower in one of them."""
+    slightly = tuple(0.99 * speed for speed in SLOWER)
+    noise = of_speed(of_sessions(LAUNCHES, SLOWER), of_sessions(LAUNCHES, slightly))
+    of_session = known(noise.of_session)
+    of_case = known(noise.of_case)
+    assert of_session.observed == pytest.approx(math.log(0.95**2 * 0.99) ** 2 / 8, rel=0.01)
+    assert of_case.observed == pytest.approx(math.log(0.99) ** 2 / 4, rel=0.01)
+    assert of_session.explained == pytest.approx(of_case.observed / 2)
+    assert (of_session.degrees, of_case.degrees) == (1, 1)
+    assert of_speed(ONE).of_session is None
+
+
+def test_a_baseline_at_one_level_has_only_launch_noise() -> None:
+    sessions: dict[str | None, list[float]] = {"a": [1.0, 1.01], "b": [2.0, 2.02], "c": [4.0, 4.04]}
+    costs = at_one_level(sessions, 0.01)
+    assert fmean(map(math.log, costs)) == pytest.approx(math.log(2) + math.log(1.01) / 2)
+    assert max(costs) / min(costs) == pytest.approx(1.01 ** math.sqrt(2))
+
+
+def test_the_level_of_a_baseline_is_that_of_its_launches() -> None:
+    """The second session has three times as many launches, so it counts three times."""
+    sessions: dict[str | None, list[float]] = {"a": [1.0] * 2, "b": [math.e**4] * 6}
+    assert at_one_level(sessions, 0.01) == pytest.approx([math.e**3] * 8)
+
+
+def test_lone_launches_keep_their_level() -> None:
+    together: dict[str | None, list[float]] = {"a": [1.0, 1.1]}
+    apart: dict[str | None, list[float]] = {"a": [1.0], "b": [1.1]}
+    for sessions in (together, apart):
+        assert at_one_level(sessions, 0.01) == pytest.approx([1.0, 1.1])
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from perfsuite.verdict.sequential import (
     decide,
     minimum_detectable_drop,
     pooled_noise,
+    smallest_tolerance,
 )
 
 NOISE = Noise(sigma=0.01, degrees_of_freedom=30)
@@ -271,3 +273,13 @@ def test_a_pooled_noise_is_what_it_was() -> None:
         noise = pooled_noise(baselines)
         assert noise.sigma == pytest.approx(sigma, abs=1e-7)
         assert noise.degrees_of_freedom == pytest.approx(degrees)
+
+
+def test_more_errors_away_need_a_larger_tolerance() -> None:
+    certain = Noise(sigma=0.01, degrees_of_freedom=1e6)
+
+    def tolerance(z: float, noise: Noise = certain) -> float:
+        return smallest_tolerance(noise=noise, baseline_launches=8, launches=8, z=z)
+
+    assert tolerance(3.0) == pytest.approx(math.expm1(0.005 * (3.0 + 2.576)), rel=1e-3)
+    assert tolerance(2.0) < tolerance(3.0) < tolerance(3.0, replace(certain, degrees_of_freedom=5))

@@ -54,3 +54,10 @@ def test_pools_estimates_by_their_degrees() -> None:
 
 def test_nothing_known_gives_no_estimate() -> None:
     assert pooled([None, None]) is None
+
+
+def test_the_standard_deviation_of_nothing_is_0() -> None:
+    nothing = Component(observed=1.0, explained=2.0, degrees=9)
+    assert nothing.sigma == 0
+    assert nothing.upper_sigma == pytest.approx(math.sqrt(2))
+    assert Component(observed=5.0, explained=1.0, degrees=9).sigma == 2
