@@ -34,6 +34,9 @@ class Drift(Data):
     case: str
     metric: MetricName
     change: ChangePoint  # its indices count the sessions of this series
+    # The relative change as measured, if `change` is corrected with the reference of the sessions; None: the
+    # machine did not change, or no session has a reference.
+    measured: float | None = None
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
     first_commit: str  # commit of the last session before the change
@@ -63,10 +66,31 @@ class Drift(Data):
         """Describe the size and time of the change, and what else changed at the same time."""
         low, high = self.change.interval
         count = "" if self.commits_between is None else f", commits: {self.commits_between}"
+        beside = "" if self.measured is None else f" beside the reference, {self.measured:+.1%} as measured"
         return [
-            f"{self.metric}: {self.change.relative:+.1%} (99% interval {low:+.1%} to {high:+.1%})",
+            f"{self.metric}: {self.change.relative:+.1%} (99% interval {low:+.1%} to {high:+.1%}){beside}",
             f"between {self.first_day} and {self.last_day}, "
             f"{self.first_commit[:8]}..{self.last_commit[:8]}{count}",
+            *(f"changed there: {difference}" for difference in self.environment),
+        ]
+
+
+class MachineStep(Data):
+    """A change of the speed of a machine, as the reference of the sessions shows it. The code is the same."""
+
+    hardware_class: str
+    change: ChangePoint  # its values are relative to the speed of the reference's first session
+    first_day: date  # day of the last session before the change, at 99% confidence
+    last_day: date  # day of the first session after the change, at 99% confidence
+    environment: tuple[str, ...]  # differences between these two sessions, such as the driver
+
+    def sentences(self) -> list[str]:
+        """Describe the size and time of the change, and what else changed at the same time."""
+        low, high = self.change.interval
+        return [
+            f"the reference on {self.hardware_class}: {self.change.relative:+.1%} tokens/s "
+            f"(99% interval {low:+.1%} to {high:+.1%}): the machine, not the code",
+            f"between {self.first_day} and {self.last_day}",
             *(f"changed there: {difference}" for difference in self.environment),
         ]
 
@@ -83,6 +107,7 @@ class Trend(Sealed):
     series: int  # number of series: metrics of cases on hardware classes
     # Changes since that day, the worst first. Without `--since`, older changes that are open are included.
     findings: tuple[Drift, ...]
+    machine: tuple[MachineStep, ...] = ()  # changes of the sessions' reference since that day, oldest first
     unplaced: dict[str, str]  # reason why the sessions of a commit are left out, by commit
 
     @property

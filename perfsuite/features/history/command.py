@@ -336,6 +336,8 @@ def trend(
 
 def _print_trend(result: Trend) -> None:
     _print_unplaced(result.unplaced)
+    for machine in result.machine:
+        console().print("\n  ".join(machine.sentences()), markup=False, highlight=False)
     for finding in result.findings:
         change, *rest = finding.sentences()
         paragraph = Text.assemble(

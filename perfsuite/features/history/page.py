@@ -26,7 +26,7 @@ from perfsuite.report.names import short_names
 from perfsuite.report.text import NONE, plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES
-from perfsuite.results.trend import Drift, Trend
+from perfsuite.results.trend import Drift, MachineStep, Trend
 
 FILE = "history.html"  # next to asv's `index.html`
 METRICS = {"tokens/s": "speed", "samples/s": "speed", "peak memory": "memory"}  # columns of the page
@@ -89,7 +89,7 @@ def render(
         changes[Key(drift.hardware_class, drift.case, drift.metric)].append(drift)
     names = short_names(parameters)
     lines = [
-        _line(number, name, metrics, changes, names, parameters, commit_url)
+        _line(number, name, metrics, changes, trend.machine, names, parameters, commit_url)
         for number, ((_, name), metrics) in enumerate(sorted(of_case.items()))
     ]
     lines.sort(key=lambda line: -line["largest_regression"])
@@ -109,6 +109,7 @@ def render(
                 "perfsuite": __version__,
             },
             headline=_headline(lines),
+            machine=["; ".join(change.sentences()) for change in trend.machine],
             dots=DOTS,
             line_points=2 * BUCKETS,
             style=Markup(style),
@@ -128,6 +129,7 @@ def _line(
     case: str,
     metrics: Mapping[str, tuple[Key, Sequence[Point]]],
     changes: Mapping[Key, Sequence[Drift]],
+    machine: Sequence[MachineStep],
     names: Mapping[str, str],
     parameters: Mapping[str, Mapping[str, str]],
     commit_url: str,
@@ -135,7 +137,7 @@ def _line(
     """Return the content of one line of the page: one case on one hardware class."""
     of_this = [drift for key, _ in metrics.values() for drift in changes.get(key, ())]
     open_ones = [drift.worsening for drift in of_this if drift.open]
-    draw = partial(_drawn, changes=changes, case=case, parameters=parameters[case])
+    draw = partial(_drawn, changes=changes, machine=machine, case=case, parameters=parameters[case])
     return {
         "case": case,
         "name": names[case],
@@ -159,6 +161,7 @@ def _drawn(
     points: Sequence[Point],
     *,
     changes: Mapping[Key, Sequence[Drift]],
+    machine: Sequence[MachineStep],
     case: str,
     parameters: Mapping[str, str],
 ) -> dict[str, str]:
@@ -174,6 +177,8 @@ def _drawn(
         )
         for drift in drifts
     ]
+    if unit != "bytes":
+        marks = _with_machine(marks, machine, key.hardware_class, points)
     lowest, highest = (amount(value, unit) for value in limits(values))
     newest = amount(values[-1], unit) + ("" if unit == "bytes" else f" {unit}")
     description = (
@@ -195,6 +200,20 @@ def _drawn(
         "newest": newest,
         "asv": f"index.html#{slot(parameters).group}.{benchmark}",
     }
+
+
+def _with_machine(
+    marks: Sequence[Mark], machine: Sequence[MachineStep], hardware_class: str, points: Sequence[Point]
+) -> list[Mark]:
+    """Return the marks and those of the sessions in which the reference moved, in the order of the chart."""
+    at = {mark.first for mark in marks}
+    added = []
+    for change in machine:
+        days = [date.fromisoformat(point.place.day) for point in points]
+        later = [index for index, day in enumerate(days) if day >= change.last_day]
+        if change.hardware_class == hardware_class and later and later[0] and later[0] not in at:
+            added.append(Mark(later[0], "machine", f"{change.last_day}: {change.sentences()[0]}"))
+    return sorted([*marks, *added])
 
 
 def _change(drift: Drift, commit_url: str) -> Change:

@@ -24,6 +24,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.documents import D, Data, Document
 from perfsuite.errors import FileError
 from perfsuite.inputs import git
+from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Excuse, Outcome
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -77,6 +78,19 @@ class StoredVerdict(Data):
     baselines: str | None = None  # a digest of the baselines that were used
 
 
+class StoredReference(Data):
+    """How the reference of a session changed since its baselines: the change of the machine, not of code."""
+
+    change: float = Field(gt=-1)  # relative change of tokens/s: -0.01 is 1% fewer
+    interval: tuple[float, float]  # its 99% interval
+    baselines: dict[str, str]  # case id of each canary -> digest of the baselines with which it was compared
+
+    def is_comparable(self, other: Self) -> bool:
+        """Return whether both changes are changes since the same baselines."""
+        canaries = self.baselines.keys() & other.baselines.keys()
+        return bool(canaries) and all(self.baselines[name] == other.baselines[name] for name in canaries)
+
+
 class StoredSession(Document):
     """The results of one session on one hardware class at one commit."""
 
@@ -93,6 +107,7 @@ class StoredSession(Document):
     # Case id -> verdict, including cases that measured nothing and have no result. The oldest files have no
     # verdicts.
     verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
+    reference: StoredReference | None = None  # None: the session had no reference, or it showed nothing
 
     @model_validator(mode="after")
     def _has_what_results_name(self) -> Self:
@@ -334,9 +349,26 @@ def _stored_part(
             for result in results
         },
         results=tuple(stored),
+        reference=_reference(session, hardware_class),
         settings=tuple(settings),
         environments=tuple(environments),
     )
+
+
+def _reference(session: SessionFile, hardware_class: str) -> StoredReference | None:
+    """Return the change of the session's reference on a hardware class; None if it is unknown."""
+    if session.reference is None:
+        return None
+    judged_by = {result.case_id: result.judged_by for result in session.results}
+    for change in session.reference.changes:
+        if (change.metric, change.hardware_class) == (TOKENS_PER_S.name, hardware_class):
+            digests = {name: judged_by.get(name) for name in change.canaries}
+            return StoredReference(
+                change=change.change,
+                interval=change.interval,
+                baselines={name: digest for name, digest in digests.items() if digest is not None},
+            )
+    return None
 
 
 def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:

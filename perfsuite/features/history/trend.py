@@ -7,24 +7,25 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from perfsuite import documents
 from perfsuite.errors import FileError
 from perfsuite.features.history import changepoint, store
-from perfsuite.features.history.store import Place, StoredResult, StoredSession
+from perfsuite.features.history.store import Place, StoredReference, StoredResult, StoredSession
 from perfsuite.inputs import git
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import Metric
 from perfsuite.results.store import BASELINES, BaselineStore
-from perfsuite.results.trend import METRICS, Drift, MetricName, Trend
+from perfsuite.results.trend import METRICS, Drift, MachineStep, MetricName, Trend
 
 # Without `since`, changes of this period are reported. It is long, because slow changes are found weeks
 # later.
 PERIOD = timedelta(days=90)
 MIN_CHANGE = 0.005  # smallest relative change that is reported
 MIN_FOR_CORRELATION = 30  # minimum number of sessions in a series to estimate the correlation of neighbours
+NEAR = 5  # number of sessions on each side of a change that show the change as measured
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Assumed correlation of neighbouring sessions in a series of fewer than 30 sessions.
 
@@ -40,6 +41,12 @@ class Point(NamedTuple):
     value: float
     place: Place
     circumstances: Mapping[str, str]  # name -> value of a setting or version that could explain a change
+    shift: float = 0.0  # how much slower the machine is, in logarithms; 0 for metrics that do not follow it
+
+    @property
+    def corrected(self) -> float:
+        """The value that the case would have if the machine had not changed."""
+        return self.value * math.exp(self.shift)
 
 
 class Key(NamedTuple):
@@ -52,6 +59,9 @@ class Key(NamedTuple):
 
 Series = Mapping[Key, Sequence[Point]]
 """The points of each series. Sessions without the metric are left out; empty series are included."""
+
+References = Mapping[str, Sequence[Point]]
+"""The speed of the reference on each hardware class, relative to its first session, in order of time."""
 
 
 def trend(
@@ -93,6 +103,7 @@ class Sessions(NamedTuple):
     newest: date  # day of the newest session, even if its commit is not on the branch
     cases: Mapping[str, store.StoredCase]
     series: Series
+    references: References
 
 
 def read(places: Sequence[Place], directory: Path, *, repo: Path | None = None, branch: str = "") -> Sessions:
@@ -110,7 +121,9 @@ def read(places: Sequence[Place], directory: Path, *, repo: Path | None = None, 
         order = {commit: number for number, commit in enumerate(dates)}
         places.sort(key=lambda place: order[place.commit])  # sessions of one commit stay sorted by time
     cases = store.read_cases(directory)
-    return Sessions(places, order, unplaced, newest, cases, _series(places, cases))
+    stored = [(place, place.read(cases)) for place in places]
+    references, shifts = _machines(stored)
+    return Sessions(places, order, unplaced, newest, cases, _series(stored, cases, shifts), references)
 
 
 def changes(
@@ -142,15 +155,51 @@ def changes(
         sessions=len(sessions.places),
         series=len(series),
         findings=tuple(sorted(reported, key=lambda finding: -finding.worsening)),
+        machine=tuple(machine_steps(sessions.references, from_day)),
         unplaced=dict(sessions.unplaced),
     )
 
 
-def _series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
+def _machines(stored: Sequence[tuple[Place, StoredSession]]) -> tuple[References, Mapping[Path, float]]:
+    """Return the speed of the reference on each hardware class, and the shift of each session, by its file.
+
+    When new baselines are accepted, the reference is compared with these. The machine is then assumed to be
+    the same in the sessions before and after. A session without a reference gets the shift of the session
+    before it.
+    """
+    by_class = defaultdict[str, list[tuple[Place, StoredSession]]](list)
+    for place, session in sorted(stored, key=lambda entry: entry[0].file.name):
+        by_class[place.hardware_class].append((place, session))
+    references = dict[str, list[Point]]()
+    shifts = dict[Path, float]()
+    for hardware_class, sessions in by_class.items():
+        shift = 0.0
+        offset = 0.0
+        before: StoredReference | None = None
+        points = []
+        for place, session in sessions:
+            reference = session.reference
+            if reference is not None:
+                slower = -math.log1p(reference.change)
+                if before is None or not before.is_comparable(reference):
+                    offset = shift - slower
+                shift = slower + offset
+                before = reference
+                points.append(Point(math.exp(-shift), place, _of_machine(session)))
+            shifts[place.file] = shift
+        if points:
+            references[hardware_class] = points
+    return references, shifts
+
+
+def _series(
+    stored: Sequence[tuple[Place, StoredSession]],
+    cases: Mapping[str, store.StoredCase],
+    shifts: Mapping[Path, float],
+) -> Series:
     series = defaultdict[Key, list[Point]](list)
     distinct: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
-    for place in places:
-        session = place.read(cases)
+    for place, session in stored:
         for result in session.results:
             case = cases[result.case]
             around = _circumstances(session, result)
@@ -164,7 +213,8 @@ def _series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> S
             }
             for metric, value in figures.items():
                 points = series[Key(place.hardware_class, case.id, metric)]
-                points += [] if value is None else [Point(value, place, around)]
+                shift = 0.0 if metric == "peak memory" else shifts[place.file]
+                points += [] if value is None else [Point(value, place, around, shift)]
     return series
 
 
@@ -172,11 +222,15 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
     return {
         **session.environments[result.environment],
         **session.settings[result.settings],
-        "driver": session.machine.driver or "none",
-        "device": f"{session.machine.devices} x {session.machine.device_name}",
+        **_of_machine(session),
         "perfsuite": session.perfsuite,
         "case definition": result.case.rpartition(".")[2],
     }
+
+
+def _of_machine(session: StoredSession) -> Mapping[str, str]:
+    machine = session.machine
+    return {"driver": machine.driver or "none", "device": f"{machine.devices} x {machine.device_name}"}
 
 
 def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
@@ -187,7 +241,7 @@ def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
     estimates = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
         if len(points) >= MIN_FOR_CORRELATION:
-            estimate = changepoint.correlation([point.value for point in points])
+            estimate = changepoint.correlation([point.corrected for point in points])
             estimates[key.hardware_class, key.metric].append(estimate)
     return {key: median(values) for key, values in estimates.items()}
 
@@ -204,12 +258,13 @@ def _findings(
     """Find the changes of a series. `order` maps commits to their position on the branch, if it is known."""
     metric = key.metric
     changes = changepoint.change_points(
-        [point.value for point in points],
+        [point.corrected for point in points],
         min_change=MIN_CHANGE,
         correlation=correlations.get((key.hardware_class, metric), UNKNOWN_CORRELATION[metric]),
     )
     drifts = []
-    for change in changes:
+    bounds = [0, *(change.index for change in changes), len(points)]
+    for number, change in enumerate(changes):
         inside = points[change.earliest - 1 : change.latest + 1]
         first = inside[0].place
         last = inside[-1].place
@@ -217,12 +272,15 @@ def _findings(
         before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
         worse = after > before
         file = baselines.reviewed_file(key.hardware_class, key.case)
-        accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
+        levels = before, min(after, newest)
+        start = bounds[number]
+        accepted = worse and _accepts(file, METRICS[metric], levels, _day(last), points)
         still_worse = worse and newest >= before * (1 + MIN_CHANGE)
         drifts.append(
             Drift(
                 **key._asdict(),
                 change=change,
+                measured=_measured(points[start : bounds[number + 2]], change.index - start),
                 first_day=_day(first),
                 last_day=_day(last),
                 first_commit=first.commit,
@@ -237,11 +295,49 @@ def _findings(
     return drifts
 
 
-def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
+def _measured(points: Sequence[Point], index: int) -> float | None:
+    """Return the relative change of the measured values at an index; None if the machine is the same.
+
+    The machine can also have changed elsewhere, so only the sessions near the change are compared.
+    """
+    near = points[max(0, index - NEAR) : index], points[index : index + NEAR]
+    before, after = (fmean(math.log(point.value) for point in side) for side in near)
+    shifts = {point.shift for point in points}
+    return math.expm1(after - before) if len(shifts) > 1 else None
+
+
+def machine_steps(references: References, since: date) -> list[MachineStep]:
+    """Find the changes of the machines since a day, oldest first."""
+    found = []
+    for hardware_class, points in references.items():
+        changes = changepoint.change_points(
+            [point.value for point in points],
+            min_change=MIN_CHANGE,
+            correlation=UNKNOWN_CORRELATION["tokens/s"],
+        )
+        for change in changes:
+            inside = points[change.earliest - 1 : change.latest + 1]
+            found.append(
+                MachineStep(
+                    hardware_class=hardware_class,
+                    change=change,
+                    first_day=_day(inside[0].place),
+                    last_day=_day(inside[-1].place),
+                    environment=_differences([point.circumstances for point in inside]),
+                )
+            )
+    reported = (change for change in found if change.last_day >= since)
+    return sorted(reported, key=lambda change: change.last_day)
+
+
+def _accepts(
+    file: Path, metric: Metric, levels: tuple[float, float], day: date, points: Sequence[Point]
+) -> bool:
     """Return whether a baseline accepts a change between two levels of cost.
 
     A baseline accepts the change if it was measured on that day (UTC) or later, and is closer to the new
-    level than to the old one.
+    level than to the old one. The levels are corrected for changes of the machine, so the baseline is
+    corrected like the last of the points up to its day.
     """
     try:
         baseline = documents.read(file, Baseline)
@@ -251,7 +347,12 @@ def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date)
     level = baseline.median(metric.name)
     if not level or measured_on < day:
         return False
-    return metric.cost(level) > math.sqrt(levels[0] * levels[1])
+    shift = max((point for point in points if _day(point.place) <= measured_on), key=_time).shift
+    return metric.cost(level) * math.exp(-shift) > math.sqrt(levels[0] * levels[1])
+
+
+def _time(point: Point) -> str:
+    return point.place.file.name
 
 
 def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite.case.case import Case
 from perfsuite.features.history import store
-from perfsuite.features.history.store import StoredResult, StoredSession
+from perfsuite.features.history.store import StoredReference, StoredResult, StoredSession
 from tests.samples import make_gpu_machine
 from tests.synthetic import BEGIN
 
@@ -38,6 +38,7 @@ def write_history(
     launches: int = 3,
     first: int = 0,
     environment: Callable[[int], dict[str, str]] = lambda night: {"torch": "2.13.0"},
+    reference: Callable[[int], StoredReference | None] = lambda night: None,
 ) -> None:
     """Write a night for each commit on each kind of GPU. `noise` is the relative noise of a launch."""
     stored = [store.stored_case(case) for case in cases]
@@ -75,5 +76,6 @@ def write_history(
                 settings=({"wrapper": "FSDP"},),
                 environments=(environment(night),),
                 results=tuple(results),
+                reference=reference(night),
             )
             store.keep(directory, session, dict(stored))

@@ -10,10 +10,10 @@ import pytest
 from perfsuite import documents
 from perfsuite.errors import FileError
 from perfsuite.features.history import store
-from perfsuite.features.history.store import StoredSession
+from perfsuite.features.history.store import StoredReference, StoredSession
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Measurement, PytestRun
+from perfsuite.results.session_file import ArmFacts, MachineChange, Measurement, PytestRun, SessionReference
 from tests import samples
 from tests.case.test_framework import read_case
 from tests.samples import COMMIT, judged, make_case, make_machine, make_result, never_run, write_session
@@ -88,6 +88,41 @@ def test_mixed_machine_is_kept_as_two_classes(history: Path) -> None:
     assert (added.kept, len(added.written)) == (2, 2)
     [of_gpu] = store.places(history, hardware_class="h100*")
     assert of_gpu.read(store.read_cases(history)).machine == samples.make_gpu_machine()
+
+
+CHANGE = MachineChange(
+    metric="tokens_per_s",
+    hardware_class=RUN.machine.hardware_class,
+    change=-0.01,
+    interval=(-0.013, -0.007),
+    case_sigma=0.002,
+    canaries=(RUN.case.id, "another"),
+)
+ARM = ArmFacts(text="image=base", facts={})
+
+
+def test_keeps_the_change_of_the_reference(history: Path) -> None:
+    result = kept(RUN).replace(judged_by="abc")
+    others = (CHANGE.replace(metric="cpu_s_per_step"), CHANGE.replace(hardware_class="h100-80gb-sxm"))
+    add(history, result, reference=SessionReference(arm=ARM, changes=(*others, CHANGE)))
+    [session] = sessions_of(history)
+    assert session.reference == StoredReference(
+        change=-0.01, interval=(-0.013, -0.007), baselines={RUN.case.id: "abc"}
+    )
+
+
+def test_a_reference_that_showed_nothing_is_unknown(history: Path) -> None:
+    add(history, kept(RUN), reference=SessionReference(arm=ARM, problems=("it crashed",)))
+    assert [session.reference for session in sessions_of(history)] == [None]
+
+
+def test_changes_since_the_same_baselines_are_comparable() -> None:
+    def since(**baselines: str) -> StoredReference:
+        return StoredReference(change=0.0, interval=(0.0, 0.0), baselines=baselines)
+
+    assert since(a="1", b="1").is_comparable(since(b="1", c="1"))
+    for other in (since(a="2", b="1"), since(c="1"), since()):
+        assert not since(a="1", b="1").is_comparable(other)
 
 
 def test_changed_case_is_kept_beside_the_old(history: Path) -> None:
