@@ -40,7 +40,8 @@ Several commands have these options:
 
 The rows have these fields:
 
-- `night --plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
+- `night --plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`; with `--find`:
+  `case`, `launches`, `finds`, `reached`, `canary_launches`, `most_s`, `most_gpu_hours`
 - `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,
   `verdicts`
 - `history failures`: `hardware_class`, `case`, `night`, `verdict`, `taken_back`

@@ -63,6 +63,14 @@ def share(value: str) -> float:
 MOST_TOLERANCE = 0.5
 
 
+def tolerance(value: str) -> float:
+    """Parse a tolerance: 3% or 0.03."""
+    number = fraction(value)
+    if 0 < number <= MOST_TOLERANCE:
+        return number
+    raise ValueError(f"more than 0% and up to {MOST_TOLERANCE:.0%}, such as 3% or 0.03")
+
+
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
     outcomes = frozenset(outcome.strip() for outcome in value.split(",") if outcome.strip())
@@ -192,6 +200,16 @@ OPTIONS = (
         ini=True,
         of_verdict=True,
         help="maximum number of launches per case; with 1 or 2, a slowdown is never reported as a regression",
+    ),
+    Option(
+        name="tolerance",
+        metavar="SHARE",
+        parse=tolerance,
+        ini=True,
+        of_verdict=True,
+        help="increase in the time per token that matters, such as 2%; on GPUs 3% and on CPUs 15% by default",
+        page="Without more launches, a smaller tolerance makes more cases inconclusive: see [A smaller "
+        "change](your-repository.md#a-smaller-change)",
     ),
     Option(
         name="min-launches",

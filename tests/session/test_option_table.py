@@ -136,6 +136,7 @@ def test_a_verdict_depends_on_these_alone() -> None:
     chosen = made(**{"missing-baseline": "fail", "inject": "nan", "strict": "improved"})
     assert of_verdicts(chosen) == {
         "--perf-max-launches": "15",
+        "--perf-tolerance": "nothing",
         "--perf-min-launches": "1",
         "--perf-record-launches": "3",
         "--perf-missing-baseline": "fail",

@@ -10,16 +10,28 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents, extensions
-from perfsuite.cli.shared import Hardware, Out, PytestOptions, Shared, option, read, report_directory, shares
+from perfsuite.case.case import Case
+from perfsuite.cli.shared import (
+    Hardware,
+    Out,
+    PytestOptions,
+    Shared,
+    option,
+    read,
+    report_directory,
+    shares,
+    tolerance,
+)
 from perfsuite.dry.cases import by_expression
 from perfsuite.errors import CaseError
 from perfsuite.extensions import COMMANDS
+from perfsuite.features.nightly.find import Finding, planned_to_find, show
 from perfsuite.features.nightly.plan import show_plan
 from perfsuite.inputs.files import read_text
 from perfsuite.report.console import say
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.results.store import Store
+from perfsuite.results.store import BaselineStore, Store
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.jobs import refused, run
 from perfsuite.session.outputs import write_report
@@ -37,7 +49,7 @@ def gate(out: Path) -> list[str]:
     return [*strict, "--perf-min-judged=90%", f"--perf-report={out}"]
 
 
-@shares("cases", "store", "as_json")
+@shares("cases", "store", "baselines", "as_json")
 def night(
     *,
     hardware: Hardware,
@@ -48,6 +60,15 @@ def night(
     plan: Annotated[
         bool, typer.Option("--plan", help="Only show the order of the cases and the cost of each.")
     ] = False,
+    find: Annotated[
+        float | None,
+        typer.Option(
+            parser=tolerance,
+            metavar="SHARE",
+            help="Launch as often as it takes to find this increase in the time per token, such as 2%. The "
+            "cost is shown first.",
+        ),
+    ] = None,
     budget: Annotated[str | None, option("budget")] = None,
     shard: Annotated[str | None, option("shard")] = None,
     selftest: Annotated[
@@ -67,18 +88,25 @@ def night(
 
     With --plan, costs are estimated from the launches in the store. The estimate for a case that was never
     measured comes from other cases with the same number of GPUs (`~`).
+
+    With --find, the night launches as often as its plan needs, and uses the change as its tolerance if the
+    plan reaches it in every case. The plan includes a reference if --perf-reference is given after `--`.
     """
     check_asked(hardware, shared.cases)
     jobs = read("shard", shard)
+    if find is not None and budget is not None:
+        raise CaseError(
+            "--find cannot be combined with --budget: a plan needs all of its launches; remove one"
+        )
     if plan:
         if pytest_options or only_summary:
             other = "--only-summary" if only_summary else "pytest options"
             raise CaseError(f"--plan cannot be combined with {other}: a plan launches nothing; remove one")
-        cases = by_expression(shared.cases, k or "", hardware)
-        if jobs is not None:
-            of_job = shard_of(cases, *jobs)
-            cases = [case for case in cases if case.id in of_job]
-        show_plan(cases, shared.store, budget, as_json=shared.as_json)
+        cases = _chosen(shared.cases, k, hardware, jobs)
+        if find is None:
+            show_plan(cases, shared.store, budget, as_json=shared.as_json)
+        else:
+            show(_finding(cases, shared, find, has_reference=True), as_json=shared.as_json)
         return
     report_directory(out)
     if shared.as_json:
@@ -109,9 +137,16 @@ def night(
     # Without transformers, the self-test has no model.
     trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
-    options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
+    options = [*gate(out), f"--perf-store={store}", f"--perf-baselines={shared.baselines}"]
+    options += [f"--perf-shard={shard}"] if shard else []
     options += [f"--perf-budget={budget}"] if budget else []
     options += ["-k", k] if k else []
+    if find is not None:
+        has_reference = any(given.startswith("--perf-reference") for given in pytest_options or ())
+        cases = _chosen(shared.cases, k, hardware, jobs)
+        finding = _finding(cases, shared, find, has_reference=has_reference)
+        show(finding, as_json=False)
+        options += finding.pytest_options()
     measure = (str(shared.cases), "-m", hardware, *options, *(pytest_options or ()))
     try:
         problem = refused(*measure)
@@ -137,6 +172,21 @@ def night(
     keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
     say(f"report: {out / 'index.html'}{keep if 'history' in extensions.names(COMMANDS) else ''}")
     raise typer.Exit(status if status in (0, 1) else 2)
+
+
+def _chosen(directory: Path, k: str | None, hardware: str, jobs: tuple[int, int] | None) -> list[Case]:
+    """Return the cases of a night, or of one of its jobs."""
+    cases = by_expression(directory, k or "", hardware)
+    if jobs is None:
+        return cases
+    of_job = shard_of(cases, *jobs)
+    return [case for case in cases if case.id in of_job]
+
+
+def _finding(cases: Sequence[Case], shared: Shared, find: float, *, has_reference: bool) -> Finding:
+    store = Store(shared.store)
+    baselines = BaselineStore(shared.baselines, store.baselines)
+    return planned_to_find(cases, store, baselines, find, has_reference=has_reference)
 
 
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:

@@ -1,0 +1,219 @@
+"""Plan how often to launch cases and canaries so that a wanted change is found the same night. Pure.
+
+A plan uses the noise that the gate itself will use, and its formula for the smallest change that is found 95
+times in 100. The noise of a case within a session remains even if the reference shows exactly how fast the
+machine is. If this noise alone hides the wanted change, only launches in pairs can find it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED, minimum_detectable_difference
+from perfsuite.verdict.robust import SCALE_EFFICIENCY
+from perfsuite.verdict.sequential import (
+    FEWEST_LAUNCHES,
+    MAX_LAUNCHES,
+    Noise,
+    can_pass,
+    minimum_detectable_drop,
+    smallest_tolerance,
+)
+from perfsuite.verdict.shift import Shares, Shift, correction
+
+MIN_CANARIES = 2  # a single canary does not show whether the machine or the case moved
+MAX_CANARIES = 8  # more canaries hardly lower the error of the shift
+USUAL_MAX_LAUNCHES = 6  # maximum number of launches per case in a night without a plan
+ALARMS_PER_NIGHT = 0.001  # largest expected number of false alarms in a night in which nothing changed
+EXTRA = 0.25  # launches of canaries, as a share of the other launches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A case to plan for."""
+
+    baseline_launches: int
+    sessions: Shares  # the share of each session in the launches of its baseline
+    cost: float = 1.0  # cost of one launch, in any unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasePlan:
+    """What a plan finds in a case."""
+
+    launches: int  # number of launches that the wanted change needs; the maximum if it is not reached
+    fewest_launches: int  # number of launches after which an unchanged case can pass
+    finds: float  # smallest change that is found reliably with `launches`: 0.03 is 3%
+    is_reached: bool  # whether `finds` is as small as wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightPlan:
+    """How often to launch the cases, and the canaries of the reference."""
+
+    cases: Mapping[str, CasePlan]
+    canaries: tuple[str, ...] = ()  # empty: no reference
+    canary_launches: int = 0  # number of launches of each canary
+
+    @property
+    def unreached(self) -> list[str]:
+        """The cases in which the wanted change is not found reliably."""
+        return [name for name, plan in self.cases.items() if not plan.is_reached]
+
+    @property
+    def max_launches(self) -> int:
+        """Maximum number of launches of a case: as many as the wanted change needs, where it is reached."""
+        needed = (plan.launches for plan in self.cases.values() if plan.is_reached)
+        return max(needed, default=USUAL_MAX_LAUNCHES)
+
+
+def plan_night(
+    cases: Mapping[str, Planned], noise: Noise, find: float, tolerance: float, canaries: Sequence[str]
+) -> NightPlan:
+    """Return the plan that finds a change of `find` in as many cases as possible, at the lowest cost.
+
+    `tolerance` is the tolerance of the night: smaller changes may pass. `canaries` are the possible canaries,
+    the best first. The plan has no reference if a reference finds nothing more.
+    """
+    most = min(len(canaries), MAX_CANARIES, max(MIN_CANARIES, int(EXTRA * len(cases))))
+    counts = (0, *range(MIN_CANARIES, most + 1))
+    plans = [_plan(cases, noise, find, tolerance, canaries[:count]) for count in counts]
+
+    def badness(plan: NightPlan) -> tuple[int, float, float]:
+        excess = sum(plan.cases[name].finds for name in plan.unreached)
+        return len(plan.unreached), excess, most_cost(plan, cases)
+
+    return min(plans, key=badness)
+
+
+def least_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
+    """Return the cost of a night in which each case passes as soon as it can."""
+    of_cases = (
+        min(case_plan.fewest_launches, plan.max_launches) * cases[name].cost
+        for name, case_plan in plan.cases.items()
+    )
+    return sum(of_cases) + canary_cost(plan, cases)
+
+
+def most_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
+    """Return the cost of a night in which each case needs the maximum number of launches."""
+    return plan.max_launches * sum(case.cost for case in cases.values()) + canary_cost(plan, cases)
+
+
+def canary_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
+    """Return the cost of the launches of the reference."""
+    return plan.canary_launches * sum(cases[name].cost for name in plan.canaries)
+
+
+def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
+    """Return whether the noise of a case within a session hides a change, however often it is launched.
+
+    False alarms are not considered: more cases do not make this noise larger.
+    """
+    if noise.of_case is None:
+        return False
+    exact = Shift(
+        estimate=0.0, error=0.0, case_variance=noise.of_case.upper, sessions=case.sessions, canaries=()
+    )
+    least = correction(replace(noise, sigma=0.0), case.sessions, exact)
+    return least is not None and smallest_found(least.noise, case.baseline_launches, MAX_LAUNCHES, 0.0) > find
+
+
+def smallest_found(noise: Noise, baseline_launches: int, launches: int, z_alarm: float) -> float:
+    """Return the smallest change that a night finds 95 times in 100, with few enough false alarms.
+
+    `z_alarm` is how many standard errors an unchanged case must be off to be a false alarm. Today's launches
+    also show their noise.
+    """
+    degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * (launches - 1)
+    noise = replace(noise, degrees_of_freedom=degrees)
+    found = minimum_detectable_drop(noise=noise, baseline_launches=baseline_launches, max_launches=launches)
+    tolerance = smallest_tolerance(
+        noise=noise, baseline_launches=baseline_launches, launches=launches, z=z_alarm
+    )
+    return max(found, tolerance)
+
+
+def expected_shift(canaries: Sequence[Planned], launches: int, noise: Noise) -> Shift | None:
+    """Return the shift of a night with these canaries: its error before the night. Its estimate is 0.
+
+    Returns None if the baselines do not show the noise of a case within a session. Tonight's canaries show
+    more of this noise, but a plan cannot rely on it.
+    """
+    if noise.of_case is None or not canaries:
+        return None
+    variance = noise.of_case.upper
+    precisions = []
+    for canary in canaries:
+        of_launches = noise.sigma**2 * (1 / launches + 1 / canary.baseline_launches)
+        times = 1 + sum(share**2 for share in canary.sessions.values())
+        precisions.append(1 / (of_launches + variance * times))
+    total = sum(precisions)
+    sessions: dict[str, float] = {}
+    for canary, precision in zip(canaries, precisions, strict=True):
+        for name, share in canary.sessions.items():
+            sessions[name] = sessions.get(name, 0.0) + share * precision / total
+    error = math.sqrt(1 / total)
+    return Shift(estimate=0.0, error=error, case_variance=variance, sessions=sessions, canaries=())
+
+
+def _plan(
+    cases: Mapping[str, Planned], noise: Noise, find: float, tolerance: float, canaries: Sequence[str]
+) -> NightPlan:
+    """Return the plan with these canaries. Their launches depend on those of the cases, so it plans twice."""
+    launches = 1
+    plans = {}
+    z_alarm = NormalDist().inv_cdf(1 - ALARMS_PER_NIGHT / len(cases))
+    for _ in range(2 if canaries else 1):
+        shift = expected_shift([cases[name] for name in canaries], launches, noise)
+        plans = {
+            name: _case_plan(case, noise, shift, find, tolerance, z_alarm) for name, case in cases.items()
+        }
+        fewest = sum(min(plan.fewest_launches, USUAL_MAX_LAUNCHES) for plan in plans.values())
+        launches = max(1, int(EXTRA * fewest / len(canaries))) if canaries else 0
+    return NightPlan(cases=plans, canaries=tuple(canaries), canary_launches=launches)
+
+
+def _case_plan(
+    case: Planned, noise: Noise, shift: Shift | None, find: float, tolerance: float, z_alarm: float
+) -> CasePlan:
+    """Return the plan of a case. An alarm without a change must be `z_alarm` standard errors away."""
+    share = sum(part**2 for part in case.sessions.values())
+    of_case = replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
+    corrects = None if shift is None else correction(noise, case.sessions, shift)
+    if corrects is not None and corrects.noise.session_sigma < of_case.session_sigma:
+        of_case = corrects.noise
+
+    def finds(launches: int) -> float:
+        return smallest_found(of_case, case.baseline_launches, launches, z_alarm)
+
+    counts = range(FEWEST_LAUNCHES, MAX_LAUNCHES + 1)
+    launches = next((count for count in counts if finds(count) <= find), MAX_LAUNCHES)
+    fewest = (
+        fewest
+        for fewest in range(1, launches)
+        if can_pass(
+            tolerance=tolerance, noise=of_case, baseline_launches=case.baseline_launches, max_launches=fewest
+        )
+    )
+    return CasePlan(
+        launches=launches,
+        fewest_launches=next(fewest, launches),
+        finds=finds(launches),
+        is_reached=finds(launches) <= find,
+    )
+
+
+def pairs_to_find(noise: Noise, find: float) -> int | None:
+    """Return the number of pairs of launches that find a change in a comparison; None if no number does.
+
+    The two launches of a pair are of one case in one session, so all other effects cancel.
+    """
+    pair_sigma = math.sqrt(2) * noise.sigma
+    enough = (
+        pairs
+        for pairs in range(MIN_CHANGED, MAX_PAIRS + 1)
+        if minimum_detectable_difference(pair_sigma, pairs) <= find
+    )
+    return next(enough, None)
