@@ -8,6 +8,7 @@ from perfsuite import extensions
 from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
+from perfsuite.errors import MachineError
 from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS, Extension
 from perfsuite.launch.launchers import load as load_launcher
 from perfsuite.launch.quiet import Neighbours
@@ -15,6 +16,10 @@ from perfsuite.report.progress import silent
 from perfsuite.results import metric
 
 SHARED_MEMORY_BYTES = 2**30  # minimum size of /dev/shm, which NCCL uses; containers have 64 MiB by default
+SHARED_MEMORY_ADVICE = (
+    "NCCL fails if it needs more between GPUs, and workers of a DataLoader die with a bus error: start the "
+    "container with --ipc=host or --shm-size=8g, or mount an emptyDir with medium Memory in the pod"
+)
 
 
 def machine_rows(machine: Machine) -> list[Row]:
@@ -105,22 +110,24 @@ def _shared_memory_row(root: Path) -> Row:
     try:
         space = os.statvfs(root / "dev/shm")
     except OSError as error:
-        return unknown("shared memory", f"/dev/shm: {error.strerror}")
+        return unknown("shared memory", f"/dev/shm: {error.strerror}", SHARED_MEMORY_ADVICE)
     size = space.f_blocks * space.f_frsize
     if size >= SHARED_MEMORY_BYTES:
         return passed("shared memory", f"/dev/shm holds {size / 2**30:.0f} GiB")
     return unknown(
         "shared memory",
         f"/dev/shm holds {size / 2**20:.0f} MiB",
-        "NCCL fails if it needs more between GPUs, and workers of a DataLoader die with a bus error: start "
-        "the container with --ipc=host or --shm-size=8g, or mount an emptyDir with medium Memory in the pod",
+        SHARED_MEMORY_ADVICE,
     )
 
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
     """Check that nobody else uses the cores or GPU memory now. If somebody does, the result is unknown."""
     watched = Neighbours(say=silent, show=silent) if neighbours is None else neighbours
-    others = watched.look(machine, machine.devices)
+    try:
+        others = watched.look(machine, machine.devices)
+    except MachineError as error:
+        return unknown("other processes", str(error))
     if not others:
         return passed("other processes", "none uses the machine")
     advice = "end them, or measure at another time: launches are set aside while they run"

@@ -32,6 +32,7 @@ from perfsuite.results.run_dir import (
     RunDir,
 )
 
+LONGEST_BUILD_S = 1800.0  # maximum seconds of a build of a C++ extension, which takes minutes
 REPORTS_S = 1.0  # seconds between checks which ranks have reported
 # Seconds that agents have to end a job. Writing the stacks (with collective calls), reading NVML and waiting
 # for other agents can each take 5 s.
@@ -136,11 +137,40 @@ def prepare(run_dir: RunDir) -> None:
     Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
     forever. Raises `FileError` if a file cannot be written.
     """
-    for lock in run_dir.all_extension_locks():
-        lock.unlink(missing_ok=True)
+    for lock in (*run_dir.all_extension_locks(), *abandoned_locks()):
+        with contextlib.suppress(OSError):
+            lock.unlink(missing_ok=True)
     documents.write_text(run_dir.endpoint, "")
     documents.write_text(run_dir.lease, text_of(0, "go"))
     documents.write_text(run_dir.progress, "")
+
+
+def abandoned_locks(proc: Path = Path("/proc")) -> list[Path]:
+    """Return the locks in the user's TORCH_EXTENSIONS_DIR that no build holds any more.
+
+    torch keeps its lock open while it builds. A build on another machine cannot be seen, but takes minutes,
+    so a lock counts as abandoned only if it is also old, and belongs to this user.
+    """
+    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if not directory:
+        return []
+    old = [lock for lock in Path(directory).absolute().glob("*/lock") if _is_own_and_old(lock)]
+    if not old:
+        return []
+    opened = set()
+    for descriptor in proc.glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+            opened.add(os.readlink(descriptor))
+    return [lock for lock in old if str(lock.resolve()) not in opened]
+
+
+def _is_own_and_old(lock: Path) -> bool:
+    """Return whether a lock belongs to this user, and is older than any build that could still run."""
+    try:
+        status = lock.stat()
+    except OSError:  # its build has just ended
+        return False
+    return status.st_uid == os.getuid() and time.time() - status.st_mtime > LONGEST_BUILD_S
 
 
 def environment(job: Job) -> dict[str, str]:

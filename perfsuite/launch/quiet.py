@@ -17,10 +17,10 @@ import psutil
 
 from perfsuite.analysis.health import FOREIGN_CPU_SHARE, FOREIGN_MEMORY_BYTES, HELD_BYTES, STEAL_SHARE
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import MachineError
+from perfsuite.errors import MachineError, error_text
 from perfsuite.node import nvml_process
 from perfsuite.node.cpu import Cpu, read_cpu
-from perfsuite.node.machine import visible_handles
+from perfsuite.node.machine import readable, visible_handles
 from perfsuite.results.amounts import amount
 
 QUIET_S = 5.0  # the machine is quiet after this many seconds without other users
@@ -100,18 +100,21 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
     """Return a line for each GPU on which other processes hold too much memory.
 
     Only the first `devices` visible GPUs are checked. In a container, NVML does not list the processes of
-    other users: only the memory in use shows that such processes exist.
+    other users: only the memory in use shows that such processes exist. Raises `MachineError` if NVML cannot
+    read a GPU.
     """
     users = []
     nvml.nvmlInit()
     try:
         for index, handle in enumerate(visible_handles(nvml)[:devices]):
-            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            with readable(nvml, str(index), handle):
+                processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                used = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used
             held = sum(process.usedGpuMemory or 0 for process in processes)
             if held > FOREIGN_MEMORY_BYTES:
                 names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
                 users.append(f"{amount(held, 'bytes')} of GPU {index} held by {names}")
-            elif (used := nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used) > HELD_BYTES:
+            elif used > HELD_BYTES:
                 held_by = "processes that NVML does not list"
                 users.append(f"{amount(used, 'bytes')} of GPU {index} held by {held_by}")
     finally:
@@ -120,20 +123,22 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML does not answer."""
+    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot tell them."""
     if not nvml_process.has_library():
         return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
 
 
 def _see_gpus_here(devices: int) -> list[str]:
-    """Return the users of GPUs. Empty if NVML fails; the notes of the launch then report the failure."""
+    """Return the users of GPUs, as this process sees them. Raises `MachineError` if NVML fails."""
     import pynvml
 
     try:
         return gpu_users(pynvml, devices)
-    except Exception:  # `MachineError`, or one of several errors of NVML
-        return []
+    except MachineError:
+        raise
+    except Exception as error:  # not all errors of pynvml are NVMLErrors
+        raise MachineError(f"the users of the GPUs are unknown: {error_text(error)}") from error
 
 
 @dataclass

@@ -24,7 +24,13 @@ from perfsuite.inputs.files import LARGEST_OWN, read_text
 
 BEAT_S = 1.0  # seconds until the driver writes the next text
 LOOK_S = 0.25  # seconds between an agent's checks of the text
-LOST_S = 30.0  # seconds without a new text after which the driver is considered dead
+LOST_S = 300.0
+"""Seconds without a new text after which the driver is considered dead, although stdin is still open.
+
+The driver's writes alone can stall for 30 to 120 s, while its server of a shared file system fails over, and
+an agent's reads can return an old text from a cache. Only the death of the driver together with `srun` leaves
+stdin open.
+"""
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable with the value of `LOST_S` for an agent whose driver is on another machine. On the
 same machine, the kernel reports the driver's death, and a driver that is merely stopped keeps its job."""

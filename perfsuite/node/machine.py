@@ -59,7 +59,7 @@ def _detect_gpu() -> Machine:
         names = set()
         memory = []
         for index, handle in enumerate(handles):
-            with _readable(pynvml, str(index), handle):
+            with readable(pynvml, str(index), handle):
                 names.add(pynvml.nvmlDeviceGetName(handle))
                 # The GPU might have no memory of its own (GB10, Jetson).
                 with contextlib.suppress(pynvml.NVMLError_NotSupported):
@@ -92,7 +92,7 @@ def visible_handles(pynvml: Any) -> list[Any]:
 
 def _named(pynvml: Any, entry: str, count: int) -> Any | None:
     """Return the handle for an entry of CUDA_VISIBLE_DEVICES, an index or a whole UUID; None if unknown."""
-    with _readable(pynvml, entry):
+    with readable(pynvml, entry):
         if entry.isdigit():
             return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if int(entry) < count else None
         with contextlib.suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
@@ -109,7 +109,7 @@ def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
+def readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
     """Turn an NVML error about one GPU into a `MachineError` that names it."""
     try:
         yield

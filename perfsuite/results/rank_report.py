@@ -43,6 +43,10 @@ def summed_dtypes(of_ranks: Iterable[Dtypes]) -> Dtypes:
     return sums
 
 
+REPLAYED = "a CUDA graph was replayed, and its operators are not seen"
+"""Why a step was not counted that replayed a CUDA graph."""
+
+
 class Failure(Data):
     """The reason why a launch yielded no measurement."""
 

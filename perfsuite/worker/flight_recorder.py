@@ -40,6 +40,7 @@ OF_LIBRARIES = tuple(
         Path(__file__).parents[1],
     )
 )
+OF_HOOKS = f"{Path(__file__).parent}{os.sep}"  # they wrap functions of torch, so they are in many stacks
 # Modules outside torch through which its decorated functions are called.
 OF_DECORATORS = ("typing_extensions.py", "contextlib.py")
 
@@ -167,13 +168,13 @@ def _call(entry: Mapping[str, Any], function: str, *, is_gloo: bool, now_ns: int
 def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
     """Return file and line of the innermost frame in the training's own code.
 
-    If there is none, returns those of the innermost frame outside torch. `frames` are the frames of a call,
-    the innermost first. Returns None if torch alone made the call.
+    If there is none, returns those of the innermost frame outside torch and perfsuite's hooks. `frames` are
+    the frames of a call, the innermost first. Returns None if torch alone made the call.
     """
     outside = [
         frame
         for frame in frames
-        if not str(frame["filename"]).startswith((OF_TORCH, "<"))  # `<string>` starts a fork server
+        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))  # `<string>` starts a fork server
         and Path(frame["filename"]).name not in OF_DECORATORS
     ]
     own = [frame for frame in outside if not str(frame["filename"]).startswith(OF_LIBRARIES)]

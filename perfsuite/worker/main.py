@@ -75,7 +75,7 @@ def _measure(rank: Rank) -> RankReport:
     from perfsuite.worker.counting import gradients
     from perfsuite.worker.hooks import calls
     from perfsuite.worker.observation import engines, frozen
-    from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe
+    from perfsuite.worker.probes.node_probe import device_probe
     from perfsuite.worker.spans import events
 
     case = rank.case
@@ -108,11 +108,7 @@ def _measure(rank: Rank) -> RankReport:
         memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
     with Part(PERFSUITE):
-        if device.type == "cuda":
-            wait_as_long_as_the_driver(case)
-        if process_group == "library":  # the library has only now created the process group
-            rank.device_probe |= all_reduce_probe(device)
-        rank.observe()
+        _after_build(rank, device)
     register_optimizer_step_pre_hook(rank.before_optimizer_step)
     if rank.plan.clock == "torch":
         register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
@@ -126,6 +122,17 @@ def _measure(rank: Rank) -> RankReport:
         return rank.profiled()
     flops = rank.workload.flops or with_float8(flops, rank.model())
     return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
+
+
+def _after_build(rank: Rank, device: Any) -> None:
+    """Look at what the framework has built, and use the process groups that it has only now created."""
+    from perfsuite.worker.probes.node_probe import all_reduce_probe
+
+    if device.type == "cuda":
+        wait_as_long_as_the_driver(rank.case)
+    if rank.plan.process_group == "library":
+        rank.device_probe |= all_reduce_probe(device)
+    rank.observe()
 
 
 def _preflight(rank: Rank) -> RankReport:
@@ -145,7 +152,8 @@ def wait_as_long_as_the_driver(case: Case) -> None:
     """Set the timeout of all process groups of this rank.
 
     Otherwise, groups that a framework creates would have NCCL's default timeout of 10 minutes. If the first
-    step of one rank compiled for longer than that, NCCL's watchdog would end the ranks that wait for it.
+    step of one rank compiled for longer than that, NCCL's watchdog would end the ranks that wait for it. A
+    group that the training loop itself creates keeps NCCL's default.
     """
     with contextlib.suppress(PrivateNameError):
         from perfsuite.frameworks.common.private import process_groups, set_pg_timeout

@@ -9,6 +9,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.cli.app import command_of
 from perfsuite.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
 from perfsuite.doctor.rows import Row
+from perfsuite.errors import MachineError
 from perfsuite.launch.quiet import Neighbours
 from tests.packages import MINE, PODS, Packages
 from tests.samples import make_gpu_machine, make_machine
@@ -93,7 +94,7 @@ def test_shared_memory_matters_to_several_gpus(
     row = checked(H100, tmp_path)["shared memory"]
     assert (row.status, shown in row.found) == (status, True)
     remedy = "--ipc=host or --shm-size=8g, or mount an emptyDir"
-    assert (remedy in str(row.advice)) == (mib == 64)
+    assert (remedy in str(row.advice)) == (status == "unknown")
 
 
 def test_hidden_gpus_are_reported_with_a_remedy(tmp_path: Path) -> None:
@@ -116,6 +117,15 @@ def test_who_else_uses_the_machine() -> None:
     others.append("2,048 MiB of GPU 3 held by python (pid 7)")
     row = neighbours_row(H100, seen)
     assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
+
+
+def test_users_that_nvml_cannot_name_are_unknown() -> None:
+    def lost(devices: int) -> list[str]:
+        raise MachineError("GPU 3 cannot be read: GPU is lost")
+
+    seen = Neighbours(say=print, show=print, see_gpus=lost, sleep=lambda seconds: None)
+    row = neighbours_row(H100, seen)
+    assert (row.status, row.found) == ("unknown", "GPU 3 cannot be read: GPU is lost")
 
 
 def test_lists_extensions(packages: Packages) -> None:

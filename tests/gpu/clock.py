@@ -34,13 +34,18 @@ def main(framework: str) -> None:
         print(f"sum of the steps / host's clock: {median(facts.wall):.5f}")
         assert facts.profiler_s is not None
         print(f"median step {1e3 * facts.step_s:.2f} ms, by the profiler {1e3 * facts.profiler_s:.2f} ms")
-        print(f"synchronised after each step: {1e3 * synchronised_s(run):.2f} ms")
+        print(f"profiler / clock: {facts.profiler_s / facts.step_s:.5f}")
+        print(f"synchronised / clock: {synchronised_s(run) / facts.step_s:.5f}")
         memory = CudaMemory(DEVICE)
         under_the_clock(run, DEVICE)
-        print(f"peak: torch {torch.cuda.max_memory_allocated()}, perfsuite {memory.read()}")
-        print(f"peak of a step, without garbage collection: {peaks_without_gc(run)}")
+        print(f"peak: {memory.read()}")
+        print(f"peak of torch / of perfsuite: {torch.cuda.max_memory_allocated() / memory.read().peak:.9f}")
+        peaks = peaks_without_gc(run)
+        print(f"peaks of steps without garbage collection: {peaks}")
+        print(f"last peak / first peak: {peaks[-1] / peaks[0]:.9f}")
         free, total = torch.cuda.mem_get_info()
-        print(f"outside the allocator: {(total - free - torch.cuda.memory_reserved()) / 2**20:.0f} MiB")
+        outside = total - free - torch.cuda.memory_reserved()
+        print(f"outside the allocator, GiB: {outside / 2**30:.2f}")
         print(f"attention and loss kernels: {kernels(run)}")
 
 

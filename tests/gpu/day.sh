@@ -69,11 +69,14 @@ dry)
     ;;
 2) # 8 minutes
     expect recorded "every code path once"
+    for check in losses memory compiled fp32; do expect $check "every code path once"; done
     timeout 480 "${measure[@]}" $day -k wide --perf-record-launches=1 \
         --perf-json "$out/wide.json" --perf-report "$out"
-    held recorded "$out/wide.json"
+    for check in recorded losses memory compiled fp32; do held $check "$out/wide.json"; done
     expect as-dry "the same work as in dry runs"
     held as-dry "$out/wide.json" "$out/dry.json"
+    expect peak-as-dry "the same peak memory as in dry runs"
+    held peak-as-dry "$out/wide.json" "$out/dry.json"
     ;;
 3) # 9 minutes
     expect recorded "torchtitan, float8, quantization, FlashAttention and DeepSpeed"
@@ -152,11 +155,13 @@ dry)
     expect slower "a slowdown of 5%"
     timeout 100 "${measure[@]}" $day -k noise --perf-inject=slowdown=5% --perf-json "$out/slower.json"
     held slower "$out/slower.json"
-    say "is the clock true"
-    timeout 120 "$python" -m tests.gpu.clock ddp
-    say "the Llamas of the suite"
+    expect clock "is the clock true"
+    timeout 120 "$python" -m tests.gpu.clock ddp | tee "$out/clock.txt"
+    held clock "$out/clock.txt"
+    expect llamas "the Llamas of the suite"
     timeout 290 "${measure[@]}" bench_cases/test_llama.py --perf-record-launches=1 \
         --perf-json "$out/llama.json" --perf-report "$out"
+    held llamas "$out/llama.json"
     ;;
 esac
 if [ -d .perfsuite ]; then

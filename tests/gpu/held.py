@@ -20,11 +20,27 @@ from perfsuite.results.rank_report import START_UP
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
+WIDE_MODEL = "llama-3.2-1b"  # of the full cases in part 2
 NOISE = 0.005  # largest spread of the launches of one case
 SAMPLER = 0.005  # largest cost of the health sampler
 CACHES = 0.03  # largest difference between cold and warm compilation
 SLOWDOWN = (0.04, 0.06)  # an injected slowdown of 5%
 AGENT = r"(-m |\[')perfsuite\.(node|worker)"  # in the command line of an agent, or of its ranks' server
+LOSSES = 0.01  # largest difference between the losses of one step
+FIRST_STEPS = 8  # later, losses diverge
+PEAK = 0.05  # largest difference between a peak of memory and that of the dry run
+COMPILED = (0.05, 0.25)  # how much faster compiled steps are
+LLAMA_MFU = (0.35, 0.55)
+CLOCK = {  # by the beginning of a line of tests.gpu.clock: the range of its value
+    "under the clock / bare": (0.997, 1.003),
+    "sum of the steps / host's clock": (0.995, 1.005),
+    "profiler / clock": (0.98, 1.02),
+    "synchronised / clock": (1.01, 1.04),
+    "peak of torch / of perfsuite": (1.0, 1.0),
+    "last peak / first peak": (1.0, 1.0),
+    "outside the allocator, GiB": (0.5, 1.5),
+}
+KERNELS = "attention and loss kernels"
 FREE_MIB = 1024  # memory that may be in use after all processes were killed
 
 
@@ -105,6 +121,111 @@ def _differences(dry: Counts, launched: Counts) -> Iterator[tuple[str, object, o
         other = getattr(launched, name)
         if one is not None and one != other:
             yield name, one, other
+
+
+def of_wide(file: Path, **fields: object) -> list[Run]:
+    """Return the launches of full Llamas in part 2 whose cases have these values of their fields."""
+    return [
+        run
+        for run in runs(file)
+        if run.case.model.name == WIDE_MODEL
+        and run.case.lora is None
+        and all(getattr(run.case, name) == value for name, value in fields.items())
+    ]
+
+
+def are_losses_alike(file: Path) -> Answer:
+    """The losses of the first eight steps differ by at most 1%, except those of pure bf16."""
+    curves = [run.loss[:FIRST_STEPS] for run in of_wide(file) if run.case.precision != "bf16"]
+    if len(curves) < 2 or any(len(curve) < FIRST_STEPS for curve in curves):
+        return Answer(None, f"{len(curves)} launches with losses")
+    largest = max(max(losses) / min(losses) - 1 for losses in zip(*curves, strict=True))
+    return Answer(largest <= LOSSES, f"{largest:.2%} between {len(curves)} launches")
+
+
+def is_memory_saved(file: Path) -> Answer:
+    """`full` needs less memory than `every-2` and `selective-op`, which need less than `none`."""
+    peaks: dict[str, float] = {}
+    for run in of_wide(file, precision="bf16-mixed", compile=False):
+        if run.case.framework.name == "fsdp2" and run.figures.peak_memory_bytes:
+            peaks[run.case.activation_checkpointing] = run.figures.peak_memory_bytes / 2**30
+    if peaks.keys() != {"full", "every-2", "selective-op", "none"}:
+        return Answer(None, f"only {', '.join(sorted(peaks))}")
+    between = sorted((peaks["every-2"], peaks["selective-op"]))
+    is_ordered = peaks["full"] < between[0] and between[1] < peaks["none"]
+    return Answer(is_ordered, ", ".join(f"{name} {peak:.1f} GiB" for name, peak in peaks.items()))
+
+
+def is_peak_as_dry(file: Path, dry: Path) -> Answer:
+    """The peak memory of each case is within 5% of its dry run's."""
+    predicted = {result.case_id: result.figures.peak_memory_bytes for result in results(dry)}
+    changes = {}
+    for result in results(file):
+        before = predicted.get(result.case_id)
+        peak = result.figures.peak_memory_bytes
+        if before and peak:
+            changes[result.case_id] = peak / before - 1
+    far = [f"{case_id}: {change:+.1%}" for case_id, change in changes.items() if abs(change) > PEAK]
+    return Answer(not far if changes else None, "; ".join(far) or f"{len(changes)} cases alike")
+
+
+def is_compiled_faster(file: Path) -> Answer:
+    """Compiled steps are 5 to 25% faster than eager steps."""
+    speeds = {
+        run.case.compile: run.figures.tokens_per_s
+        for run in of_wide(file, precision="bf16-mixed", activation_checkpointing="none", attention="sdpa")
+        if run.case.framework.name == "ddp"
+    }
+    eager = speeds.get(False)
+    compiled = speeds.get(True)
+    if not eager or not compiled:
+        return Answer(None, "one of them has no speed")
+    return _within("compiled", compiled / eager - 1, COMPILED)
+
+
+def is_fp32_below_peak(file: Path) -> Answer:
+    """In fp32, the MFU is below 100%."""
+    shares = [run.figures.mfu for run in of_wide(file, precision="fp32") if run.figures.mfu]
+    return Answer(max(shares) < 1 if shares else None, ", ".join(f"MFU {share:.0%}" for share in shares))
+
+
+def are_llamas_fast(file: Path) -> Answer:
+    """The cases of one GPU are recorded, with an MFU of 35 to 55%."""
+    recorded = is_recorded(file)
+    shares = [run.figures.mfu for run in runs(file) if run.figures.mfu]
+    if recorded.held is None or not shares:
+        return Answer(None, f"{recorded.observed}; no MFU")
+    is_usual = all(LLAMA_MFU[0] <= share <= LLAMA_MFU[1] for share in shares)
+    return Answer(
+        recorded.held and is_usual, f"{recorded.observed}; MFU {min(shares):.0%} to {max(shares):.0%}"
+    )
+
+
+def is_clock_true(file: Path) -> Answer:
+    """The clock agrees with the host and the profiler, memory agrees with torch, and attention is fast."""
+    text = file.read_text() if file.exists() else ""
+    values = {name: _value(text, name) for name in CLOCK}
+    kernels = re.search(rf"^{KERNELS}: (.*)$", text, re.MULTILINE)
+    missing = [name for name, value in values.items() if value is None]
+    if missing or kernels is None:
+        return Answer(None, f"no line with {', '.join(missing) or KERNELS}")
+    wrong = [
+        f"{name}: {value:.4g}"
+        for name, value in values.items()
+        if value is not None and not CLOCK[name][0] <= value <= CLOCK[name][1]
+    ]
+    if re.search("flash|cudnn|fmha", kernels[1].lower()) is None:
+        wrong.append(f"kernels: {kernels[1]}")
+    return Answer(not wrong, "; ".join(wrong) or f"{len(values) + 1} lines")
+
+
+def _value(text: str, name: str) -> float | None:
+    line = re.search(rf"^{re.escape(name)}: ([\d.]+)", text, re.MULTILINE)
+    return None if line is None else float(line[1])
+
+
+def _within(name: str, change: float, bounds: tuple[float, float]) -> Answer:
+    return Answer(bounds[0] <= change <= bounds[1], f"{name} {change:+.1%}")
 
 
 def are_caches_alike(cold: Path, warm: Path) -> Answer:
@@ -210,6 +331,13 @@ CHECKS: dict[str, Callable[..., Answer]] = {
     "locked": is_locked,
     "trends": has_trends,
     "free": is_free,
+    "losses": are_losses_alike,
+    "memory": is_memory_saved,
+    "peak-as-dry": is_peak_as_dry,
+    "compiled": is_compiled_faster,
+    "fp32": is_fp32_below_peak,
+    "clock": is_clock_true,
+    "llamas": are_llamas_fast,
 }
 
 

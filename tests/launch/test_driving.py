@@ -1,4 +1,6 @@
+import os
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,24 @@ def test_files_exist_before_nodes_wait_for_them(tmp_path: Path) -> None:
     assert RunDir(tmp_path).lease.read_text() == "0000000000 go \n"
     with pytest.raises(FileError, match=str(tmp_path / "lease")):
         driving.prepare(RunDir(tmp_path / "lease"))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_held", "is_kept"), [(1900, False, False), (1900, True, True), (60, False, True)]
+)
+def test_only_an_abandoned_lock_of_the_user_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, is_held: bool, is_kept: bool
+) -> None:
+    """A lock that a process holds, or that a build on another machine could hold, is kept."""
+    lock = tmp_path / "extensions/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        if not is_held:
+            held.close()
+        os.utime(lock, (time.time() - age_s,) * 2)
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+        driving.prepare(RunDir(tmp_path / "launch"))
+        assert lock.exists() == is_kept
 
 
 def test_a_killed_build_leaves_no_lock(tmp_path: Path) -> None:

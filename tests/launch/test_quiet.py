@@ -212,6 +212,11 @@ def test_sees_who_was_there_during_a_launch() -> None:
     assert world.neighbours.during_launch(GPU, 2) == "unknown users (NVML does not answer)"
 
 
-def test_does_not_wait_for_unreadable_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "gpu_users", lambda nvml, devices: 1 / 0)
-    assert quiet.see_gpus(2) == []
+def test_unreadable_gpus_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(nvml: Any, devices: int) -> list[str]:
+        raise TypeError("no such struct")
+
+    monkeypatch.setattr("perfsuite.launch.quiet.nvml_process.has_library", lambda: False)
+    monkeypatch.setattr(quiet, "gpu_users", fails)
+    with pytest.raises(MachineError, match="the users of the GPUs are unknown: TypeError: no such struct"):
+        quiet.see_gpus(2)

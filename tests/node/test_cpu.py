@@ -55,7 +55,9 @@ def test_this_machine_is_read_as_psutil_reads_it(monkeypatch: pytest.MonkeyPatch
 def bound(cores: set[int], *, allowed: set[int], ranks: int = 1) -> set[int]:
     """Return the cores of a process after another process has bound it. `allowed` are the other's cores."""
     mask: set[int] = set(allowed)
+    all_cores = max(cores | allowed) + 1
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "cpu_count", lambda: all_cores)
         patch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
         patch.setattr(os, "sched_setaffinity", lambda pid, near: mask.intersection_update(near))
         bind(1, frozenset(cores), ranks)

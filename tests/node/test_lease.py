@@ -117,3 +117,20 @@ def test_a_stalled_file_system_is_no_lost_driver(
     Lease(file, lambda: heard.append("end"), heard.append)._hold_text()
     assert heard == ["end"]
     assert passing.seconds > 120
+
+
+def test_a_driver_whose_writes_stall_is_not_lost(
+    file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing
+) -> None:
+    """The agent's reads return at once, with the same text for two minutes: stdin is still open."""
+    stalled_looks = int(120 / lease.LOOK_S)
+
+    def drive(looks: int) -> None:
+        if looks < 20 or looks > 20 + stalled_looks:
+            file.write_text(lease.text_of(looks, "end" if looks > 40 + stalled_looks else "go"))
+
+    monkeypatch.setenv(LEASE_S, str(lease.LOST_S))
+    passing.meanwhile = drive
+    heard: list[str] = []
+    Lease(file, lambda: heard.append("end"), heard.append)._hold_text()
+    assert heard == ["end"]

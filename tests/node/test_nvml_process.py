@@ -60,7 +60,8 @@ def test_unresponsive_child_is_an_error(
 def test_starts_no_process_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
     monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")
-    assert quiet.see_gpus(1) == []
+    with pytest.raises(MachineError, match="the users of the GPUs are unknown"):
+        quiet.see_gpus(1)
     assert machine.detect().device == "cpu"
 
 

@@ -109,6 +109,10 @@ def test_the_place_is_in_the_training_code() -> None:
     server = {"filename": "<string>", "line": 1, "name": "<module>"}
     assert place_of([of_torch, decorator, of_library, own, server]) == "train.py:4"
     assert place_of([of_torch, decorator, of_library, server]) == "trainer.py:2"
+    hook = {"filename": f"{flight_recorder.OF_HOOKS}counting/gradients.py", "line": 199, "name": "watched"}
+    loop = {"filename": f"{Path(flight_recorder.__file__).parents[1]}/frameworks/common/loop.py", "line": 5}
+    assert place_of([of_torch, hook, loop, server]) == "loop.py:5"
+    assert place_of([of_torch, hook]) is None
     assert place_of([of_torch]) is None
     assert place_of([]) is None
 

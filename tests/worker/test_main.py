@@ -99,6 +99,19 @@ def test_a_preflight_probes_and_trains_nothing(run_dir: RunDir, monkeypatch: pyt
     assert run_dir.progress.read_text() == "7 1"
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cuda", ["wait", "observe"]), ("cpu", ["observe"])])
+def test_groups_wait_longer_as_soon_as_they_exist(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: list[str]
+) -> None:
+    """A framework creates its groups while it builds, and the first step can compile for long."""
+    done: list[str] = []
+    rank = Mock(plan=LaunchPlan(process_group="lazy"))
+    rank.observe = lambda: done.append("observe")
+    monkeypatch.setattr(worker, "wait_as_long_as_the_driver", lambda case: done.append("wait"))
+    worker._after_build(rank, torch.device(device))
+    assert done == expected
+
+
 def test_all_groups_wait_as_long_as_the_driver() -> None:
     with alone():
         further = dist.new_group([0], timeout=timedelta(seconds=600))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +19,11 @@ from perfsuite.features.first_night.cases import SIMULATED, Size, usual_size
 from perfsuite.features.first_night.night import FOLDER, Night
 from perfsuite.features.first_night.record import FILE, FirstNight, hardware_text, resumed
 from perfsuite.features.first_night.running import Running, ends_with_results, run_steps
+from perfsuite.features.first_night.sessions import CASE_MIN, number_of_cases
 from perfsuite.features.first_night.steps import NAMES, STEPS, Step
 from perfsuite.node.machine import detect
 from perfsuite.report.console import console, plain_table, print_json, print_rows, say
+from perfsuite.report.text import plural
 
 BUDGET = "2h"
 WIDTH = 30  # width of the column with the names of checks
@@ -83,11 +86,6 @@ def first_night(
     )
     record = resumed(out, new)
     steps = _selected(record, step)
-    if plan:
-        _show_plan(record, steps, shared.cases, as_json=shared.as_json)
-        return
-    if record.size == "simulated":
-        say(f"perfsuite first-night: {SIMULATED}")
     night = Night(
         machine=machine,
         size=record.size,
@@ -97,11 +95,16 @@ def first_night(
         wait_quiet_s=wait_quiet_s,
         say=lambda text: say(f"perfsuite first-night: {text}"),
     )
-    shown: list[tuple[str, Row]] = []
+    if plan:
+        _show_plan(night, record, steps, seconds, as_json=shared.as_json)
+        return
+    if record.size == "simulated":
+        say(f"perfsuite first-night: {SIMULATED}")
+    shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
     rows = page.all_rows(record)
     # A repeated step that did not run keeps its earlier result, so the reason is not in the record.
-    rows += [row for row in shown if row not in rows]
+    rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if shared.as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])
     else:
@@ -133,11 +136,11 @@ def _run(
     record: FirstNight,
     steps: Sequence[Step],
     seconds: float,
-    shown: list[tuple[str, Row]],
+    shown: dict[tuple[str, str], Row],
     *,
     as_json: bool,
 ) -> FirstNight:
-    """Run steps, and add each of their rows to `shown`."""
+    """Run steps, and add each of their rows to `shown`, by step and check."""
     begun = set[str]()
 
     def save(current: FirstNight) -> None:
@@ -145,7 +148,7 @@ def _run(
         documents.write_text(night.out / page.FILE, page.render(current))
 
     def show_row(step: Step, row: Row) -> None:
-        shown.append((step.name, row))
+        shown[step.name, row.check] = row
         if as_json:
             return
         if step.name not in begun:
@@ -159,40 +162,62 @@ def _run(
         return run_steps(night, record, steps, how)
 
 
-def _show_plan(record: FirstNight, steps: Sequence[Step], cases: Path, *, as_json: bool) -> None:
+def _show_plan(
+    night: Night, record: FirstNight, steps: Sequence[Step], seconds: float, *, as_json: bool
+) -> None:
     """Print the steps with their estimated minutes. Steps that are complete are not repeated."""
     grid = plain_table(("step", "minutes", "at most", "state", "question"))
     rows = []
     total = 0.0
     done = {result.step for result in record.results if result.is_complete}
+    cases = 0
+    if any(step.name == "cases" for step in steps):
+        cases = number_of_cases(replace(night, is_continued="cases" not in done))
     for step in STEPS:
         expected, most = step.minutes[record.size]
+        if step.name == "cases":
+            expected *= cases
         state = "to run" if step in steps else "complete" if step.name in done else "not chosen"
         total += expected if step in steps else 0.0
-        grid.add_row(step.name, f"~{expected:g}", f"{most:g}", state, step.question)
+        limit = "" if most == float("inf") else f"{most:g}"
+        grid.add_row(step.name, f"~{expected:g}", limit or "the budget", state, step.question)
         rows.append(
             {
                 "step": step.name,
                 "expected_min": expected,
-                "most_min": most,
+                "most_min": most if limit else None,
                 "state": state,
                 "question": step.question,
             }
         )
     print_rows(rows, grid, as_json=as_json)
-    if not as_json:
-        console().print(_plan_total(record, [step.name for step in steps], total, cases))
-        if record.size == "simulated":
-            console().print(SIMULATED)
+    if as_json:
+        return
+    console().print(_plan_total(record, [step.name for step in steps], total))
+    if cases:
+        console().print(_plan_of_cases(night, cases, total, seconds / 60))
+    if record.size == "simulated":
+        console().print(SIMULATED)
 
 
-def _plan_total(record: FirstNight, chosen: Sequence[str], minutes: float, cases: Path) -> str:
-    """Return the sentences below the plan: the whole time, and what the estimate depends on."""
+def _plan_total(record: FirstNight, chosen: Sequence[str], minutes: float) -> str:
+    """Return the sentence below the plan: the whole time, and what the estimate depends on."""
     if not chosen:
         return "nothing to run: every step is complete"
     time_text = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
     estimate = " (an estimate for eight GPUs)" if record.size == "full" else ""
-    text = f"{time_text}{estimate} on {hardware_text(record.machine)} with {record.size} training"
-    if record.size == "simulated" and "cases" in chosen:
-        text += f". The step cases launches your cases in {cases} for real: they can take longer than this"
+    return f"{time_text}{estimate} on {hardware_text(record.machine)} with {record.size} training"
+
+
+def _plan_of_cases(night: Night, cases: int, total_min: float, budget_min: float) -> str:
+    """Return the sentences on the user's cases: their number, their time, and how many of them fit."""
+    case_min = CASE_MIN[night.size]
+    others_min = total_min - cases * case_min
+    fitting = min(cases, max(0, int((budget_min - others_min) / case_min)))
+    text = (
+        f"the step cases launches {plural(cases, 'case')} in {night.cases} for real, whatever the size: "
+        f"about {case_min:g} min for each. Some can take longer"
+    )
+    if fitting < cases:
+        text += f". About {fitting} of them fit into --budget; the same command continues with the others"
     return text

@@ -1,6 +1,7 @@
 """Inject faults into one case. Check that each is reported, and that all memory is free afterwards."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -11,10 +12,11 @@ from perfsuite.doctor.injected import EXPECTED, SIMULATED_HANG_S, not_reached
 from perfsuite.doctor.rows import Row, checked, failed, unknown
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night.cases import Size, spread_case
-from perfsuite.features.first_night.night import Night, not_run, why_not
+from perfsuite.features.first_night.night import LOST_ADVICE, Night, changed, not_run, why_not
 from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.quiet import see_gpus
 from perfsuite.node.processes import wait_until
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 
@@ -44,9 +46,14 @@ def fault_rows(night: Night) -> Iterator[Row]:
             limited = case.replace(timeout_s=SIMULATED_HANG_S) if is_simulated_hang else case
             launching = replace(night.launching(), inject=fault)
             run = night.launch(limited, night.machine, launch.path, launching)
-            yield _fault_row(f"inject {fault}", run, _kind_of(fault), is_reached=launch.injected.exists())
+            # Simulated ranks do not wait for each other, so nobody can tell which one hangs.
+            rank = None if is_simulated_hang else case.topology.world_size - 1
+            yield _fault_row(
+                f"inject {fault}", run, _kind_of(fault), rank, is_reached=launch.injected.exists()
+            )
             if fault == "hang" and night.size != "simulated":  # simulated ranks do not wait for each other
                 yield stacks_row(launch, case.topology.world_size)
+                yield collective_row(run)
             yield from _memory_rows(f"memory after {fault}", night)
         if night.size == "simulated":
             yield not_run(STOPPED, "simulated training ends too soon")
@@ -59,16 +66,35 @@ def _kind_of(fault: str) -> str:
     return next(str(expected.failure) for expected in EXPECTED if expected.inject == fault)
 
 
-def _fault_row(check: str, run: Run, expected: str, *, is_reached: bool) -> Row:
-    """Check that a launch failed as expected. A launch that ended before the fault shows nothing."""
+def _fault_row(check: str, run: Run, kind: str, rank: int | None, *, is_reached: bool) -> Row:
+    """Check that a launch failed as expected, and that the report names the rank that is to blame.
+
+    A launch that ended before the fault shows nothing.
+    """
     observed = "no failure was noticed"
     if run.failure is not None:
         observed = f"{run.failure.kind}: {run.failure.message}"
     if not is_reached:
         return not_reached(check, observed)
+    expected = kind if rank is None else f"{kind} of rank {rank}"
     if run.failure is None:
         return failed(check, observed, f"expected {expected}")
-    return checked(check, observed, ok=run.failure.kind == expected, advice=f"expected {expected}")
+    is_named = rank is None or _names(run.failure, rank)
+    return checked(check, observed, ok=run.failure.kind == kind and is_named, advice=f"expected {expected}")
+
+
+def _names(failure: Failure, rank: int) -> bool:
+    """Return whether a failure is that of a rank, or its message names the rank."""
+    return failure.rank == rank or re.search(rf"\brank {rank}\b", failure.message) is not None
+
+
+def collective_row(run: Run) -> Row:
+    """Check that the report of a hang names the collective that a rank has not called."""
+    said = "" if run.failure is None else run.failure.message
+    named = re.search(r"has not called [^;]*?(?=, in which|$)", said)
+    observed = "the report names none" if named is None else named[0]
+    advice = "a hang is hard to explain without it: does torch's flight recorder work here?"
+    return checked("collective of the hang", observed, ok=named is not None, advice=advice)
 
 
 def stacks_row(launch: RunDir, ranks: int) -> Row:
@@ -91,8 +117,12 @@ def _memory_rows(check: str, night: Night) -> Iterator[Row]:
 
     try:
         is_clean = wait_until(is_free, FREE_S)
+        loss = changed(night.machine)
     except MachineError as error:
         yield unknown(check, str(error))
+        return
+    if loss is not None:
+        yield failed(check, loss, LOST_ADVICE)
         return
     observed = "; ".join(users) or f"free within {FREE_S:.0f} s"
     yield checked(check, observed, ok=is_clean, advice="these processes would disturb the next launch")
@@ -117,5 +147,5 @@ def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
         why = run.failure.message if run.failure else "the launch ended first"
         yield not_run(STOPPED, f"no rank could be stopped: {why}")
         return
-    yield _fault_row(STOPPED, run, "timeout", is_reached=True)
+    yield _fault_row(STOPPED, run, "timeout", last, is_reached=True)
     yield from _memory_rows("memory after the stop", night)

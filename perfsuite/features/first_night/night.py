@@ -15,6 +15,7 @@ from perfsuite.features.first_night.cases import Size
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, launch_once, measure
+from perfsuite.node.machine import detect
 from perfsuite.node.processes import captured
 from perfsuite.report.progress import silent
 from perfsuite.results.counts import numbers
@@ -27,6 +28,8 @@ MARKER = ".perfsuite-step"
 """Empty file in the folder of a step. A folder without it belongs to the user, and is never emptied."""
 NAMED = 3  # maximum number of names in a message about files that could not be removed
 NOT_RUN = "not run: "  # prefix in the row of a check that did not run
+NOT_REACHED = f"{NOT_RUN}not reached: "  # the same for what the step must still do, so it is not complete
+LOST_ADVICE = "look at nvidia-smi and dmesg: has a GPU fallen off the bus?"
 ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
 
 
@@ -42,6 +45,7 @@ class Night:
     wait_quiet_s: float = 0
     say: Callable[[str], None] = field(default=silent)
     left_s: Callable[[], float] = lambda: float("inf")  # seconds until the step must end
+    is_continued: bool = False  # whether an earlier attempt of the step, if there was one, is not complete
     measure: Callable[..., tuple[list[Run], Verdict]] = measure
     launch: Callable[..., Run] = launch_once
 
@@ -63,6 +67,15 @@ class Night:
         except OSError as error:
             raise FileError(f"{directory} cannot be created: {error.strerror}") from error
         return directory
+
+    def continued_directory(self, step: str) -> Path:
+        """Return the directory of a step. An earlier attempt that is not complete keeps its files.
+
+        Raises `FileError` as `new_directory` does.
+        """
+        directory = self.directory(step)
+        is_kept = self.is_continued and (directory / MARKER).is_file()
+        return directory if is_kept else self.new_directory(step)
 
     def launching(self) -> Launching:
         """Return how to launch: wait for other users of GPUs, but launch at once on a CPU."""
@@ -115,6 +128,11 @@ def not_run(check: str, reason: str, advice: str | None = None) -> Row:
     return unknown(check, f"{NOT_RUN}{reason}", advice)
 
 
+def not_reached(check: str, reason: str, advice: str | None = None) -> Row:
+    """Return the row of what a step did not reach. The step is then not complete, and is continued."""
+    return unknown(check, f"{NOT_REACHED}{reason}", advice)
+
+
 def answer_of(command: Sequence[str], file: Path) -> str | None:
     """Run a program, keep its output in a file, and return the output. None if it failed or did not end.
 
@@ -149,6 +167,19 @@ def why_not(case: Case, night: Night) -> str | None:
         return unsupported(case, night.machine) or wrong_torch(case, night.machine)
     except CaseError as error:
         return str(error)
+
+
+def changed(machine: Machine) -> str | None:
+    """Return how this machine's GPUs differ from those of `machine`; None if they do not.
+
+    Raises `MachineError` if NVML cannot read a GPU.
+    """
+    now = detect()
+    if (now.devices, now.hardware_class) == (machine.devices, machine.hardware_class):
+        return None
+    before = f"{machine.devices} x {machine.hardware_class}"
+    seen = f"{now.devices} x {now.hardware_class}" if now.device == "cuda" else "no GPU"
+    return f"the machine has changed: it had {before}, and now has {seen}"
 
 
 def numa_nodes(root: Path = Path("/")) -> list[frozenset[int]]:

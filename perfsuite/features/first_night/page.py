@@ -7,7 +7,7 @@ from perfsuite.doctor.rows import Row
 from perfsuite.features.first_night.cases import SIMULATED
 from perfsuite.features.first_night.night import NOT_RUN
 from perfsuite.features.first_night.record import FirstNight
-from perfsuite.features.first_night.sessions import marker_of
+from perfsuite.features.first_night.sessions import REACHED, marker_of
 from perfsuite.features.first_night.steps import STEPS
 from perfsuite.features.first_night.topology import NCCL_TESTS, TOPOLOGY
 from perfsuite.report import markdown
@@ -101,7 +101,7 @@ def _why_not_compared(record: FirstNight) -> str:
 def _of_cases(record: FirstNight) -> list[tuple[str, Row]]:
     result = record.of("cases")
     rows = () if result is None else result.rows
-    return [("cases", row) for row in rows if not is_not_run(row)]
+    return [("cases", row) for row in rows if not is_not_run(row) and row.check != REACHED]
 
 
 def _section(title: str, rows: Sequence[tuple[str, Row]], nothing: str) -> list[str]:

@@ -13,12 +13,11 @@ from types import FrameType
 from perfsuite import documents
 from perfsuite.doctor.rows import Row, failed
 from perfsuite.errors import MachineError, PerfsuiteError, error_text
-from perfsuite.features.first_night.night import FOLDER, Night, not_run
+from perfsuite.features.first_night.night import FOLDER, LOST_ADVICE, NOT_REACHED, Night, changed, not_run
 from perfsuite.features.first_night.page import is_not_run
 from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.node.machine import detect
 from perfsuite.report.progress import silent
 
 BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
@@ -46,7 +45,7 @@ class Running:
 
 
 def run_steps(night: Night, record: FirstNight, steps: Sequence[Step], how: Running) -> FirstNight:
-    """Run steps, and save the record after each of them. An interrupt also saves the rows of its step."""
+    """Run steps, and save the record after each row, so that a kill at any moment loses none of them."""
     for step in steps:
         record = _run(night, record, step, how)
     return record
@@ -57,10 +56,6 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
     began = how.clock()
     is_complete = False
 
-    def add(row: Row) -> None:
-        rows.append(row)
-        how.show(step, row)
-
     def saved() -> FirstNight:
         seconds = how.clock() - began
         result = StepResult(step=step.name, seconds=seconds, is_complete=is_complete, rows=tuple(rows))
@@ -68,17 +63,30 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
         how.save(with_this)
         return with_this
 
+    def add(row: Row) -> None:
+        if step.replaces_rows:
+            rows[:] = [earlier for earlier in rows if earlier.check != row.check]
+        rows.append(row)
+        how.show(step, row)
+        saved()
+
     refusal = _refusal(night, record, step, how)
+    if refusal is not None and _has_result(record, step):
+        how.show(step, refusal)
+        return record
     if refusal is not None:
         add(refusal)
-        return record if _has_result(record, step) else saved()
+        return saved()
     limit_s = min(60 * step.minutes[night.size][1], how.until - how.clock())
     end = how.clock() + limit_s
+    earlier = record.of(step.name)
+    is_continued = earlier is None or not earlier.is_complete
+    step_night = replace(night, left_s=lambda: end - how.clock(), is_continued=is_continued)
     try:
         with time_limit(limit_s):
-            for row in step.run(replace(night, left_s=lambda: end - how.clock())):
+            for row in step.run(step_night):
                 add(row)
-        is_complete = not _broken(rows)
+        is_complete = not (_broken(rows) or any(row.found.startswith(NOT_REACHED) for row in rows))
     except TimeUp:
         add(not_run("the rest", f"the step was stopped after its limit of {limit_s / 60:.0f} min"))
     except PerfsuiteError as error:
@@ -89,7 +97,6 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
         add(failed(step.name, error_text(error), f"its traceback is in {file}"))
     except BaseException:  # Ctrl-C, or the end of the job
         add(not_run("the rest", "the step was interrupted", "the same command continues with it"))
-        saved()
         raise
     return saved()
 
@@ -135,12 +142,9 @@ def machine_problem(night: Night, step: Step) -> Row | None:
 
 def _gpu_problem(night: Night, step: Step) -> Row | None:
     machine = night.machine
-    now = detect()
-    before = f"{machine.devices} x {machine.hardware_class}"
-    if (now.devices, now.hardware_class) != (machine.devices, machine.hardware_class):
-        seen = f"{now.devices} x {now.hardware_class}" if now.device == "cuda" else "no GPU"
-        reason = f"the machine has changed: it had {before}, and now has {seen}"
-        return not_run(step.name, reason, "look at nvidia-smi and dmesg: has a GPU fallen off the bus?")
+    reason = changed(machine)
+    if reason is not None:
+        return not_run(step.name, reason, LOST_ADVICE)
     if not step.needs_quiet:
         return None
     neighbours = Neighbours(night.say, silent, night.wait_quiet_s)

@@ -1,26 +1,46 @@
-"""Measure the user's cases twice, to find those that are steady enough for a baseline."""
+"""Measure the user's cases twice, to find those that are steady enough for a baseline.
+
+A night can be too short for all cases, and can be cut at any moment. So a few cases are measured twice before
+the next ones begin, each result is shown as soon as pytest has written it, and the next night continues with
+the other cases. All results are in the sessions of one store, in the directory of this step.
+"""
 
 import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from perfsuite import documents
+from perfsuite.case.case import CollectedTest
 from perfsuite.case.hardware import Machine
-from perfsuite.doctor.rows import Row, failed, passed, unknown
-from perfsuite.errors import FileError
-from perfsuite.features.first_night.night import Night, not_run
-from perfsuite.report.summary import change, reason
-from perfsuite.results.metric import TOKENS_PER_S
-from perfsuite.results.outcome import Check
+from perfsuite.doctor.rows import Row, failed, passed
+from perfsuite.dry.cases import collect
+from perfsuite.errors import CaseError
+from perfsuite.features.first_night.cases import Size
+from perfsuite.features.first_night.fit import case_row
+from perfsuite.features.first_night.night import Night, not_reached, not_run, why_not
+from perfsuite.report.text import plural
 from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import Store
 from perfsuite.session.jobs import refused
 
 RECORDED_LAUNCHES = 3
-END_S = 20.0  # seconds in which an interrupted pytest must write its results
-MOST_CASES = 200  # maximum number of rows on the page
+MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
+CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
+"""Estimated minutes of a case, measured twice. They are used until a case has been measured."""
+END_S = 20.0  # seconds in which an interrupted pytest must end its launches
+LOOK_S = 1.0  # seconds between two looks at the results of a running session
+MOST_REFUSED = 200  # maximum number of listed cases that this machine cannot run
+REACHED = "cases reached"  # name of the row with the number of cases that are done
+
+Results = dict[str, tuple[Measurement, ...]]
+"""The results of each case, by its id: the newest that recorded a baseline, and the newest after it."""
 
 
 def case_rows(night: Night) -> Iterator[Row]:
@@ -30,21 +50,21 @@ def case_rows(night: Night) -> Iterator[Row]:
         advice = f"write cases with: perfsuite init --hardware {marker_of(night.machine)}"
         yield not_run(check, f"there is no directory {night.cases}", advice)
         return
-    directory = night.new_directory("cases")
-    words = session_words(night, directory)
-    problem = refused(*words)
+    directory = night.continued_directory("cases")
+    results = results_in(store_in(directory))
+    yield from (case_row(*of_case) for of_case in results.values())
+    problem = refused(*session_words(night, directory))
     if problem is not None:
-        yield not_run(check, problem)
+        yield not_reached(check, problem) if results else not_run(check, problem)
         return
-    first = measured(night, words, directory / "first")
-    if first is None:
-        yield failed(check, "the first session wrote no results", f"see {directory / 'first.log'}")
-        return
-    second = measured(night, words, directory / "second")
-    if not (first.results or first.skipped):
-        yield unknown(check, "the first session measured no case", f"see {directory / 'first.log'}")
-        return
-    yield from compared(first, second)
+    reasons = {test.case.id: (test, why_not(test.case, night)) for test in selected(night)}
+    refusals = [not_run(case_id, why) for case_id, (_, why) in reasons.items() if why is not None]
+    yield from refusals[:MOST_REFUSED]
+    if len(refusals) > MOST_REFUSED:
+        yield not_run("more cases", f"{len(refusals) - MOST_REFUSED} more cannot run on this machine")
+    tests = [test for test, why in reasons.values() if why is None]
+    refused_tests = [test for test, why in reasons.values() if why is not None]
+    yield from _in_turns(night, directory, Turns(tests=tests, refused=refused_tests, results=results))
 
 
 def marker_of(machine: Machine) -> str:
@@ -54,95 +74,184 @@ def marker_of(machine: Machine) -> str:
     return "gpu" if machine.product is None else machine.product.family
 
 
+def selected(night: Night) -> list[CollectedTest]:
+    """Return the tests of the cases for this hardware. Raises `CaseError` if pytest cannot collect them."""
+    words = ("-m", marker_of(night.machine), "-p", "no:cacheprovider")
+    with tempfile.TemporaryDirectory() as temporary:
+        collected = collect([str(night.cases)], *words, file=Path(temporary) / "cases.json")
+    return [test for test in collected.tests if test.left_out != "deselected"]
+
+
+def number_of_cases(night: Night) -> int:
+    """Return the number of cases that the next attempt must measure; 0 if pytest cannot collect them."""
+    if not night.cases.is_dir():
+        return 0
+    try:
+        tests = [test for test in selected(night) if why_not(test.case, night) is None]
+    except CaseError as error:
+        night.say(str(error))
+        return 0
+    results = results_in(store_in(night.directory("cases"))) if night.is_continued else {}
+    return len(Turns(tests=tests, results=results).left)
+
+
+@dataclass(kw_only=True)
+class Turns:
+    """The cases of this step, their results so far, and the sessions of this night."""
+
+    tests: Sequence[CollectedTest]
+    refused: Sequence[CollectedTest] = ()  # tests of cases that this machine cannot run
+    results: Results = field(default_factory=dict)
+    sessions: Counter[str] = field(default_factory=Counter)  # number of sessions of each case, by its id
+    skipped: set[str] = field(default_factory=set)  # ids of the cases that their own tests skipped
+
+    def is_done(self, test: CollectedTest) -> bool:
+        """Return whether a case needs no other session: it has no baseline, or was measured again."""
+        of_case = self.results.get(test.case.id, ())
+        return test.case.id in self.skipped or len(of_case) == 2 or (bool(of_case) and not _is_half(of_case))
+
+    @property
+    def left(self) -> list[CollectedTest]:
+        """The tests whose cases are not done."""
+        return [test for test in self.tests if not self.is_done(test)]
+
+    def case_s(self, size: Size) -> float:
+        """Return the expected seconds of a case, measured twice."""
+        measured = [of_case for results in self.results.values() for of_case in results]
+        seconds = [sum(run.duration_s for run in measurement.runs) for measurement in measured]
+        return 2 * median(seconds) if seconds else 60 * CASE_MIN[size]
+
+    def following(self, night: Night) -> list[CollectedTest]:
+        """Return the tests of the next session: the recorded cases, or as many new cases as fit.
+
+        Empty if no case is left, or if too little time is left for a session. A case that two sessions did
+        not bring to its end is left for another night.
+        """
+        case_s = self.case_s(night.size)
+        left = [test for test in self.left if self.sessions[test.case.id] < 2]
+        if night.left_s() < case_s / 2:
+            return []
+        recorded = [test for test in left if test.case.id in self.results]
+        fitting = max(1, int(min(night.left_s() / case_s, MOST_TOGETHER)))
+        return recorded or left[:fitting]
+
+    def row(self, night: Night) -> Row:
+        """Return the row with the number of cases that are done. It is never a success if cases are left."""
+        left = len(self.left)
+        done = f"{len(self.tests) - left} of {plural(len(self.tests), 'case')} done"
+        if not left:
+            return passed(REACHED, done)
+        minutes = left * self.case_s(night.size) / 60
+        advice = "the same command continues with them"
+        return not_reached(REACHED, f"{done}. The others take about {minutes:.0f} min", advice)
+
+
+def _is_half(of_case: Sequence[Measurement]) -> bool:
+    """Return whether a case has a baseline, but was not measured again."""
+    return len(of_case) == 1 and of_case[0].excused is None and of_case[0].verdict.is_recorded
+
+
+def _in_turns(night: Night, directory: Path, turns: Turns) -> Iterator[Row]:
+    """Run sessions until all cases are done or the time is over, and yield the row of each result."""
+    yield turns.row(night)
+    while batch := turns.following(night):
+        case_ids = [test.case.id for test in batch]
+        turns.sessions.update(case_ids)
+        others = [test.nodeid for test in (*turns.tests, *turns.refused) if test not in batch]
+        words = [*session_words(night, directory), *(f"--deselect={nodeid}" for nodeid in others)]
+        log = directory / f"session-{len([*directory.glob('session-*.log')]) + 1}.log"
+        night.say(f"pytest measures {plural(len(batch), 'case')} in {night.cases}: see {log}")
+        before = turns.results
+        for session in measured(words, log, store_in(directory)):
+            now = with_session(before, session)
+            changed = [case_id for case_id in now if now[case_id] != turns.results.get(case_id)]
+            turns.results = now
+            yield from (case_row(*now[case_id]) for case_id in changed)
+            skipped = {skip.case_id: skip.reason for skip in session.skipped if not skip.not_reached}
+            yield from (not_run(*skip) for skip in skipped.items() if skip[0] not in turns.skipped)
+            turns.skipped.update(skipped)
+        for case_id in case_ids:
+            if case_id not in turns.results and case_id not in turns.skipped:
+                yield failed(case_id, "pytest ended without a result of this case", f"see {log}")
+        yield turns.row(night)
+
+
+def store_in(directory: Path) -> Store:
+    """Return the store of this step: its sessions and the baselines that they recorded."""
+    return Store(directory / "store")
+
+
+def results_in(store: Store) -> Results:
+    """Return the results of all sessions in a store. A file that cannot be read counts as no session."""
+    results: Results = {}
+    for file in store.results():
+        session = documents.read_or_none(file, SessionFile)
+        if session is not None:
+            results = with_session(results, session)
+    return results
+
+
+def with_session(earlier: Results, session: SessionFile) -> Results:
+    """Return results with those of a later session."""
+    results = {**earlier}
+    for result in session.results:
+        first = results.get(result.case_id, ())[:1]
+        is_second = bool(first) and first[0].verdict.is_recorded and not result.verdict.is_recorded
+        results[result.case_id] = (*first, result) if is_second else (result,)
+    return results
+
+
 def session_words(night: Night, directory: Path) -> list[str]:
-    """Return pytest's arguments. Reviewed baselines are left out, so that both sessions are alike."""
-    words = [
+    """Return pytest's arguments. Reviewed baselines are left out, so that all sessions are alike."""
+    return [
         str(night.cases),
         "-m",
         marker_of(night.machine),
         "-q",
         "-p",
         "no:cacheprovider",
-        f"--perf-store={directory / 'store'}",
+        f"--perf-store={store_in(directory).path}",
         f"--perf-baselines={directory / 'none'}",
         "--perf-missing-baseline=record",
         f"--perf-record-launches={RECORDED_LAUNCHES}",
         f"--perf-wait-quiet={night.wait_quiet_s:.0f}",
     ]
-    left_s = night.left_s()
-    # Each of the two sessions gets half of the time.
-    return words if left_s == float("inf") else [*words, f"--perf-budget={max(left_s / 2 - END_S, 1):.0f}s"]
 
 
-def measured(night: Night, words: Sequence[str], out: Path) -> SessionFile | None:
-    """Run pytest, and return its results; None if it wrote none. Its output is kept next to `out`."""
-    night.say(f"pytest {' '.join(words)}")
-    results = out / "results.json"
-    with out.with_suffix(".log").open("w") as log:
-        command = [sys.executable, "-m", "pytest", *words, f"--perf-report={out}"]
-        session = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            session.wait()
-        except BaseException:
-            # As after Ctrl-C, pytest then ends its launches and writes the results so far.
-            session.send_signal(signal.SIGINT)
+def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionFile]:
+    """Run pytest, and yield its results when they change. Its output is kept in `log`."""
+    results = log.with_suffix(".json")  # written when pytest ends, even if it measured nothing
+    earlier = {*store.results()}
+    read: dict[Path, int] = {}  # the time of the version of each file that was read
+    is_running = True
+    with _pytest([*words, f"--perf-json={results}"], log) as session:
+        while is_running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                session.wait(END_S)
-            session.kill()
-            raise
-    try:
-        return documents.read(results, SessionFile)
-    except FileError:
-        return None
+                session.wait(LOOK_S)
+                is_running = False
+            for file in (*store.results(), results):
+                if file in earlier or not file.exists() or file.stat().st_mtime_ns == read.get(file):
+                    continue
+                read[file] = file.stat().st_mtime_ns
+                content = documents.read_or_none(file, SessionFile)
+                if content is not None:
+                    yield content
 
 
-def compared(first: SessionFile, second: SessionFile | None) -> Iterator[Row]:
-    """Return a row for each case. A case is fit for a baseline if it is recorded first and then passes."""
-    again = {} if second is None else {result.case_id: result for result in second.results}
-    for result in first.results[:MOST_CASES]:
-        yield _case_row(result, again.get(result.case_id))
-    if len(first.results) > MOST_CASES:
-        yield unknown("more cases", f"{len(first.results) - MOST_CASES} more are not listed")
-    for skip in first.skipped[:MOST_CASES]:
-        yield not_run(skip.case_id, skip.reason)
-
-
-def _case_row(first: Measurement, second: Measurement | None) -> Row:
-    check = first.case_id
-    if first.excused is not None:
-        return unknown(check, f"no baseline: {first.excused}: {reason(first)}".rstrip(": "))
-    if first.outcome == "failed":
-        return failed(check, reason(first) or "failed", "fix it, or expect it with known_issue")
-    if not first.verdict.is_recorded:
-        return unknown(check, f"no baseline: {first.outcome}: {reason(first) or ''}".rstrip(": "))
-    if second is None:
-        return unknown(check, "recorded, but not measured again")
-    if second.excused is not None:
-        return unknown(check, f"recorded, then {second.excused}: {reason(second)}".rstrip(": "))
-    if second.verdict.moved_by_machine:
-        return _moved_row(check, second.verdict.moved_by_machine)
-    if second.outcome == "passed":
-        speed = second.verdict.check(TOKENS_PER_S.name)
-        least = None if speed is None else speed.minimum_detectable
-        detects = "" if least is None else f"changes of {least:.1%} or more in tokens/s can be detected"
-        if speed is not None and speed.blind:
-            advice = "use longer steps or lock the clocks: changes of the allowed size would be missed"
-            shown = f"passed, but only {detects}, and the allowed change is {speed.allowed:.1%}"
-            return unknown(check, shown, advice)
-        return passed(check, f"fit for a baseline: recorded, then passed; {detects}".rstrip("; "))
-    outcome = f"{second.outcome} without a change: {reason(second) or ''}".rstrip(": ")
-    if second.outcome in ("regressed", "failed"):
-        return failed(check, outcome, "find out why before accepting a baseline")
-    return unknown(check, outcome)
-
-
-def _moved_row(check: str, moved: Sequence[Check]) -> Row:
-    """Return the row of a case whose speed changed although the code did not.
-
-    The cause is the machine, which could also hide a change of the code. Only a slower case fails.
-    """
-    changes = ", ".join(map(change, moved))
-    observed = f"two sessions of the same code differ: {changes}"
-    advice = "find out why before accepting a baseline: the machine was not as steady as one session shows"
-    is_slower = any(metric.outcome == "inconclusive" for metric in moved)
-    return failed(check, observed, advice) if is_slower else unknown(check, observed, advice)
+@contextlib.contextmanager
+def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start pytest. If the block ends first, interrupt it as Ctrl-C does, so that it ends its launches."""
+    command = [sys.executable, "-m", "pytest", *words]
+    with log.open("w") as output:
+        # In a process group of its own, it gets Ctrl-C from here only, and not twice.
+        session = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+        )
+        try:
+            yield session
+        finally:
+            if session.poll() is None:
+                session.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    session.wait(END_S)
+                session.kill()

@@ -13,7 +13,7 @@ from perfsuite.features.first_night.environments import container_rows, core_row
 from perfsuite.features.first_night.faults import fault_rows
 from perfsuite.features.first_night.frameworks import framework_rows
 from perfsuite.features.first_night.night import Night, not_run, why_not
-from perfsuite.features.first_night.sessions import case_rows
+from perfsuite.features.first_night.sessions import CASE_MIN, case_rows
 from perfsuite.features.first_night.spread import spread_rows
 from perfsuite.features.first_night.topology import nccl_rows, topology_rows
 from perfsuite.launch.lock import machine_lock
@@ -28,10 +28,12 @@ class Step:
 
     name: str
     question: str
-    # By size: the estimated minutes on eight GPUs, and the minutes after which the step is stopped.
+    # By size: the estimated minutes on eight GPUs, and the minutes after which the step is stopped. `inf`: it
+    # is stopped when the time of the whole night is over.
     minutes: Mapping[Size, tuple[float, float]]
     run: Callable[[Night], Iterator[Row]]
     needs_quiet: bool = True  # whether it measures, so that nobody else may use the GPUs
+    replaces_rows: bool = False  # whether a row replaces an earlier row of the same check
 
 
 def machine_rows(night: Night) -> Iterator[Row]:
@@ -117,9 +119,10 @@ STEPS = (
     Step(
         name="cases",
         question="Which of your cases are steady enough for a baseline?",
-        # The user's cases train for real, whatever the size of the other steps.
-        minutes={"full": (40, 60), "tiny": (10, 30), "simulated": (10, 30)},
+        # The user's cases train for real, whatever the size of the other steps. `--plan` counts them.
+        minutes={size: (minutes, float("inf")) for size, minutes in CASE_MIN.items()},
         run=case_rows,
+        replaces_rows=True,
     ),
 )
 NAMES = tuple(step.name for step in STEPS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from perfsuite.results.rank_report import REPLAYED
 from perfsuite.worker.hooks.named import wrap_method
 
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # names of DeepEP's classes
@@ -37,7 +38,7 @@ stalls: Counter[str] = Counter()  # number of calls of `STALLING` functions sinc
 
 def watch() -> None:
     """Notice replays of CUDA graphs, and stalls. Call this before a script imports one of the functions."""
-    _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, and its operators are not seen")
+    _notice(torch.cuda.CUDAGraph, "replay", REPLAYED)
     for function in STALLING:
         owner, _, name = function.rpartition(".")
         with contextlib.suppress(AttributeError, ImportError):  # an older torch has fewer functions

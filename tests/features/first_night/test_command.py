@@ -14,6 +14,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.features.first_night import command
+from perfsuite.features.first_night.night import Night
 from perfsuite.features.first_night.record import FILE, FirstNight
 from perfsuite.features.first_night.steps import NAMES, STEPS, Step
 from tests.cli import commands
@@ -48,7 +49,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> list[str]:
             begun.append(name)
             yield from step.run(night)
 
-        return make_step(name, run=run)
+        return make_step(name, run=run, replaces_rows=step.replaces_rows)
 
     monkeypatch.setattr(command, "STEPS", [made(name) for name in NAMES])
     return begun
@@ -102,7 +103,7 @@ def test_a_refused_repetition_is_no_success(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said = run("--plan").stdout
-    assert "about 42 min on cpu-test-2c with tiny training" in said
+    assert "about 32 min on cpu-test-2c with tiny training" in said
     assert not OUT.exists()
     planned = rows(run("--plan", "--json", "spread").stdout)
     assert [row["step"] for row in planned] == [*NAMES]
@@ -127,16 +128,40 @@ def test_a_simulated_night_says_so_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said not in run("--out", "other").stderr
 
 
-def test_a_simulated_plan_includes_real_cases() -> None:
+def test_a_plan_says_how_many_cases_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "number_of_cases", lambda night: 42)
     planned = rows(run("--size", "simulated", "--plan", "--json").stdout)
-    (minutes,) = [row["expected_min"] for row in planned if row["step"] == "cases"]
-    assert minutes == 10
-    said = run("--size", "simulated", "--plan", "--cases", "mine").stdout
-    assert (
-        "about 14 min on cpu-test-2c with simulated training. The step cases launches your cases in " in said
-    )
-    assert "mine for real" in said
+    (row,) = [row for row in planned if row["step"] == "cases"]
+    assert (row["expected_min"], row["most_min"]) == (63, None)
+    said = run("--size", "simulated", "--plan", "--cases", "mine", "--budget", "34min").stdout
+    said = " ".join(said.split())
+    assert "~63 the budget to run" in said
+    assert "about 68 min on cpu-test-2c with simulated training" in said
+    assert "launches 42 cases in mine for real, whatever the size: about 1.5 min for each" in said
+    assert "About 19 of them fit into --budget; the same command continues with the others" in said
+    assert "fit into" not in run("--size", "simulated", "--plan").stdout
     assert "for real" not in run("--size", "simulated", "--plan", "spread").stdout
+
+
+def test_a_plan_counts_only_the_cases_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    continued: list[bool] = []
+
+    def number_of_cases(night: Night) -> int:
+        continued.append(night.is_continued)
+        return 1
+
+    monkeypatch.setattr(command, "number_of_cases", number_of_cases)
+    run("--plan")
+    stand_in(monkeypatch)
+    run("cases")
+    run("--plan", "cases")
+    assert continued == [True, False]
+
+
+def test_a_replaced_row_does_not_set_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = make_step("cases", unknown("a", "not yet"), passed("a", "fit"), replaces_rows=True)
+    stand_in(monkeypatch, cases=step)
+    run(status=0)
 
 
 def test_a_plan_never_takes_0_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def may_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_shm_works_or_is_named(message: str | None, status: str, said: str) -> None:
     failure = None if message is None else Failure(kind="crash", message=message)
     launches = Launches(**{".": {"failure": failure}})
-    row = by_check(container_rows(make_night(launch=launches)))[SHM]
+    row = by_check(container_rows(make_night(launch=launches, size="tiny")))[SHM]
     assert row.status == status
     assert said in row.found
     (_, _, directory, how) = launches.asked[0]
@@ -55,6 +55,15 @@ def test_a_small_shm_works_or_is_named(message: str | None, status: str, said: s
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.usefixtures("may_mount")
+def test_simulated_training_says_nothing_about_shm() -> None:
+    row = by_check(container_rows(make_night(launch=Launches())))[SHM]
+    assert row.status == "unknown"
+    assert (
+        row.found == "not run: the launch works, but simulated on CPUs: nothing here says anything about GPUs"
+    )
+
+
 def test_a_python_in_a_folder_with_spaces_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The replacements for `unshare` and `mount` run the shell's command, but mount nothing."""
     executable(tmp_path / "unshare", 'shift 2; exec "$@"')
@@ -62,7 +71,7 @@ def test_a_python_in_a_folder_with_spaces_is_quoted(tmp_path: Path, monkeypatch:
     python = executable(tmp_path / "my $HOME python", 'touch "$0 ran"')
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("sys.executable", str(python))
-    rows = by_check(container_rows(make_night(launch=Launches())))
+    rows = by_check(container_rows(make_night(launch=Launches(), size="tiny")))
     assert rows[SHM].status == "pass"
     assert (tmp_path / "my $HOME python ran").exists()
 
@@ -73,7 +82,7 @@ def test_who_may_not_mount_learns_why(tmp_path: Path, monkeypatch: pytest.Monkey
     rows = by_check(container_rows(make_night(launch=Launches())))
     assert rows[SHM].status == "unknown"
     assert rows[SHM].found.endswith("small /dev/shm: unshare: Operation not permitted")
-    assert rows["image"].found == "not run: no image was given"
+    assert "image" not in rows, "nobody asked for it"
 
 
 @pytest.mark.usefixtures("may_mount")

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from perfsuite.doctor.injected import SIMULATED_HANG_S
+from perfsuite.doctor.rows import Row
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night import faults
 from perfsuite.features.first_night.faults import fault_rows, stacks_row
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from tests.features.first_night.nights import Launches, by_check, make_night
+from tests.node.fake_nvml import Nvml, NVMLError
 from tests.processes import ended
 from tests.samples import make_gpu_machine, make_run
 
@@ -28,10 +30,16 @@ EXPECTED = {
 }
 
 
+LACKS = "rank 1 has not called all_reduce 4 of group default_pg, in which rank 0 has waited for 120 s"
+
+
 def failing(**kinds: str) -> Launches:
-    """Return fake launches that fail as expected from the fault, or with these other kinds of failure."""
+    """Return fake launches that fail as expected from the fault, or with these other kinds of failure.
+
+    Each report names the last of two ranks.
+    """
     chosen = {**EXPECTED, **{name.replace("_", "-"): kind for name, kind in kinds.items()}}
-    failures = {name: {"failure": Failure(kind=kind, message="x")} for name, kind in chosen.items()}
+    failures = {name: {"failure": Failure(kind=kind, message=LACKS)} for name, kind in chosen.items()}
     return Launches(**failures)
 
 
@@ -40,6 +48,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[s
     monkeypatch.setattr(faults, "FREE_S", 0.1)
     monkeypatch.setattr(faults, "why_not", lambda case, night: None)
     monkeypatch.setattr(faults, "see_gpus", lambda devices: [*users])
+    monkeypatch.setattr(faults, "changed", lambda machine: None)
     night = make_night(machine=make_gpu_machine(count=2), size="full", launch=launch)
     return by_check(fault_rows(night))
 
@@ -56,7 +65,7 @@ def test_every_fault_must_be_reported_as_itself(monkeypatch: pytest.MonkeyPatch)
     assert [how.inject for *_, how in launch.asked] == [*EXPECTED, None]
     failed = {check for check, row in rows.items() if row.status == "fail"}
     assert failed == {"inject oom", "stacks of the hang"}
-    assert rows["inject oom"].advice == "expected out_of_memory"
+    assert rows["inject oom"].advice == "expected out_of_memory of rank 1"
     assert rows["memory after oom"].status == "pass"
     assert rows["stop one rank"].found == "not run: no rank could be stopped: the launch ended first"
 
@@ -69,8 +78,8 @@ def test_a_launch_killed_before_its_fault_is_unknown() -> None:
     unknown = {check: row.found for check, row in rows.items() if row.status == "unknown"}
     assert unknown.pop("stop one rank")
     assert unknown == {
-        "inject hang": "the fault was not reached: timeout: x",
-        "inject exit": "the fault was not reached: timeout: x",
+        "inject hang": f"the fault was not reached: timeout: {LACKS}",
+        "inject exit": f"the fault was not reached: timeout: {LACKS}",
         "inject oom": "the fault was not reached: no failure was noticed",
     }
     assert rows["inject hang"].advice == "repeat it when the machine is less busy"
@@ -80,7 +89,33 @@ def test_a_fault_without_a_failure_fails() -> None:
     launch = failing()
     launch.of_run["exit"] = {}
     row = by_check(fault_rows(make_night(launch=launch)))["inject exit"]
-    assert (row.status, row.found, row.advice) == ("fail", "no failure was noticed", "expected crash")
+    assert (row.status, row.found, row.advice) == (
+        "fail",
+        "no failure was noticed",
+        "expected crash of rank 1",
+    )
+
+
+@pytest.mark.parametrize("message", ["killed after 120 s", "rank 11 has not called all_reduce 4", ""])
+def test_a_report_must_name_the_rank(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    launch = failing()
+    launch.of_run["hang"] = {"failure": Failure(kind="timeout", message=message)}
+    rows = on_gpus(monkeypatch, launch)
+    assert (rows["inject hang"].status, rows["inject hang"].advice) == ("fail", "expected timeout of rank 1")
+    launch.of_run["hang"] = {"failure": Failure(kind="timeout", message=message, rank=1)}
+    assert on_gpus(monkeypatch, launch)["inject hang"].status == "pass"
+    of_all_sizes = {"failure": Failure(kind="timeout", message="killed after 30 s")}
+    launch.of_run["hang"] = of_all_sizes
+    simulated = by_check(fault_rows(make_night(launch=launch, out=Path("other"))))
+    assert simulated["inject hang"].status == "pass", "simulated ranks do not wait for each other"
+
+
+def test_the_report_of_a_hang_must_name_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = on_gpus(monkeypatch, failing())["collective of the hang"]
+    assert (row.status, row.found) == ("pass", "has not called all_reduce 4 of group default_pg")
+    launch = failing()
+    launch.of_run["hang"] = {"failure": Failure(kind="timeout", message="rank 1 hangs")}
+    assert on_gpus(monkeypatch, launch)["collective of the hang"].status == "fail"
 
 
 def test_only_a_simulated_hang_has_a_short_limit() -> None:
@@ -106,6 +141,34 @@ def test_nvml_that_does_not_answer_is_unknown(monkeypatch: pytest.MonkeyPatch) -
     night = make_night(machine=make_gpu_machine(count=2), size="full", launch=failing())
     row = by_check(fault_rows(night))["memory after exit"]
     assert (row.status, row.found) == ("unknown", "NVML did not answer within 30 s")
+
+
+LOST = NVMLError("GPU is lost")
+IDLE: dict[str, Any] = {"nvmlDeviceGetComputeRunningProcesses": ([],)}
+
+
+@pytest.mark.parametrize("function", ["ComputeRunningProcesses", "MemoryInfo", "Name"])
+def test_memory_of_a_lost_gpu_is_never_free(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    lost = {**IDLE, f"nvmlDeviceGet{function}": LOST}
+    row = memory_after_crash(monkeypatch, Nvml(IDLE, IDLE, IDLE, lost))
+    assert row.status == "unknown"
+    assert row.found.startswith("GPU 3 (00000000:1E:00.0) cannot be read: GPU is lost. Look at `nvidia-smi`")
+
+
+def test_memory_of_a_gpu_that_has_vanished_is_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory_after_crash(monkeypatch, Nvml(*[IDLE] * 4)).status == "pass"
+    row = memory_after_crash(monkeypatch, Nvml(*[IDLE] * 3))
+    assert row.status == "fail"
+    assert row.found.endswith("it had 4 x h100-80gb-sxm, and now has 3 x h100-80gb-sxm")
+
+
+def memory_after_crash(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Row:
+    """Return the row of a machine that had four GPUs and now has those of `nvml`."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr("perfsuite.node.nvml_process.has_library", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (row,) = faults._memory_rows("memory after crash", make_night(machine=make_gpu_machine(count=4)))
+    return row
 
 
 def test_counts_the_stacks_of_a_hang(tmp_path: Path) -> None:

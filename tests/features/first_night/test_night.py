@@ -24,6 +24,14 @@ def test_a_step_begins_with_an_empty_directory() -> None:
     assert [entry.name for entry in night.new_directory("spread").iterdir()] == [module.MARKER]
 
 
+def test_a_continued_step_keeps_its_files() -> None:
+    continued = make_night(is_continued=True)
+    assert continued.continued_directory("cases").is_dir(), "there was no earlier attempt"
+    (continued.directory("cases") / "old").touch()
+    assert (continued.continued_directory("cases") / "old").exists()
+    assert not (make_night().continued_directory("cases") / "old").exists()
+
+
 def test_never_removes_files_of_the_user() -> None:
     night = make_night(out=Path())
     thesis = night.directory("cases") / "test_mine.py"

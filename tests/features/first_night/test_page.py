@@ -5,6 +5,7 @@ import pytest
 from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.features.first_night.night import not_run
 from perfsuite.features.first_night.page import answer, render
+from perfsuite.features.first_night.sessions import REACHED
 from perfsuite.features.first_night.steps import NAMES
 from tests.features.first_night.nights import make_record, make_result
 from tests.samples import make_gpu_machine, make_machine
@@ -65,6 +66,7 @@ def test_what_was_not_seen_is_said_so() -> None:
     ("rows", "said"),
     [
         ((passed("a", "fit"),), "1 baseline fit to accept: perfsuite baseline refresh --hardware h100"),
+        ((passed(REACHED, "all"), unknown("a", "noisy")), "No baseline is fit to accept yet."),
         ((passed("a", "fit"), failed("b", "")), "Repair what failed before accepting a baseline."),
         ((unknown("a", "noisy"),), "0 passed, 0 failed, 1 unknown, 0 not run. No baseline is fit"),
         ((not_run("cases", "no cases"),), "0 unknown, 1 not run. No baseline is fit to accept yet."),

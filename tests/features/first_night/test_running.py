@@ -15,7 +15,7 @@ import pytest
 from perfsuite.doctor.rows import Row, failed, passed
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night import running
-from perfsuite.features.first_night.night import Night, not_run
+from perfsuite.features.first_night.night import Night, not_reached, not_run
 from perfsuite.features.first_night.record import FirstNight
 from perfsuite.features.first_night.running import (
     Running,
@@ -67,7 +67,10 @@ def only_row(record: FirstNight, step: str) -> Row:
 def test_saves_and_shows_as_it_goes() -> None:
     saved = Saved()
     run_steps(make_night(), make_record(), [make_step("a"), make_step("b")], saved.how())
-    assert [[result.step for result in record.results] for record in saved.records] == [["a"], ["a", "b"]]
+    names = [[result.step for result in record.results] for record in saved.records]
+    assert names == [["a"], ["a"], ["a", "b"], ["a", "b"]], "after each row and after each step"
+    completed = [[result.is_complete for result in record.results] for record in saved.records]
+    assert completed == [[False], [True], [True, False], [True, True]]
     assert [step for step, _ in saved.shown] == ["a", "b"]
     assert all(result.is_complete for result in saved.records[-1].results)
 
@@ -102,6 +105,31 @@ def test_a_step_ends_at_its_limit() -> None:
     assert first.rows[1].found == "not run: the step was stopped after its limit of 0 min"
     assert not first.is_complete
     assert second.is_complete
+
+
+def test_a_row_replaces_an_earlier_one_only_if_the_step_says_so() -> None:
+    """In other steps, a failed row never disappears behind a later one."""
+    rows = (failed("one", "not yet"), passed("two", ""), passed("one", ""))
+    record = run(make_step("a", *rows), make_step("b", *rows, replaces_rows=True))
+    assert record.results[0].rows == rows
+    assert record.results[1].rows == rows[1:]
+
+
+def test_a_step_with_work_left_is_not_complete() -> None:
+    record = run(make_step("a", passed("one", ""), not_reached("cases", "2 of 3")), make_step("b"))
+    assert [result.is_complete for result in record.results] == [False, True]
+
+
+def test_a_step_knows_whether_it_is_continued() -> None:
+    continued: list[bool] = []
+
+    def note(night: Night) -> Iterator[Row]:
+        continued.append(night.is_continued)
+        yield passed("one", "")
+
+    for earlier in ((), (make_result("a"),), (make_result("a", is_complete=False),)):
+        run(make_step("a", run=note), record=make_record(*earlier))
+    assert continued == [True, False, True]
 
 
 def test_a_step_without_time_waits_for_the_next_call() -> None:
@@ -166,7 +194,7 @@ def test_nvml_without_an_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -
     def silent() -> None:
         raise MachineError("NVML did not answer within 30 s")
 
-    monkeypatch.setattr(running, "detect", silent)
+    monkeypatch.setattr("perfsuite.features.first_night.night.detect", silent)
     row = machine_problem(make_night(machine=make_gpu_machine()), make_step("spread"))
     assert row == not_run("spread", "NVML did not answer within 30 s")
 

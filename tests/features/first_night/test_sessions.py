@@ -1,109 +1,237 @@
-"""Tests of two sessions of the user's cases."""
+"""Tests of measuring the user's cases in turns. The sessions of pytest are fake."""
 
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfsuite import documents
+from perfsuite.case.case import CollectedTest
+from perfsuite.doctor.rows import Row
+from perfsuite.errors import CaseError
 from perfsuite.features.first_night import sessions
-from perfsuite.features.first_night.sessions import case_rows, compared, marker_of, measured, session_words
-from perfsuite.results.baseline import from_runs
-from perfsuite.results.outcome import Check, CountCheck, Verdict
-from perfsuite.results.rank_report import Observed
-from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.verdict.unchanged import unless_unchanged
-from tests.features.first_night.nights import by_check, make_night
-from tests.samples import make_case, make_gpu_machine, make_result, make_run, make_session_file, metric_check
-from tests.twin_counts import launch
-
-CASES = [make_case(micro_batch=size) for size in range(1, 7)]
-
-
-def result(number: int, outcome: Any, **changes: Any) -> Measurement:
-    verdict = Verdict(outcome=outcome, launches=3, **changes)
-    return make_result(make_run(case=CASES[number]), verdict=verdict)
-
-
-def check(**changes: Any) -> Check:
-    usual: dict[str, Any] = {
-        "metric": "tokens_per_s",
-        "label": "tokens/s",
-        "unit": "tokens/s",
-        "outcome": "passed",
-    }
-    return Check(**{**usual, "measured": 1.0, "baseline": 1.0, "allowed": 0.03, **changes})
-
-
-def test_only_steady_cases_are_fit() -> None:
-    recorded = [result(number, "recorded") for number in range(4)]
-    first = make_session_file(*recorded, result(4, "failed", reasons=("OOM",)), result(5, "unhealthy"))
-    skipped = Skipped(nodeid="n", case_id="big", framework="fake", reason="it needs 8 GPUs")
-    second = make_session_file(
-        result(0, "passed", checks=(check(minimum_detectable=0.01),)),
-        result(1, "passed", checks=(check(minimum_detectable=0.2),)),
-        result(2, "regressed", reasons=("slower",)),
-    )
-    rows = by_check(compared(first.replace(skipped=(skipped,)), second))
-    statuses = [rows[case.id].status for case in CASES]
-    assert statuses == ["pass", "unknown", "fail", "unknown", "fail", "unknown"]
-    detects = "changes of {} or more in tokens/s can be detected"
-    assert rows[CASES[0].id].found.endswith(f"then passed; {detects.format('1.0%')}")
-    allowed = "and the allowed change is 3.0%"
-    assert rows[CASES[1].id].found == f"passed, but only {detects.format('20.0%')}, {allowed}"
-    assert rows[CASES[3].id].found == "recorded, but not measured again"
-    assert rows["big"].found == "not run: it needs 8 GPUs"
-    assert {row.status for row in compared(first, None)} == {"unknown", "fail"}
-
-
-@pytest.mark.parametrize(
-    ("outcome", "change", "status", "shown"),
-    [("regressed", -0.12, "fail", "-12.0%"), ("improved", 0.07, "unknown", "+7.0%")],
+from perfsuite.features.first_night.night import Night
+from perfsuite.features.first_night.running import TimeUp, run_steps
+from perfsuite.features.first_night.sessions import (
+    REACHED,
+    case_rows,
+    marker_of,
+    measured,
+    number_of_cases,
+    results_in,
+    selected,
 )
-def test_sessions_that_differ_are_not_fit(outcome: Any, change: float, status: str, shown: str) -> None:
-    """Nothing changed between the sessions, so the real rule blames the machine for the second verdict."""
-    seen = Observed(settings={}, environment={"torch": "2.13.0"}, code="0123456789ab")
-    run = launch(observed=seen)
-    judged = Verdict(
-        outcome=outcome,
-        launches=3,
-        checks=(metric_check(outcome=outcome, metric="tokens_per_s", change=change),),
-        counts=CountCheck(outcome="passed"),
-    )
-    verdict = unless_unchanged(judged, [run] * 3, from_runs([run] * 3))
-    assert verdict.outcome != outcome, "the rule applies"
-    first = make_session_file(make_result(run, verdict=Verdict(outcome="recorded", launches=3)))
-    (row,) = compared(first, make_session_file(make_result(run, verdict=verdict)))
-    assert row.status == status
-    assert row.found == f"two sessions of the same code differ: tokens/s {shown}"
+from perfsuite.features.first_night.steps import STEPS
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.results.store import Store
+from tests.features.first_night.nights import make_night, make_record
+from tests.features.first_night.test_running import Saved
+from tests.samples import make_case, make_gpu_machine, make_result, make_run, make_session_file
+
+CASES = [make_case(micro_batch=size) for size in range(1, 19)]
+IDS = [case.id for case in CASES]
+STORE = Store(Path("night/steps/cases/store"))
 
 
-@pytest.mark.parametrize("excuse", ["known issue", "out of memory"])
-def test_excused_cases_are_not_failed(excuse: Any) -> None:
-    bad = result(0, "failed", failure="crash").replace(excused=excuse)
-    (row,) = compared(make_session_file(bad), None)
-    assert (row.status, row.found) == ("unknown", f"no baseline: {excuse}: crash")
-    good = make_session_file(result(0, "recorded"))
-    (row,) = compared(good, make_session_file(bad))
-    assert (row.status, row.found) == ("unknown", f"recorded, then {excuse}: crash")
-    waived = result(0, "regressed").replace(excused="waived")
-    (row,) = compared(good, make_session_file(waived))
+def result(case_id: str, outcome: Any) -> Measurement:
+    run = make_run(case=CASES[IDS.index(case_id)], duration_s=10.0)
+    return make_result(run, verdict=Verdict(outcome=outcome, launches=1))
+
+
+@dataclass
+class FakePytest:
+    """Replaces pytest: each session records the cases without a baseline, and passes the others.
+
+    The session ends with `error` after `most` results. Every result is written to the store at once.
+    """
+
+    ids: Sequence[str]  # ids of all cases
+    skipped: Sequence[str] = ()  # ids of the cases that their own tests skip
+    lost: Sequence[str] = ()  # ids of the cases of which it writes no result
+    most: float = float("inf")
+    error: BaseException = field(default_factory=TimeUp)
+    asked: list[list[str]] = field(default_factory=list)  # the cases of each session
+
+    def __call__(self, words: Sequence[str], log: Path, store: Store) -> Iterator[SessionFile]:
+        out = {word.removeprefix("--deselect=") for word in words if word.startswith("--deselect=")}
+        left = [case_id for case_id in self.ids if case_id not in out]
+        self.asked.append(left)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        before = results_in(store)
+        file = store.sessions / f"session-{len(store.results())}" / "results.json"
+        done: list[Measurement] = []
+        for case_id in left:
+            if case_id in (*self.skipped, *self.lost):
+                continue
+            if self.most <= 0:
+                raise self.error
+            self.most -= 1
+            done.append(result(case_id, "passed" if case_id in before else "recorded"))
+            documents.write(file, make_session_file(*done).replace(status="running"))
+            yield documents.read(file, SessionFile)
+        skips = [
+            Skipped(nodeid=case_id, case_id=case_id, framework="fake", reason="later", by_test=True)
+            for case_id in left
+            if case_id in self.skipped
+        ]
+        yield make_session_file(*done).replace(skipped=tuple(skips))
+
+
+@pytest.fixture(autouse=True)
+def _cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a directory of cases that pytest does not refuse, and that this machine can run."""
+    Path("bench_cases").mkdir()
+    monkeypatch.setattr(sessions, "refused", lambda *words: None)
+    monkeypatch.setattr(sessions, "why_not", lambda case, night: None)
+
+
+def with_cases(monkeypatch: pytest.MonkeyPatch, ids: Sequence[str], **how: Any) -> FakePytest:
+    tests = [CollectedTest(nodeid=case.id, case=case) for case in CASES if case.id in ids]
+    fake = FakePytest(ids, **how)
+    monkeypatch.setattr(sessions, "selected", lambda night: tests)
+    monkeypatch.setattr(sessions, "measured", fake)
+    return fake
+
+
+def statuses(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the status of the last row of each check."""
+    return {row.check: row.status for row in rows}
+
+
+def night_of(record: Any, saved: Saved) -> Any:
+    (step,) = [step for step in STEPS if step.name == "cases"]
+    return run_steps(make_night(), record, [step], saved.how())
+
+
+def test_a_few_cases_are_measured_twice_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = with_cases(monkeypatch, IDS[:8])
+    rows = [*case_rows(make_night())]
+    together = sessions.MOST_TOGETHER
+    assert fake.asked == [IDS[:together], IDS[:together], IDS[together:8], IDS[together:8]]
+    assert statuses(rows) == dict.fromkeys([REACHED, *IDS[:8]], "pass")
+
+
+@pytest.mark.parametrize("error", [TimeUp(), KeyboardInterrupt(), SystemExit(143)])
+@pytest.mark.parametrize("most", [0, 1, 7, 16])
+def test_a_cut_night_keeps_its_results_and_continues(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, most: int
+) -> None:
+    saved = Saved()
+    with_cases(monkeypatch, IDS, most=most, error=error)
+    if isinstance(error, TimeUp):
+        night_of(make_record(), saved)
+    else:
+        with pytest.raises(type(error)):
+            night_of(make_record(), saved)
+    (cut,) = saved.records[-1].results
+    assert not cut.is_complete
+    kept = results_in(STORE)
+    assert sum(map(len, kept.values())) == most
+    shown = statuses(cut.rows)
+    assert {case_id: shown[case_id] for case_id in kept} == {
+        case_id: "pass" if len(of_case) == 2 else "unknown" for case_id, of_case in kept.items()
+    }
+    fake = with_cases(monkeypatch, IDS)
+    (whole,) = night_of(saved.records[-1], saved).results
+    assert whole.is_complete
+    assert statuses(whole.rows) == dict.fromkeys([REACHED, *IDS], "pass")
+    assert sum(map(len, fake.asked)) == 2 * len(IDS) - most, "nothing was measured a third time"
+
+
+def test_a_killed_night_has_a_page_with_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SIGKILL, only what was saved before is left. The last record is saved with each row."""
+    saved = Saved()
+    with_cases(monkeypatch, IDS[:3], most=2, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        night_of(make_record(), saved)
+    before_the_end = saved.records[-2].results[0]
+    assert IDS[1] in statuses(before_the_end.rows)
+    assert not before_the_end.is_complete
+
+
+def test_cases_that_do_not_fit_leave_the_step_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = with_cases(monkeypatch, IDS)
+    monkeypatch.setattr(sessions, "CASE_MIN", {"simulated": 1})
+    left_s = [200.0, 130.0, 5.0]
+    night = make_night(left_s=lambda: left_s[min(len(fake.asked), 2)])
+    rows = [*case_rows(night)]
+    assert fake.asked == [IDS[:3], IDS[:3]], "as many as fit twice"
+    (row,) = [row for row in rows if row.check == REACHED][-1:]
+    assert row.found == "not run: not reached: 3 of 18 cases done. The others take about 5 min"
     assert row.status == "unknown"
 
 
-def test_a_session_without_a_case_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("bench_cases").mkdir()
-    monkeypatch.setattr(sessions, "refused", lambda *words: None)
-    monkeypatch.setattr(sessions, "measured", lambda night, words, out: make_session_file())
-    (row,) = case_rows(make_night())
-    assert (row.status, row.found) == ("unknown", "the first session measured no case")
+def test_a_complete_step_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cases(monkeypatch, IDS[:2])
+    [*case_rows(make_night(is_continued=True))]
+    fake = with_cases(monkeypatch, IDS[:2])
+    [*case_rows(make_night(is_continued=True))]
+    assert fake.asked == []
+    [*case_rows(make_night())]
+    assert fake.asked == [IDS[:2], IDS[:2]]
+
+
+def test_a_case_without_a_result_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = with_cases(monkeypatch, IDS[:2], lost=IDS[:1])
+    rows = statuses([*case_rows(make_night())])
+    assert rows == {REACHED: "unknown", IDS[0]: "fail", IDS[1]: "pass"}
+    assert len(fake.asked) == 3, "it ends"
+
+
+def test_a_case_that_its_test_skips_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cases(monkeypatch, IDS[:2], skipped=IDS[:1])
+    rows = {row.check: row for row in case_rows(make_night())}
+    assert rows[IDS[0]].found == "not run: later"
+    assert rows[REACHED].status == "pass"
+
+
+def test_a_case_for_a_larger_machine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = with_cases(monkeypatch, IDS[:2])
+
+    def why_not(case: Any, night: Night) -> str | None:
+        return "it needs 64 GPUs" if case.id == IDS[0] else None
+
+    monkeypatch.setattr(sessions, "why_not", why_not)
+    rows = {row.check: row for row in case_rows(make_night())}
+    assert rows[IDS[0]].found == "not run: it needs 64 GPUs"
+    assert rows[REACHED].status == "pass"
+    assert fake.asked == [IDS[1:2]] * 2
+    monkeypatch.setattr(sessions, "MOST_REFUSED", 0)
+    rows = {row.check: row for row in case_rows(make_night())}
+    assert rows["more cases"].found == "not run: 1 more cannot run on this machine"
+
+
+def test_a_plan_counts_the_cases_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cases(monkeypatch, IDS[:3], most=2)
+    with pytest.raises(TimeUp):
+        [*case_rows(make_night())]
+    assert number_of_cases(make_night()) == 3
+    with_cases(monkeypatch, IDS[:3], most=2)
+    with pytest.raises(TimeUp):
+        [*case_rows(make_night(is_continued=True))]
+    assert number_of_cases(make_night(is_continued=True)) == 1, "two were measured twice"
+    assert number_of_cases(make_night(cases=Path("nowhere"))) == 0
+
+    def broken(night: Night) -> None:
+        raise CaseError("pytest cannot collect the cases")
+
+    monkeypatch.setattr(sessions, "selected", broken)
+    said: list[str] = []
+    assert number_of_cases(make_night(say=said.append)) == 0
+    assert said == ["pytest cannot collect the cases"]
 
 
 def test_without_cases_it_says_how_to_write_them() -> None:
+    Path("bench_cases").rmdir()
     (row,) = case_rows(make_night(machine=make_gpu_machine(), size="full"))
     assert row.found == "not run: there is no directory bench_cases"
     assert row.advice == "write cases with: perfsuite init --hardware h100"
@@ -111,41 +239,39 @@ def test_without_cases_it_says_how_to_write_them() -> None:
     assert marker_of(make_night().machine) == "cpu"
 
 
-def test_both_sessions_have_half_of_the_time() -> None:
-    words = session_words(make_night(left_s=lambda: 1000.0, wait_quiet_s=7), Path("x"))
-    assert "--perf-budget=480s" in words
-    assert "--perf-wait-quiet=7" in words
-    assert not any(word.startswith("--perf-budget") for word in session_words(make_night(), Path("x")))
-
-
 def test_what_pytest_refuses_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("bench_cases").mkdir()
     monkeypatch.setattr(sessions, "refused", lambda *words: "pytest selects no case")
     (row,) = case_rows(make_night())
     assert row.found == "not run: pytest selects no case"
-    monkeypatch.setattr(sessions, "refused", lambda *words: None)
-    monkeypatch.setattr(sessions, "measured", lambda night, words, out: None)
-    (row,) = case_rows(make_night())
-    assert (row.status, row.found) == ("fail", "the first session wrote no results")
+    documents.write(STORE.sessions / "a/results.json", make_session_file(result(IDS[0], "recorded")))
+    rows = [*case_rows(make_night(is_continued=True))]
+    assert [row.check for row in rows] == [IDS[0], "cases"], "earlier results are still shown"
+    assert rows[1].found == "not run: not reached: pytest selects no case"
 
 
-def test_the_second_session_has_the_first_as_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("bench_cases").mkdir()
-    asked: list[tuple[str, ...]] = []
+def test_sessions_share_a_store_without_reviewed_baselines() -> None:
+    words = sessions.session_words(make_night(wait_quiet_s=7), Path("x"))
+    assert "--perf-store=x/store" in words
+    assert "--perf-baselines=x/none" in words
+    assert "--perf-wait-quiet=7" in words
+    assert not any(word.startswith("--perf-budget") for word in words), "it spreads launches over all cases"
 
-    def measured(night: object, words: list[str], out: Path) -> SessionFile:
-        asked.append((out.name, *words))
-        outcome = "recorded" if out.name == "first" else "passed"
-        return make_session_file(result(0, outcome))
 
-    monkeypatch.setattr(sessions, "refused", lambda *words: None)
-    monkeypatch.setattr(sessions, "measured", measured)
-    (row,) = case_rows(make_night())
-    assert (row.check, row.status) == (CASES[0].id, "pass")
-    first, second = asked
-    assert (first[0], second[0]) == ("first", "second")
-    assert first[1:] == second[1:]
-    assert "--perf-store=night/steps/cases/store" in first
+def test_selects_the_cases_for_this_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    tests = [
+        CollectedTest(nodeid="a", case=CASES[0]),
+        CollectedTest(nodeid="b", case=CASES[1], left_out="deselected"),
+        CollectedTest(nodeid="c", case=CASES[2], left_out="skipped: later"),
+    ]
+
+    def collect(paths: list[str], *words: str, file: Path) -> Any:
+        asked.append((paths, *words))
+        return SimpleNamespace(tests=tests)
+
+    monkeypatch.setattr(sessions, "collect", collect)
+    assert [test.nodeid for test in selected(make_night())] == ["a", "c"]
+    assert asked[0][:3] == (["bench_cases"], "-m", "cpu")
 
 
 SLEEPS = """
@@ -163,7 +289,6 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
     """`python -m pytest` runs the `pytest.py` that the test writes into the current directory."""
     Path("pytest.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    Path("out").mkdir()
 
     def interrupt() -> None:
         until = time.monotonic() + 30
@@ -179,18 +304,48 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
     thread.start()
     try:
         with pytest.raises(SystemExit):
-            measured(make_night(), [], Path("out/first"))
+            [*measured([], Path("session.log"), Store(Path("store")))]
     finally:
         thread.join()
         signal.signal(signal.SIGUSR2, before)
     assert Path("interrupted").exists()
 
 
-def test_results_are_read_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("out/first").mkdir(parents=True)
+def test_results_are_read_while_pytest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of an earlier session, and a file that is not yet complete, are no results of this session."""
     Path("pytest.py").write_text("print('collected nothing')")
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    assert measured(make_night(), [], Path("out/first")) is None
-    assert Path("out/first.log").read_text() == "collected nothing\n"
-    documents.write(Path("out/first/results.json"), make_session_file())
-    assert measured(make_night(), [], Path("out/first")) == make_session_file()
+    documents.write(STORE.sessions / "a/results.json", make_session_file(result(IDS[0], "recorded")))
+    log = Path("session-1.log")
+    log.with_suffix(".json").write_text("{")
+    assert [*measured([], log, STORE)] == []
+    assert log.read_text() == "collected nothing\n"
+    documents.write(log.with_suffix(".json"), make_session_file())
+    assert [*measured([], log, STORE)] == [make_session_file()]
+
+
+WRITES = """
+import shutil, time
+from pathlib import Path
+store = Path("night/steps/cases/store/runs")
+(store / "b").mkdir(parents=True)
+shutil.copy("one.json", store / "b/results.json")
+until = time.monotonic() + 30
+while not Path("seen").exists() and time.monotonic() < until:
+    time.sleep(0.02)
+Path("two.json").rename(store / "b/results.json")
+"""
+
+
+def test_results_are_yielded_while_pytest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("pytest.py").write_text(WRITES)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setattr(sessions, "LOOK_S", 0.02)
+    numbers = []
+    for number in (1, 2):
+        contents = make_session_file(*(result(case_id, "recorded") for case_id in IDS[:number]))
+        documents.write(Path(("one.json", "two.json")[number - 1]), contents)
+    for session in measured([], Path("session-1.log"), STORE):
+        numbers.append(len(session.results))
+        Path("seen").touch()
+    assert numbers == [1, 2]

@@ -13,11 +13,12 @@ from tests.samples import make_gpu_machine
 BUDGET_MIN = 120  # of a first night
 
 
-def test_all_steps_are_expected_to_fit_into_two_hours() -> None:
+def test_the_steps_leave_time_for_cases() -> None:
+    """The time of the step `cases` grows with their number, and only the budget limits it."""
     assert NAMES == ("machine", "selftest", "spread", "faults", "frameworks", "container", "cores", "cases")
     for size in ("full", "tiny", "simulated"):
-        expected = [step.minutes[size][0] for step in STEPS]
-        assert sum(expected) <= BUDGET_MIN
+        expected = [step.minutes[size][0] for step in STEPS if step.name != "cases"]
+        assert sum(expected) <= BUDGET_MIN - 30
         assert all(step.minutes[size][0] < step.minutes[size][1] for step in STEPS)
     assert [step.name for step in STEPS if not step.needs_quiet] == ["machine"]
 

@@ -66,7 +66,7 @@ KILLED = "srun: error: n2: task 1: Killed\n"
 SIGNALLED = "srun: error: n2: task 1: Exited with exit code 143\n"
 ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
 LIMIT = "*** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***"
-LOST = f"perfsuite: {lease.NO_SIGN} for 30 s\n"
+LOST = f"perfsuite: {lease.NO_SIGN} for 300 s\n"
 BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
 
 
@@ -78,7 +78,7 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
             KILLED,
             LOST,
             "error",
-            "an agent ended the job: no sign of the driver for 30 s, although the driver ran",
+            "an agent ended the job: no sign of the driver for 300 s, although the driver ran",
         ),
         # When Slurm kills the agents, srun can report their end before the abort, or instead of the abort.
         (KILLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),

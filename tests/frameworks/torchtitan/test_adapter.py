@@ -1,4 +1,7 @@
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -96,3 +99,25 @@ def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
     reason = "torchtitan 0.3 needs torch 2.13 or newer, but this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason
+
+
+def test_closes_the_trainer_before_the_group_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While CUDA graphs with NCCL's collectives exist, destroying the process group waits for them."""
+    done: list[str] = []
+
+    class Trainer(Mock):
+        def train(self) -> None:
+            done.append("train")
+
+        def losses(self) -> list[float]:
+            done.append("losses")
+            return [1.0]
+
+        def close(self) -> None:
+            done.append("close")
+
+    module = "perfsuite.frameworks.torchtitan.trainer"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(CaseTrainer=lambda case, clock: Trainer()))
+    workload = TorchTitan().build(SMALL, Mock(world_size=1), Mock())
+    assert workload.run(3) == [1.0]
+    assert done == ["train", "losses", "close"]

@@ -1,0 +1,51 @@
+"""Decide whether a case is fit for a baseline, from its first and its second measurement."""
+
+from collections.abc import Sequence
+
+from perfsuite.doctor.rows import Row, failed, passed, unknown
+from perfsuite.report.summary import change, reason
+from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.results.outcome import Check
+from perfsuite.results.session_file import Measurement
+
+
+def case_row(first: Measurement, second: Measurement | None = None) -> Row:
+    """Return the row of a case. It is fit for a baseline if it is recorded first, and then passes."""
+    check = first.case_id
+    if first.excused is not None:
+        return unknown(check, f"no baseline: {first.excused}: {reason(first)}".rstrip(": "))
+    if first.outcome == "failed":
+        return failed(check, reason(first) or "failed", "fix it, or expect it with known_issue")
+    if not first.verdict.is_recorded:
+        return unknown(check, f"no baseline: {first.outcome}: {reason(first) or ''}".rstrip(": "))
+    if second is None:
+        return unknown(check, "recorded, but not measured again yet")
+    if second.excused is not None:
+        return unknown(check, f"recorded, then {second.excused}: {reason(second)}".rstrip(": "))
+    if second.verdict.moved_by_machine:
+        return _moved_row(check, second.verdict.moved_by_machine)
+    if second.outcome == "passed":
+        speed = second.verdict.check(TOKENS_PER_S.name)
+        least = None if speed is None else speed.minimum_detectable
+        detects = "" if least is None else f"changes of {least:.1%} or more in tokens/s can be detected"
+        if speed is not None and speed.blind:
+            advice = "use longer steps or lock the clocks: changes of the allowed size would be missed"
+            shown = f"passed, but only {detects}, and the allowed change is {speed.allowed:.1%}"
+            return unknown(check, shown, advice)
+        return passed(check, f"fit for a baseline: recorded, then passed; {detects}".rstrip("; "))
+    outcome = f"{second.outcome} without a change: {reason(second) or ''}".rstrip(": ")
+    if second.outcome in ("regressed", "failed"):
+        return failed(check, outcome, "find out why before accepting a baseline")
+    return unknown(check, outcome)
+
+
+def _moved_row(check: str, moved: Sequence[Check]) -> Row:
+    """Return the row of a case whose speed changed although the code did not.
+
+    The cause is the machine, which could also hide a change of the code. Only a slower case fails.
+    """
+    changes = ", ".join(map(change, moved))
+    observed = f"two sessions of the same code differ: {changes}"
+    advice = "find out why before accepting a baseline: the machine was not as steady as one session shows"
+    is_slower = any(metric.outcome == "inconclusive" for metric in moved)
+    return failed(check, observed, advice) if is_slower else unknown(check, observed, advice)
