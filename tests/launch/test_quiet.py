@@ -210,6 +210,7 @@ def test_sees_who_was_there_during_a_launch() -> None:
 
     world.neighbours.see_gpus = see_gpus
     assert world.neighbours.during_launch(GPU, 2) == "unknown users (NVML does not answer)"
+    assert not world.neighbours.wait(GPU, 2)
 
 
 def test_unreadable_gpus_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
