@@ -84,7 +84,7 @@ mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token of the code at a
 dry: .venv/installed  ## dry runs of all cases that are not for a CPU (an hour)
 	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=2 --benchmark-disable $(ARGS)
 
-dry-ci:  ## dry runs of some cases that cover every framework, judged against the reviewed counts (minutes)
+dry-ci:  ## dry runs of some cases that cover every framework, judged against the reviewed counts
 	$(MAKE) dry ARGS='-k "$(DRY_CI)" --perf-missing-baseline=fail $(ARGS)'
 
 selftest: .venv/installed  ## inject every fault into real training, and check that each is caught (a few minutes)
@@ -169,7 +169,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch BASE and the curren
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-against="$$BASE .perfsuite/base/.venv/bin/python" \
 		--perf-report "$$OUT" $(ARGS)
 
-compare-dry: .venv/installed  ## BASE=main: compare the work of a step at BASE and at the current commit, with dry runs (minutes, no GPU)
+compare-dry: .venv/installed  ## BASE=main: compare the work of a step at BASE and at the current commit, with dry runs (no GPU)
 	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --out "$$OUT" $(ARGS)
 
 .venv/installed: pyproject.toml constraints.txt
