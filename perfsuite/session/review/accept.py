@@ -3,7 +3,7 @@
 import contextlib
 import getpass
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from perfsuite.results.dry_facts import Expected
 from perfsuite.results.profile import of_baseline
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir, launches_in
-from perfsuite.results.session_file import SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
 from perfsuite.session.review import counts as of_counts
 from perfsuite.session.review import times as of_times
@@ -84,10 +84,16 @@ def _runs(
             key = key_of(run)
             if key is not None:
                 by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
-    healthy_in = cache(partial(_healthy_in, store))
+    results_of = cache(partial(_results_of, store))
+    healthy_in = cache(lambda session: _healthy_in(store, session, results_of(session)))
     return {
         key: [
-            Launch(run, session, run_dir.path in healthy_in(session))
+            Launch(
+                run,
+                session,
+                is_healthy=run_dir.path in healthy_in(session),
+                expected=_expected_in(results_of(session), run.case.id),
+            )
             for session in sorted(by_session)[-sessions:]
             for run_dir, run in by_session[session]
         ]
@@ -95,23 +101,28 @@ def _runs(
     }
 
 
-def _healthy_in(store: Store, session: str) -> set[Path]:
+def _results_of(store: Store, session: str) -> tuple[Measurement, ...]:
+    """Return the results of a session; none if its file cannot be read."""
+    file = SessionDir(store.sessions / session).results
+    content = _unless_bad(partial(documents.read, file, SessionFile))
+    return () if content is None else content.results
+
+
+def _healthy_in(store: Store, session: str, results: Sequence[Measurement]) -> set[Path]:
     """Return the directories of launches that a session judged and kept, except launches of failed cases."""
     of_session = SessionDir(store.sessions / session)
-    content = _unless_bad(partial(documents.read, of_session.results, SessionFile))
     return {
         run_dir.path
-        for result in (content.results if content is not None else ())
+        for result in results
         if result.verdict.failure != "error" and all(run.failure is None for run in result.runs)
         for run_dir in launches_in(of_session.path / Path(result.directory).name)
         if run_dir.number not in result.verdict.unhealthy_launches
     }
 
 
-def _expected_in(store: Store, session: str, case_id: str) -> Expected | None:
-    """Return the time of a case's step that a session predicted; None if it predicted none."""
-    content = _unless_bad(partial(documents.read, SessionDir(store.sessions / session).results, SessionFile))
-    for result in content.results if content is not None else ():
+def _expected_in(results: Sequence[Measurement], case_id: str) -> Expected | None:
+    """Return the predicted time of a case's step; None if its session predicted none."""
+    for result in results:
         if result.case_id == case_id and result.prediction is not None:
             return result.prediction.expected
     return None
@@ -143,7 +154,7 @@ def accept(
     times = profile = counts = None
     if store is not None:
         times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
-        times = times.replace(expected=_expected_in(store, newest, times.case.id))
+        times = times.replace(expected=launches[-1].expected)
         profile = _unless_bad(partial(newest_profile, store.profiled(newest, times.case.id)))
     of_newest = [launch.run for launch in launches if launch.session == newest]
     if profile is not None and profile.unseen is not None:

@@ -15,6 +15,7 @@ from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline, BaselineDocument
+from perfsuite.results.dry_facts import Expected
 from perfsuite.results.metric import (
     PEAK_MEMORY,
     TOKENS_PER_S,
@@ -70,6 +71,7 @@ class Launch(NamedTuple):
     run: Run
     session: str
     is_healthy: bool  # whether its own session judged it and did not set it aside
+    expected: Expected | None = None  # the time of a step that its session predicted; None: it predicted none
 
 
 class Refused(PerfsuiteError):
