@@ -15,7 +15,8 @@ from perfsuite.launch.base import Launcher as AnyLauncher
 from perfsuite.launch.download import Consent
 from perfsuite.report.console import say
 from perfsuite.results.store import BASELINES, CASES, STORE
-from perfsuite.session.option_table import BY_NAME, MOST_TOLERANCE, fraction, options_of
+from perfsuite.session import option_table
+from perfsuite.session.option_table import BY_NAME, options_of
 from perfsuite.session.setup import Options
 
 Name = Literal["cases", "store", "baselines", "as_json"]
@@ -87,12 +88,11 @@ def launcher_of(name: str | None) -> AnyLauncher:
 
 
 def tolerance(text: str) -> float:
-    """Parse a tolerance above 0 and up to `MOST_TOLERANCE`, such as `1%` or `0.01`."""
-    value = fraction(text)
-    if not 0 < value <= MOST_TOLERANCE:
-        allowed = f"expected more than 0% and up to {MOST_TOLERANCE:.0%}, such as 1% or 0.01"
-        raise typer.BadParameter(f"{text!r}, {allowed}")
-    return value
+    """Parse a tolerance as pytest's option does. The error is one of the command line."""
+    try:
+        return option_table.tolerance(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}, expected {error}") from None
 
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Case ids.")]

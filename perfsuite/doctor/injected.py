@@ -97,7 +97,7 @@ def inject_all(
             yield _judged(case, machine, root, expected, recorded, max_unhealthy)
 
 
-def not_reached(check: str, observed: str) -> Row:
+def fault_not_reached(check: str, observed: str) -> Row:
     """Return the row of a launch that ended before its fault. It says nothing about the gate."""
     return unknown(check, f"the fault was not reached: {observed}", "repeat it when the machine is less busy")
 
@@ -125,7 +125,7 @@ def _judged(
     # Any launch that reaches its deadline is a timeout, also if no rank has hung yet.
     is_timeout = expected.inject == "hang" and verdict.failure == "timeout"
     if is_timeout and not any(launch.injected.exists() for launch in launches_in(directory)):
-        return not_reached(name, "; ".join(verdict.reasons))
+        return fault_not_reached(name, "; ".join(verdict.reasons))
     observed = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
     advice = "; ".join((f"expected {wanted}", *verdict.reasons))

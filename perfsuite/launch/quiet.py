@@ -141,8 +141,8 @@ def _see_gpus_here(devices: int) -> list[str]:
         raise MachineError(f"the users of the GPUs are unknown: {error_text(error)}") from error
 
 
-def _known(see: Callable[[], list[str]]) -> list[str]:
-    """Return the users that `see` returns. If NVML cannot tell them, they count as unknown users."""
+def _users_of(see: Callable[[], list[str]]) -> list[str]:
+    """Return the users that `see` returns. If NVML cannot name them, return a line about unknown users."""
     try:
         return see()
     except MachineError as error:
@@ -174,7 +174,7 @@ class Neighbours:
     def during_launch(self, machine: Machine, devices: int) -> str:
         """Name the other users since `launch_begins`. All processes of the launch must have ended."""
         if machine.device == "cuda":
-            return "; ".join(_known(lambda: self.see_gpus(devices))) or "nobody is visible now"
+            return "; ".join(_users_of(lambda: self.see_gpus(devices))) or "nobody is visible now"
         assert self._before is not None
         return who(self._before, self.see_cores(), os.getpid())
 
@@ -194,7 +194,7 @@ class Neighbours:
         while quiet_since + QUIET_S <= began + most_s:
             self.sleep(LOOK_EVERY_S)
             now = self.clock()
-            users = _known(look)
+            users = _users_of(look)
             if users:
                 quiet_since = now
             elif now - quiet_since >= QUIET_S:

@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from perfsuite.report.reference import about, beside_reference, machine_changes
 from perfsuite.report.text import percent, plural
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import MachineChange, Measurement, SessionReference
-from perfsuite.verdict.common_change import Change, CommonChange, common_change
+from perfsuite.verdict.common_change import Change, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
 FEWEST_CHANGED = 2  # minimum number of cases that changed, each on its own evidence
@@ -36,16 +36,8 @@ def sentences(results: Iterable[Measurement], reference: SessionReference | None
     return [sentence for sentence in made if sentence is not None] + about(reference, by_id.values())
 
 
-def _shared(changes: Mapping[str, Change]) -> CommonChange | None:
-    """Return the change that another case would have as well; None if there is none."""
-    common = common_change(changes)
-    return common if common is not None and common.is_shared else None
-
-
-def _cause(changes: Mapping[str, Change], by_id: Mapping[str, Measurement]) -> str:
+def _cause(verdicts: Sequence[Verdict]) -> str:
     """Name what changed in all of the cases that share a change."""
-    common = common_change(changes)
-    verdicts = [] if common is None else [by_id[case_id].verdict for case_id in common.cases]
     first = verdicts[0].changed if verdicts else ()
     changed = [change for change in first if all(change in other.changed for other in verdicts)]
     return f"Changed in all of them: {', '.join(changed)}" if changed else NOTHING
@@ -58,17 +50,17 @@ def _sentence(
 
     Returns None without a reference if too few cases changed on their own evidence.
     """
-    common = _shared(changes)
+    common = common_change(changes)
+    if common is not None and not common.is_shared:
+        common = None
+    shared = [] if common is None else [by_id[case_id].verdict for case_id in common.cases]
+    cause = _cause(shared)
     if machine is not None:
-        return beside_reference(machine, len(changes), common, _cause(changes, by_id))
-    if common is None:
-        return None
-    shared = [by_id[case_id].verdict for case_id in common.cases]
-    if sum(map(_has_changed, shared)) < FEWEST_CHANGED:
+        return beside_reference(machine, len(changes), common, cause)
+    if common is None or sum(map(_has_changed, shared)) < FEWEST_CHANGED:
         return None
     direction = "slower" if common.estimate > 0 else "faster"
     high, low = map(_shown, common.interval)  # more seconds are fewer tokens/s
-    cause = _cause(changes, by_id)
     apart = ", ".join(f"{case_id} ({_shown(changes[case_id].estimate)})" for case_id in common.apart)
     sentence = (
         f"{len(shared)} of {plural(len(changes), 'case')} are {direction} by about the same: "

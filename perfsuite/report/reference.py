@@ -31,9 +31,7 @@ def beside_reference(machine: MachineChange, cases: int, common: CommonChange | 
     `cases` is the number of cases, and `common` is None if they share no change. `cause` is a sentence on
     what changed in all of them.
     """
-    low, high = machine.interval
-    is_certain = low > 0 or high < 0
-    if common is None and is_certain:
+    if common is None and machine.is_certain:
         return f"The reference is {_how(machine.change)} tonight {_range(machine)}: {MACHINE}."
     if common is None:
         return NO_CHANGE.format(
@@ -43,9 +41,10 @@ def beside_reference(machine: MachineChange, cases: int, common: CommonChange | 
         )
     change = TOKENS_PER_S.change(relative(common.estimate))
     shared_low, shared_high = sorted(TOKENS_PER_S.change(relative(end)) for end in common.interval)
+    low, high = machine.interval
     agrees = shared_low <= high and low <= shared_high
     cases_are = f"{len(common.cases)} of {plural(cases, 'case')} are {_how(change)} tonight"
-    if agrees and is_certain:
+    if agrees and machine.is_certain:
         return f"{cases_are}, and so is the reference {_range(machine)}: {MACHINE}."
     if agrees:
         return f"{cases_are}. The reference {_range(machine)} {UNCERTAIN}. {cause}."

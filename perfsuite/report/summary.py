@@ -255,18 +255,17 @@ def took(session: SessionFile) -> str:
 
 def arm_descriptions(arms: Sequence[ArmFacts]) -> dict[str, str]:
     """Describe both arms, as they were given and as they were resolved; empty without arms."""
-    return {
-        f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
-        for letter, arm in zip("AB", arms, strict=False)
-    }
+    return {f"arm {letter}": _described(arm) for letter, arm in zip("AB", arms, strict=False)}
 
 
 def reference_description(reference: SessionReference | None) -> dict[str, str]:
     """Describe the reference of a session as it was given and resolved; empty without a reference."""
-    if reference is None:
-        return {}
-    arm = reference.arm
-    return {"reference": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"}
+    return {} if reference is None else {"reference": _described(reference.arm)}
+
+
+def _described(arm: ArmFacts) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in arm.facts.items())
+    return f"{arm.text} ({facts})"
 
 
 def _allocated(allocation: Allocation) -> dict[str, str]:

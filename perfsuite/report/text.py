@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite.results.amounts import amount
 from perfsuite.results.metric import PartOfStep, described
-from perfsuite.results.outcome import Check
+from perfsuite.results.outcome import AgainstReference, Check
 
 NONE = "\N{EN DASH}"  # stands for an unknown value
 SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
@@ -41,15 +41,15 @@ def sentence(check: Check, against: str | None = None) -> str:
     text = f"{check.label}: {amount(check.measured, check.unit)}"
     if check.baseline is not None:
         text += f", {against or 'baseline'} {amount(check.baseline, check.unit)}"
-    if check.change is not None:
+    change = check.judged_change
+    if check.change is not None and change is not None:
         less = "fewer" if check.unit in SPEEDS else "less"
         of_a_step = " of a step" if isinstance(described(check.metric), PartOfStep) else ""
         text += f": {abs(check.change):.1%}{of_a_step} {less if round(check.change, 3) < 0 else 'more'}"
         if check.interval is not None:
             text += f" (99% interval {between(check.interval)})"
         if check.against_reference is not None:
-            text += f"; {beside(check, less)}"
-        change = check.change if check.against_reference is None else check.against_reference.change
+            text += f"; {beside(check.against_reference, less)}"
         text += f", {check.allowed:.1%} allowed: {check.outcome}"
         if check.outcome == "regressed" and abs(change) <= check.allowed:
             text += " (certainly worse, and possibly by more than the tolerance)"
@@ -66,10 +66,8 @@ def sentence(check: Check, against: str | None = None) -> str:
     return f"{text}; {check.note}" if check.note else text
 
 
-def beside(check: Check, less: str) -> str:
-    """Describe the change of a check against the session's reference. `less` is the word for a decrease."""
-    against = check.against_reference
-    assert against is not None
+def beside(against: AgainstReference, less: str) -> str:
+    """Describe a change against the session's reference. `less` is the word for a decrease."""
     direction = less if round(against.change, 3) < 0 else "more"
     interval = between(against.interval)
     return f"{abs(against.change):.1%} {direction} than tonight's reference (99% interval {interval})"

@@ -78,9 +78,15 @@ class Check(Data):
     interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is detected 95 times in 100
     probe_exponent: float | None = None  # exponent of the correction by the probe; None: no correction
-    # The change against the session's reference, which then decides the outcome; None: `change` decides it.
+    # The change against the session's reference, which then decides the outcome, or must confirm it; None:
+    # `change` alone decides it.
     against_reference: AgainstReference | None = None
     note: str | None = None
+
+    @property
+    def judged_change(self) -> float | None:
+        """The change that the tolerance is compared with: against the session's reference, if it has one."""
+        return self.change if self.against_reference is None else self.against_reference.change
 
     @property
     def blind(self) -> bool:

@@ -44,7 +44,7 @@ def summed_dtypes(of_ranks: Iterable[Dtypes]) -> Dtypes:
 
 
 REPLAYED = "a CUDA graph was replayed, and its operators are not seen"
-"""Why a step was not counted that replayed a CUDA graph."""
+"""The reason why a step that replayed a CUDA graph was not counted."""
 
 
 class Failure(Data):

@@ -1,10 +1,12 @@
 """The results of a session as one versioned file, `results.json`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator
 
+from perfsuite import documents
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Sealed
@@ -168,6 +170,12 @@ class MachineChange(Data):
     canaries: tuple[str, ...]  # ids of the canaries that agree
     apart: tuple[str, ...] = ()  # ids of the canaries that moved alone, and are left out
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the machine is certainly faster or slower: the 99% interval does not include 0."""
+        low, high = self.interval
+        return low > 0 or high < 0
+
 
 class SessionReference(Data):
     """The reference of a session: the environment and commit of the baselines, launched beside the cases."""
@@ -275,3 +283,14 @@ class SessionFile(Sealed):
     def has_all_cases(self) -> bool:
         """Whether all cases were compared: no selected case of arm A vanished in arm B."""
         return not self.not_compared and self.cases_unknown is None
+
+
+def readable(files: Iterable[Path]) -> Iterator[SessionFile]:
+    """Yield the sessions of these results files.
+
+    A file of another version, or one that was cut off, is left out.
+    """
+    for file in files:
+        session = documents.read_or_none(file, SessionFile)
+        if session is not None:
+            yield session

@@ -17,7 +17,6 @@ from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionReference
 from perfsuite.results.store import FoundBaseline, SessionDir
-from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
 from perfsuite.session.prediction import predicted
 from perfsuite.session.reference import ReferenceArm
@@ -36,7 +35,6 @@ class AgainstBaseline(Mode):
 
     reference: ReferenceArm | None = None  # launched beside the cases; None: cases are judged without it
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
-    _forecast: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
 
     @property
     def reference_facts(self) -> SessionReference | None:
@@ -130,13 +128,7 @@ class AgainstBaseline(Mode):
             return None
         self.setup.progress.say(f"running {task.case.id} dry, to predict its speed")
         facts = predicted(result.healthy_runs[-1], RunDir.of_prediction(task.directory).path)
-        return facts.replace(forecast=self._forecasts(task.machine.device_name).of(task.case.id))
-
-    def _forecasts(self, device_name: str) -> Forecasts:
-        """Return the forecasts of earlier sessions for a kind of GPU."""
-        if device_name not in self._forecast:
-            self._forecast[device_name] = Forecasts(self.setup.store.results(), device_name)
-        return self._forecast[device_name]
+        return facts.replace(forecast=self.setup.forecasts(task.machine.device_name).of(task.case.id))
 
     def _can_be_accepted(self, verdict: Verdict) -> bool:
         return verdict.is_recorded or self.options.policy.min_launches >= baseline.MIN_ACCEPTED

@@ -10,13 +10,11 @@ from perfsuite.case.case import Case
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.verdict.noise import costs_by_session
+from perfsuite.verdict.planning import EXTRA
 from perfsuite.verdict.robust import sorted_logs
 
 CANARIES = 5
 """Number of canaries. With five, a canary that moves alone can be recognised and left out."""
-SHARE = 0.25
-"""Maximum number of the reference's launches, as a share of the launches of the session's cases. The first
-launch on each canary comes earlier, because the first case is already judged with it."""
 _NOISY = 2.0  # a case scatters too much to be a canary if it scatters this much more than the median case
 
 
@@ -49,9 +47,10 @@ class Candidate:
 def is_due(canaries: int, made: int, launches: int) -> bool:
     """Return whether the reference is launched again, after `launches` launches of the session's cases.
 
-    `made` is the number of its launches so far.
+    `made` is the number of its launches so far. The first launch on each canary comes early, because even the
+    first case is judged with it.
     """
-    return made < canaries or made < int(SHARE * launches)
+    return made < canaries or made < int(EXTRA * launches)
 
 
 def chosen(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -1,6 +1,6 @@
 """Run cases dry and judge their counts against baselines of counts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +15,6 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
@@ -33,7 +32,6 @@ class Dry(Mode):
     ranks: tuple[int, ...] | None = None
     interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
     dry: ClassVar[bool] = True
-    _forecasts: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case dry and judge its counts. A dry run cannot reproduce a known issue."""
@@ -69,10 +67,8 @@ class Dry(Mode):
         """Return a dry run with a forecast from the cases that were measured on the same kind of GPU."""
         if run.dry_facts is None or run.dry_facts.expected is None:
             return run
-        name = run.machine.device_name
-        if name not in self._forecasts:
-            self._forecasts[name] = Forecasts(self.setup.store.results(), name)
-        return run.replace(dry_facts=self._forecasts[name].added(run.dry_facts, run.case.id))
+        forecasts = self.setup.forecasts(run.machine.device_name)
+        return run.replace(dry_facts=forecasts.added(run.dry_facts, run.case.id))
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
         """Return the verdict on a dry run before its counts are judged."""

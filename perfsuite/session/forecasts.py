@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfsuite import documents
 from perfsuite.analysis.step_time.forecast import MeasuredCase, forecast
 from perfsuite.errors import PredictionError
 from perfsuite.results.amounts import duration
 from perfsuite.results.dry_facts import DryFacts, Expected, Forecast
-from perfsuite.results.session_file import Measurement, SessionFile
-
-SESSIONS_READ = 100  # maximum number of sessions to read, the newest of the store
+from perfsuite.results.session_file import Measurement, readable
+from perfsuite.session.plan import SESSIONS_READ
 
 
 class Forecasts:
@@ -80,10 +78,7 @@ class Forecasts:
 
 def _results(files: Sequence[Path], device_name: str) -> Iterator[Measurement]:
     """Yield the results on a kind of GPU, oldest first. Files that cannot be read are left out."""
-    for file in files[-SESSIONS_READ:]:
-        session = documents.read_or_none(file, SessionFile)
-        if session is None:
-            continue
+    for session in readable(files[-SESSIONS_READ:]):
         for result in session.results:
             if result.runs and result.runs[-1].machine.device_name == device_name:
                 yield result

@@ -64,11 +64,11 @@ MOST_TOLERANCE = 0.5
 
 
 def tolerance(value: str) -> float:
-    """Parse a tolerance: 3% or 0.03."""
+    """Parse a tolerance: 1% or 0.01."""
     number = fraction(value)
     if 0 < number <= MOST_TOLERANCE:
         return number
-    raise ValueError(f"more than 0% and up to {MOST_TOLERANCE:.0%}, such as 3% or 0.03")
+    raise ValueError(f"more than 0% and up to {MOST_TOLERANCE:.0%}, such as 1% or 0.01")
 
 
 def strict(value: str) -> frozenset[str]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.results.outcome import UNJUDGED, Outcome
-from perfsuite.results.session_file import SessionFile
+from perfsuite.results.session_file import readable
 
 SESSIONS_READ = 100  # maximum number of sessions to read, the newest of the store
 
@@ -44,19 +43,18 @@ class Planned:
     @property
     def gpu_hours(self) -> float | None:
         """Expected GPU hours of the case: 0 on CPUs, and None if its duration is unknown."""
-        if self.seconds is None:
-            return None
-        devices = 0 if self.case.hardware == ("cpu",) else self.case.topology.world_size
-        return self.seconds * devices / 3600
+        return None if self.seconds is None else self.seconds * self.gpus / 3600
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the case uses: 0 on CPUs."""
+        return 0 if self.case.hardware == ("cpu",) else self.case.topology.world_size
 
 
 def past_of(files: Sequence[Path]) -> dict[str, Past]:
     """Return the last measurement of each case, by case id, from the newest of these results files."""
     past: dict[str, Past] = {}
-    for file in files[-SESSIONS_READ:]:
-        session = documents.read_or_none(file, SessionFile)
-        if session is None:
-            continue  # written by another version, or truncated: a plan can do without it
+    for session in readable(files[-SESSIONS_READ:]):
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
                 seconds = sum(run.duration_s for run in (*result.before, *result.runs))

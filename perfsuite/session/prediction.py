@@ -8,7 +8,7 @@ from perfsuite.analysis.step_time.expected import speeds, why_unknown
 from perfsuite.dry.driver import dry_run
 from perfsuite.errors import CaseError, DryRunError, PredictionError
 from perfsuite.results.counts import Counts
-from perfsuite.results.dry_facts import DryFacts
+from perfsuite.results.dry_facts import DryFacts, Expected
 from perfsuite.results.run import Run
 
 SAME_WORK = 0.01  # share by which the FLOPs of a launch and of its dry run may differ
@@ -21,12 +21,12 @@ def predicted(run: Run, directory: Path) -> DryFacts:
     measured meanwhile. It is left out if the launch already shows that its time cannot be predicted.
     """
     try:
-        return DryFacts(expected=_expected(run, directory).expected)
+        return DryFacts(expected=_expected(run, directory))
     except (PredictionError, DryRunError, CaseError) as error:
         return DryFacts(no_expected=str(error))
 
 
-def _expected(run: Run, directory: Path) -> DryFacts:
+def _expected(run: Run, directory: Path) -> Expected:
     """Run the case of a launch dry. Raises an error that says why its time is unknown."""
     case = run.case
     machine = run.machine
@@ -43,16 +43,16 @@ def _expected(run: Run, directory: Path) -> DryFacts:
     facts = dry.dry_facts or DryFacts()
     if facts.expected is None:
         raise PredictionError(facts.no_expected or "the dry run has no expected time of a step")
-    return _of_same_work(facts, run, dry)
+    _check_same_work(run, dry)
+    return facts.expected
 
 
-def _of_same_work(facts: DryFacts, run: Run, dry: Run) -> DryFacts:
-    """Return the facts of a dry run. Raises `PredictionError` if the launch did other work."""
+def _check_same_work(run: Run, dry: Run) -> None:
+    """Raise `PredictionError` if a launch did other work than its dry run."""
     launched = _flops(run)
     counted = _flops(dry)
     if launched and abs(counted / launched - 1) > SAME_WORK:
         raise PredictionError(f"the dry run does {counted / launched:.0%} of the FLOPs that the launch does")
-    return facts
 
 
 def _flops(run: Run) -> int:

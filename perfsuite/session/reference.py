@@ -186,9 +186,10 @@ class ReferenceArm:
         for hardware_class in sorted(classes):
             tonight = self.tonight(hardware_class)
             if tonight is not None:
-                changes += machine_changes(tonight, noise(hardware_class), hardware_class)
+                of_class = machine_changes(tonight, noise(hardware_class), hardware_class)
+                changes += of_class
                 problems += machine_environment(tonight)
-                problems += [] if changes else [UNKNOWN_SHIFT]
+                problems += [] if of_class else [UNKNOWN_SHIFT]
         arm = self.arm
         return SessionReference(
             arm=ArmFacts(text="not launched", facts={})

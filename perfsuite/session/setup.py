@@ -24,6 +24,7 @@ from perfsuite.report.terminal import preflight_text
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.session_file import Measurement, Preflight
 from perfsuite.results.store import STORE, BaselineStore, Store
+from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.plan import Budget
 from perfsuite.verdict.judge import Policy
 
@@ -152,11 +153,18 @@ class Setup:
     progress: Progress
     host: Host = field(default_factory=Host)
     budget: Budget | None = None  # the time of the session; None: as long as its cases need
+    _forecasts: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
 
     @cached_property
     def store(self) -> Store:
         """The local store."""
         return Store(self.options.store)
+
+    def forecasts(self, device_name: str) -> Forecasts:
+        """Return the measurements and forecasts on a kind of GPU that the store had at the first call."""
+        if device_name not in self._forecasts:
+            self._forecasts[device_name] = Forecasts(self.store.results(), device_name)
+        return self._forecasts[device_name]
 
     @cached_property
     def baselines(self) -> BaselineStore:

@@ -130,9 +130,10 @@ def judge(
         if len(runs) >= policy.most:
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
-        verdict = (
-            _compare(healthy, baseline, noise, policy, tonight) if baseline else _record(healthy, policy)
-        )
+        if baseline is None:
+            verdict = _record(healthy, policy)
+        else:
+            verdict = _compare(healthy, baseline, noise, policy, tonight)
         if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
             verdict = verdict.replace(outcome="undecided", failure=None)
     verdict = evidence.named_in(verdict.replace(launches=len(runs)), "launch")
@@ -279,9 +280,9 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
 
 def _unless_worth_it(check: Check, launches: int) -> Check:
     """Return an undecided check of a span or the CPU time as `inconclusive`, unless it is worth a launch."""
-    if check.outcome != "undecided" or check.change is None:
+    change = check.judged_change
+    if check.outcome != "undecided" or change is None:
         return check
-    change = check.change if check.against_reference is None else check.against_reference.change
     if abs(change) <= LOOKS_CHANGED * check.allowed:
         return check.replace(outcome="inconclusive", note=LOOKS_THE_SAME)
     if _is_of_cpu_time(check) and launches >= FEWEST_LAUNCHES:

@@ -202,11 +202,12 @@ def _of_launches(cases: Sequence[LaunchesBySession], sigma: float) -> float:
     return sigma**2 * fmean(1 / len(launches) for case in cases for launches in case.values())
 
 
-def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
-    """Return the noise of a new session against a baseline with these numbers of launches per session.
+def against(noise: Noise, session_sizes: Iterable[float]) -> Noise:
+    """Return the noise of a new session against a baseline.
 
-    The mean of a baseline with n_i launches in session i has variance sum(n_i^2) / (sum n_i)^2 times the
-    variance between sessions. With S sessions of equal size, `session_sigma` grows by sqrt(1 + 1/S).
+    `session_sizes` are the launches of the baseline in each session, as numbers or as shares. The mean of a
+    baseline with n_i launches in session i has variance sum(n_i^2) / (sum n_i)^2 times the variance between
+    sessions. With S sessions of equal size, `session_sigma` grows by sqrt(1 + 1/S).
     """
     sizes = list(session_sizes)
     share = sum(size**2 for size in sizes) / sum(sizes) ** 2

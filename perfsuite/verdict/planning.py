@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from perfsuite.verdict.noise import against
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED, minimum_detectable_difference
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import (
@@ -20,13 +21,13 @@ from perfsuite.verdict.sequential import (
     minimum_detectable_drop,
     smallest_tolerance,
 )
-from perfsuite.verdict.shift import Shares, Shift, correction
+from perfsuite.verdict.shift import CanaryChange, Shares, Shift, correction, error_of_launches, weighted_shift
 
 MIN_CANARIES = 2  # a single canary does not show whether the machine or the case moved
 MAX_CANARIES = 8  # more canaries hardly lower the error of the shift
 USUAL_MAX_LAUNCHES = 6  # maximum number of launches per case in a night without a plan
 ALARMS_PER_NIGHT = 0.001  # largest expected number of false alarms in a night in which nothing changed
-EXTRA = 0.25  # launches of canaries, as a share of the other launches
+EXTRA = 0.25  # maximum number of launches of the reference, as a share of the launches of the cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ def smallest_found(noise: Noise, baseline_launches: int, launches: int, z_alarm:
     return max(found, tolerance)
 
 
-def expected_shift(canaries: Sequence[Planned], launches: int, noise: Noise) -> Shift | None:
+def expected_shift(canaries: Mapping[str, Planned], launches: int, noise: Noise) -> Shift | None:
     """Return the shift of a night with these canaries: its error before the night. Its estimate is 0.
 
     Returns None if the baselines do not show the noise of a case within a session. Tonight's canaries show
@@ -143,19 +144,15 @@ def expected_shift(canaries: Sequence[Planned], launches: int, noise: Noise) -> 
     """
     if noise.of_case is None or not canaries:
         return None
-    variance = noise.of_case.upper
-    precisions = []
-    for canary in canaries:
-        of_launches = noise.sigma**2 * (1 / launches + 1 / canary.baseline_launches)
-        times = 1 + sum(share**2 for share in canary.sessions.values())
-        precisions.append(1 / (of_launches + variance * times))
-    total = sum(precisions)
-    sessions: dict[str, float] = {}
-    for canary, precision in zip(canaries, precisions, strict=True):
-        for name, share in canary.sessions.items():
-            sessions[name] = sessions.get(name, 0.0) + share * precision / total
-    error = math.sqrt(1 / total)
-    return Shift(estimate=0.0, error=error, case_variance=variance, sessions=sessions, canaries=())
+    changes = {
+        name: CanaryChange(
+            estimate=0.0,
+            error=error_of_launches(noise, launches, canary.baseline_launches),
+            sessions=canary.sessions,
+        )
+        for name, canary in canaries.items()
+    }
+    return weighted_shift(changes, noise.of_case.upper)
 
 
 def _plan(
@@ -166,7 +163,7 @@ def _plan(
     plans = {}
     z_alarm = NormalDist().inv_cdf(1 - ALARMS_PER_NIGHT / len(cases))
     for _ in range(2 if canaries else 1):
-        shift = expected_shift([cases[name] for name in canaries], launches, noise)
+        shift = expected_shift({name: cases[name] for name in canaries}, launches, noise)
         plans = {
             name: _case_plan(case, noise, shift, find, tolerance, z_alarm) for name, case in cases.items()
         }
@@ -179,8 +176,7 @@ def _case_plan(
     case: Planned, noise: Noise, shift: Shift | None, find: float, tolerance: float, z_alarm: float
 ) -> CasePlan:
     """Return the plan of a case. An alarm without a change must be `z_alarm` standard errors away."""
-    share = sum(part**2 for part in case.sessions.values())
-    of_case = replace(noise, session_sigma=noise.session_sigma * math.sqrt(1 + share))
+    of_case = against(noise, case.sessions.values())
     corrects = None if shift is None else correction(noise, case.sessions, shift)
     if corrects is not None and corrects.noise.session_sigma < of_case.session_sigma:
         of_case = corrects.noise

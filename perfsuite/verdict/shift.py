@@ -55,12 +55,6 @@ class Shift:
         half = Z_99 * self.error
         return self.estimate - half, self.estimate + half
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the machine is certainly faster or slower: the 99% interval does not include 0."""
-        low, high = self.interval
-        return low > 0 or high < 0
-
 
 def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, case_id: str) -> CanaryChange:
     """Return the change of a canary. `now` has the costs of the reference's launches."""
@@ -68,9 +62,14 @@ def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, c
     change = location(sorted_logs(now), noise.sigma) - location(sorted_logs(then), noise.sigma)
     return CanaryChange(
         estimate=change,
-        error=noise.sigma * math.sqrt(1 / len(now) + 1 / len(then)),
+        error=error_of_launches(noise, len(now), len(then)),
         sessions=shares(baseline, case_id),
     )
+
+
+def error_of_launches(noise: Noise, now: int, then: int) -> float:
+    """Return the standard error that launches cause in the change of a canary, from their numbers."""
+    return noise.sigma * math.sqrt(1 / now + 1 / then)
 
 
 def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
@@ -96,20 +95,27 @@ def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift 
     component = pooled([noise.of_case, _scatter(agreeing)])
     if not agreeing or component is None or component.degrees < MIN_DEGREES:
         return None
-    variances = [change.error**2 + component.upper * _times(change.sessions) for change in agreeing]
+    shift = weighted_shift({name: changes[name] for name in names}, component.upper)
+    return shift if common is None else replace(shift, apart=common.apart)
+
+
+def weighted_shift(changes: Mapping[str, CanaryChange], case_variance: float) -> Shift:
+    """Return the mean of changes, weighted with their inverse variances. There must be at least one."""
+    variances = [change.error**2 + case_variance * _times(change.sessions) for change in changes.values()]
     precision = sum(1 / of_canary for of_canary in variances)
-    weights = [1 / of_canary / precision for of_canary in variances]
+    estimate = 0.0
     sessions: dict[str, float] = {}
-    for weight, change in zip(weights, agreeing, strict=True):
+    for of_canary, change in zip(variances, changes.values(), strict=True):
+        weight = 1 / of_canary / precision
+        estimate += weight * change.estimate
         for name, share in change.sessions.items():
             sessions[name] = sessions.get(name, 0.0) + weight * share
     return Shift(
-        estimate=sum(weight * change.estimate for weight, change in zip(weights, agreeing, strict=True)),
+        estimate=estimate,
         error=math.sqrt(1 / precision),
-        case_variance=component.upper,
+        case_variance=case_variance,
         sessions=sessions,
-        canaries=names,
-        apart=() if common is None else common.apart,
+        canaries=tuple(changes),
     )
 
 

@@ -116,7 +116,7 @@ def test_an_unreached_plan_costs_no_more_than_its_most() -> None:
 def test_more_canaries_and_launches_show_the_shift_better() -> None:
     errors = []
     for count, launches in ((2, 1), (2, 3), (8, 3)):
-        shift = expected_shift([CASE] * count, launches, noise())
+        shift = expected_shift(dict.fromkeys(list(CASES)[:count], CASE), launches, noise())
         assert shift is not None
         assert shift.sessions == pytest.approx(SESSIONS)
         errors.append(shift.error)
@@ -131,8 +131,8 @@ def known_upper(of: Noise) -> float:
 
 
 def test_without_a_noise_of_cases_no_shift_is_expected() -> None:
-    assert expected_shift([CASE], 1, replace(noise(), of_case=None)) is None
-    assert expected_shift([], 1, noise()) is None
+    assert expected_shift({"a": CASE}, 1, replace(noise(), of_case=None)) is None
+    assert expected_shift({}, 1, noise()) is None
 
 
 def test_unknown_noise_of_cases_plans_without_a_reference() -> None:

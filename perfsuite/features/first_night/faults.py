@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from perfsuite.case.case import Case
-from perfsuite.doctor.injected import EXPECTED, SIMULATED_HANG_S, not_reached
+from perfsuite.doctor.injected import EXPECTED, SIMULATED_HANG_S, fault_not_reached
 from perfsuite.doctor.rows import Row, checked, failed, unknown
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night.cases import Size, spread_case
@@ -75,7 +75,7 @@ def _fault_row(check: str, run: Run, kind: str, rank: int | None, *, is_reached:
     if run.failure is not None:
         observed = f"{run.failure.kind}: {run.failure.message}"
     if not is_reached:
-        return not_reached(check, observed)
+        return fault_not_reached(check, observed)
     expected = kind if rank is None else f"{kind} of rank {rank}"
     if run.failure is None:
         return failed(check, observed, f"expected {expected}")

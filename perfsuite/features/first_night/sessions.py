@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from perfsuite import documents
 from perfsuite.case.case import CollectedTest
 from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, failed, passed
@@ -26,7 +25,7 @@ from perfsuite.features.first_night.cases import Size
 from perfsuite.features.first_night.fit import case_row
 from perfsuite.features.first_night.night import Night, not_reached, not_run, why_not
 from perfsuite.report.text import plural
-from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.session_file import Measurement, SessionFile, readable
 from perfsuite.results.store import Store
 from perfsuite.session.jobs import refused
 
@@ -108,7 +107,7 @@ class Turns:
     def is_done(self, test: CollectedTest) -> bool:
         """Return whether a case needs no other session: it has no baseline, or was measured again."""
         of_case = self.results.get(test.case.id, ())
-        return test.case.id in self.skipped or len(of_case) == 2 or (bool(of_case) and not _is_half(of_case))
+        return test.case.id in self.skipped or (bool(of_case) and not _is_half(of_case))
 
     @property
     def left(self) -> list[CollectedTest]:
@@ -184,10 +183,8 @@ def store_in(directory: Path) -> Store:
 def results_in(store: Store) -> Results:
     """Return the results of all sessions in a store. A file that cannot be read counts as no session."""
     results: Results = {}
-    for file in store.results():
-        session = documents.read_or_none(file, SessionFile)
-        if session is not None:
-            results = with_session(results, session)
+    for session in readable(store.results()):
+        results = with_session(results, session)
     return results
 
 
@@ -233,9 +230,7 @@ def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionF
                 if file in earlier or not file.exists() or file.stat().st_mtime_ns == read.get(file):
                     continue
                 read[file] = file.stat().st_mtime_ns
-                content = documents.read_or_none(file, SessionFile)
-                if content is not None:
-                    yield content
+                yield from readable([file])
 
 
 @contextlib.contextmanager

@@ -207,9 +207,9 @@ def _with_machine(
 ) -> list[Mark]:
     """Return the marks and those of the sessions in which the reference moved, in the order of the chart."""
     at = {mark.first for mark in marks}
+    days = [date.fromisoformat(point.place.day) for point in points]
     added = []
     for change in machine:
-        days = [date.fromisoformat(point.place.day) for point in points]
         later = [index for index, day in enumerate(days) if day >= change.last_day]
         if change.hardware_class == hardware_class and later and later[0] and later[0] not in at:
             added.append(Mark(later[0], "machine", f"{change.last_day}: {change.sentences()[0]}"))

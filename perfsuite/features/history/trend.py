@@ -300,10 +300,11 @@ def _measured(points: Sequence[Point], index: int) -> float | None:
 
     The machine can also have changed elsewhere, so only the sessions near the change are compared.
     """
+    if len({point.shift for point in points}) == 1:
+        return None
     near = points[max(0, index - NEAR) : index], points[index : index + NEAR]
     before, after = (fmean(math.log(point.value) for point in side) for side in near)
-    shifts = {point.shift for point in points}
-    return math.expm1(after - before) if len(shifts) > 1 else None
+    return math.expm1(after - before)
 
 
 def machine_steps(references: References, since: date) -> list[MachineStep]:

@@ -91,17 +91,15 @@ def planned_to_find(
     costs = {
         cost.case.id: cost for cost in planned(cases, past_of(store.results()), datetime.now(UTC).date())
     }
+    with_baseline = [case for case in cases if case.id in by_id]
     to_plan = {
-        case.id: _to_plan(by_id[case.id], costs[case.id], known.probe_exponent)
-        for case in cases
-        if case.id in by_id
+        case.id: _to_plan(by_id[case.id], costs[case.id], known.probe_exponent) for case in with_baseline
     }
-    is_cpu = all(case.hardware == ("cpu",) for case in cases)
-    tolerance = min(find, TOKENS_PER_S.tolerance("cpu" if is_cpu else "cuda"))
+    has_gpus = any(costs[case.id].gpus for case in cases)
+    tolerance = min(find, TOKENS_PER_S.tolerance("cuda" if has_gpus else "cpu"))
     candidates = [
         Candidate(case=case, baseline=by_id[case.id], baseline_file="", launch_s=costs[case.id].launch_s)
-        for case in cases
-        if case.id in by_id
+        for case in with_baseline
     ]
     canaries = [candidate.case.id for candidate in chosen(candidates, len(candidates))]
     with_reference = plan_night(to_plan, noise, find, tolerance, canaries)
@@ -111,7 +109,7 @@ def planned_to_find(
         hardware_class=hardware_class,
         noise=noise,
         cases=to_plan,
-        gpus={case.id: 0 if case.hardware == ("cpu",) else case.topology.world_size for case in cases},
+        gpus={case.id: costs[case.id].gpus for case in cases},
         plan=with_reference if has_reference else alone,
         with_reference=with_reference,
         without_baseline=[case.id for case in cases if case.id not in by_id],
