@@ -32,6 +32,7 @@ from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
 from perfsuite.session.priced import priced
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Options, Setup
+from perfsuite.session.side_by_side import SideBySide
 from perfsuite.verdict.arms import (
     ARM_A,
     ARM_B,
@@ -206,6 +207,19 @@ class ByDryRuns(ByCounts):
     dry: ClassVar[bool] = True
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
 
+    def __post_init__(self) -> None:
+        """Prepare to run several cases at the same time."""
+        self._arms_to_run = "ab" if self.known_a is None else "b"
+        self._runs = SideBySide(self._run_arms, processes=len(self._arms_to_run))
+
+    def begin(self, tasks: Sequence[Task]) -> int:
+        """Begin to run several cases at the same time, in both arms."""
+        return self._runs.begin(tasks)
+
+    def end(self) -> None:
+        """End the cases that still run."""
+        self._runs.end()
+
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Judge the counts, and predict what changed collectives cost."""
         trial = super().judge(task, launches)
@@ -219,18 +233,22 @@ class ByDryRuns(ByCounts):
 
     def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
         case = task.case
-        counted_steps = self.options.steps_to_count(case)
-        self.setup.progress.begin(case.id, COUNTED_STEP - 1 + counted_steps, 1, case.unit)
-        stop = Event()
+        steps = COUNTED_STEP - 1 + self.options.steps_to_count(case)
+        self.setup.progress.begin(case.id, steps, 1, case.unit)
+        return self._runs.result(task) if launch == 1 else self._run_arms(task, Event(), arms, launch)
+
+    def _run_arms(self, task: Task, stop: Event, arms: str = "", launch: int = 1) -> dict[str, Run]:
+        """Run a case dry in some arms at the same time; by default, in all arms that have not run yet."""
+        arms = arms or self._arms_to_run
 
         def run(arm: str) -> Run:
             return dry_run(
-                self.setup.host.meant(case),
+                self.setup.host.meant(task.case),
                 _directory(task, arm, launch),
                 device=self.device,
                 arm=self.arms["ab".index(arm)],
                 stop=stop,
-                counted_steps=counted_steps,
+                counted_steps=self.options.steps_to_count(task.case),
             )
 
         with ThreadPoolExecutor(len(arms)) as threads:

@@ -64,11 +64,15 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
 
 
 def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
-    """Measure cases one after another, print and write the results, and return the number of errors."""
+    """Measure cases, print and write the results, and return the number of errors.
+
+    Cases are launched one after another. Dry runs of several cases run at the same time.
+    """
     refused = 0
     status: Status = "interrupted"
     before = signal.signal(signal.SIGTERM, _end)  # a cancelled job also writes its results so far
     try:
+        session.begin(cases)
         for case in cases:
             try:
                 session.measure(case, case.id)
@@ -80,7 +84,7 @@ def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
                 say(why if case.id in why else f"{case.id}: {why}")
         status = "complete"
     finally:  # show and write the results so far, even after an interrupt or the end of an allocation
-        session.setup.lock.release()
+        session.end()
         try:
             _show(session, status, as_json=as_json)
         finally:

@@ -1,7 +1,9 @@
 """Run cases dry and judge their counts against baselines of counts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import ClassVar
 
 from perfsuite.analysis.step_time.links import network_bytes_per_s
@@ -18,6 +20,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
+from perfsuite.session.side_by_side import SideBySide
 from perfsuite.verdict.overall import with_counts
 
 ONE_RANK = "not recorded: --rank runs one rank only, but a baseline needs all ranks that differ"
@@ -33,6 +36,18 @@ class Dry(Mode):
     interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
     dry: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Prepare to run several cases at the same time."""
+        self._runs = SideBySide(self._run)
+
+    def begin(self, tasks: Sequence[Task]) -> int:
+        """Begin to run several cases at the same time."""
+        return self._runs.begin(tasks)
+
+    def end(self) -> None:
+        """End the cases that still run."""
+        self._runs.end()
+
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case dry and judge its counts. A dry run cannot reproduce a known issue."""
         case = task.case
@@ -41,15 +56,7 @@ class Dry(Mode):
         stored = store.find(target, case)
         number = self.options.steps_to_count(case)
         self.setup.progress.begin(case.id, COUNTED_STEP - 1 + number, 1, case.unit)
-        run = dry_run(
-            self.setup.host.meant(case),
-            RunDir.of_launch(task.directory, 1).path,
-            ranks=self.ranks,
-            device=self.device,
-            counted_steps=number,
-            interconnect=self.interconnect,
-        )
-        run = self._with_forecast(run)
+        run = self._with_forecast(self._runs.result(task))
         launches.runs.append(run)
         file = stored.file if stored else store.local_file(target, case.id)
         verdict = self._uncounted(run, target, is_known=stored is not None)
@@ -62,6 +69,17 @@ class Dry(Mode):
             looked_at = counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
         return Trial.of(launches, verdict)
+
+    def _run(self, task: Task, stop: Event) -> Run:
+        return dry_run(
+            self.setup.host.meant(task.case),
+            RunDir.of_launch(task.directory, 1).path,
+            ranks=self.ranks,
+            device=self.device,
+            stop=stop,
+            counted_steps=self.options.steps_to_count(task.case),
+            interconnect=self.interconnect,
+        )
 
     def _with_forecast(self, run: Run) -> Run:
         """Return a dry run with a forecast from the cases that were measured on the same kind of GPU."""

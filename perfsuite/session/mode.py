@@ -95,6 +95,16 @@ class Mode(ABC):
         """The reference that is launched beside the cases, as it is recorded; None if there is none."""
         return None
 
+    def begin(self, tasks: Sequence[Task]) -> int:
+        """Begin tasks that `judge` is called with later, and return how many run at the same time.
+
+        Launches run one after another, because each needs the whole machine.
+        """
+        return 0
+
+    def end(self) -> None:  # noqa: B027  only modes that override `begin` have something to end
+        """End what `begin` has begun."""
+
     def refused(self, task: Task) -> Verdict | None:
         """Return the verdict on a case that must not be launched, or None if the case may be launched."""
         return None

@@ -1,8 +1,8 @@
 """A session: measure cases one after another."""
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Session:
         """Begin a record. Raises `FileError` if the waivers are invalid."""
         self.record = Record(mode)
         self._begun = set[str]()  # ids of the cases that this part began to measure
+        self._tasks: dict[str, Task] = {}  # tasks that have begun before `measure` is called, by case id
 
     @property
     def mode(self) -> Mode:
@@ -105,6 +106,27 @@ class Session:
         self.record.skip(case, nodeid, budget.why_not_reached(case), not_reached=True)
         return False
 
+    def begin(self, cases: Iterable[Case]) -> None:
+        """Begin cases that `measure` is called with later, if they only run dry: at the same time."""
+        if not self.mode.dry:
+            return
+        for case in cases:
+            with suppress(errors.PerfsuiteError):  # `measure` raises it again
+                self._tasks[case.id] = self._task(case)
+        at_the_same_time = self.mode.begin([*self._tasks.values()])
+        if at_the_same_time > 1:
+            cases_run = f"{plural(len(self._tasks), 'case')} run dry, {at_the_same_time} at a time"
+            self.setup.progress.say(cases_run)
+
+    def end(self) -> None:
+        """Release the machine, and end what `begin` has begun."""
+        self.setup.lock.release()
+        self.mode.end()
+
+    def _task(self, case: Case) -> Task:
+        directory = self.record.directory.new_case(case.id)
+        return Task(case=case, machine=self.setup.host.machine_for(case), directory=directory)
+
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case until it is decided, and record a baseline if there is none.
 
@@ -124,8 +146,8 @@ class Session:
             )
         self._begun.add(case.id)
         with self._recorded_errors(case, nodeid):
-            directory = self.record.directory.new_case(case.id)
-            task = Task(case=case, machine=self.setup.host.machine_for(case), directory=directory)
+            task = self._tasks.pop(case.id, None) or self._task(case)
+        directory = task.directory
         try:
             with self._recorded_errors(case, nodeid, directory):
                 trial = self._judge(task)

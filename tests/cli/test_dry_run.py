@@ -12,6 +12,7 @@ from perfsuite.dry import guard
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session.dry import ONE_RANK
+from perfsuite.session.side_by_side import SideBySide
 from tests.cli import commands
 from tests.samples import make_case
 from tests.session.making import DryRuns
@@ -94,6 +95,16 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     content = json.loads(result.stdout)
     assert [measurement["case_id"] for measurement in content["results"]] == [CASE.id]
     assert [skip["case_id"] for skip in content["skipped"]] == [OFFLOADS.id]
+
+
+def test_several_cases_run_at_the_same_time(dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.session.dry.SideBySide", partial(SideBySide, at_once=lambda processes: 4))
+    result = command(CASE.id, OFFLOADS.id)
+    assert "perfsuite: 2 cases run dry, 2 at a time" in result.stderr
+    printed = commands.flat(result.stdout)
+    ends = [printed.index(f"{case.id}: recorded in a dry run") for case in (CASE, OFFLOADS)]
+    assert ends == sorted(ends), "results are in the order of the cases"
+    assert "at a time" not in command(CASE.id).stderr
 
 
 NO_CASE = "no case is selected: give case ids, or select cases with -k"

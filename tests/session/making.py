@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -95,6 +96,7 @@ class DryRuns:
         *,
         ranks: Sequence[int] | None,
         device: Any,
+        stop: Event,
         counted_steps: int,
         interconnect: str | None,
     ) -> Run:
