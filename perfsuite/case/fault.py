@@ -29,8 +29,8 @@ class Fault(Data):
 
     kind: Literal["slowdown", "leak", "stall"] | Plain | Structural
     size: float = 0
-    """For `slowdown` and `leak`, a share of the step time or of the peak memory (0.3 for 30%). For `stall`, a
-    number of steps. 0 for all other faults, which have no size."""
+    """For `slowdown`, a share of the step time (0.3 for 30%). For `leak`, a share of the peak memory. For
+    `stall`, a number of steps. All other faults have no size; it is then 0."""
 
     @property
     def structural(self) -> Structural | None:
@@ -39,7 +39,7 @@ class Fault(Data):
 
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
-        """Parse the fault given to an option. Raises `CaseError` with the allowed values."""
+        """Parse the value of an option that takes a fault. If it is wrong, raises `CaseError`."""
         match = re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text)
         if match:
             if match[1] == "slowdown" and float(match[2]) >= 100:

@@ -1,4 +1,4 @@
-"""Read the version of the installed torch, and the CUDA version it was built for, without importing torch."""
+"""Read which torch is installed, and for which CUDA it was built, without importing torch."""
 
 import importlib.util
 import runpy
@@ -35,7 +35,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Return why the installed torch cannot train on `machine`, or None. pip does not check its build."""
+    """Return why the installed torch cannot train on `machine`, or None. pip does not check this."""
     build = installed()
     if not build:
         return f"torch is not installed: {_OR_NEWER}"
