@@ -13,7 +13,7 @@ from perfsuite.redaction import masked
 
 
 class ConfigFile(Data):
-    """The text of a configuration file. The case keeps it, so ranks and later readers do not need the file.
+    """The text of a configuration file. The case contains it, so nobody needs the file later.
 
     The format is YAML, unless a subclass overrides `parse`.
     """
@@ -31,12 +31,15 @@ class ConfigFile(Data):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Its name is the file name without the suffix. Raises `FileError` or `CaseError`."""
+        """Read a file. The object's `name` is the file's name without its suffix.
+
+        Raises `FileError` or `CaseError`.
+        """
         return cls.model_validate({"name": path.stem, "text": cls.read_text(path)})
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        """Parse a text, and return its content. Raises `ValueError`, which says what is wrong with it."""
+        """Parse a text, and return its content. If this fails, raises `ValueError` with the reason."""
         import yaml
 
         try:
