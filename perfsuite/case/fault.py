@@ -34,7 +34,7 @@ class Fault(Data):
 
     @property
     def structural(self) -> Structural | None:
-        """The kind of the fault if it changes the work of a step; None if it does not."""
+        """The kind of the fault if it changes the work of a step. None if it does not."""
         return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod

@@ -38,7 +38,7 @@ class Speed(NamedTuple):
 
 
 class Accelerator(NamedTuple):
-    """One product. Peaks are dense (no sparsity), in TFLOP/s per device; None if no datasheet gives them."""
+    """One product. Peaks are dense (no sparsity), in TFLOP/s per device. None if no datasheet gives them."""
 
     family: str
     memory_gb: int  # nominal, as in the product's name or datasheet
@@ -171,7 +171,7 @@ class Machine(Data):
         return self.hardware_class if capability is None else f"sm{capability}"
 
     def peak_flops(self, precision: str) -> float | None:
-        """Return the dense peak FLOP/s of one device at a case's precision; None if unknown, never a guess.
+        """Return the dense peak FLOP/s of one device at a case's precision. None if unknown; never guessed.
 
         For `float8`, with or without block scales, this is twice the 16-bit peak. The datasheets of all
         `PRODUCTS` with float8 (compute capability 8.9 or more) give the same value, except that the L40S's

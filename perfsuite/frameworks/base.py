@@ -140,7 +140,7 @@ class Engine:
     step: ClassVar[str]
     """The name of the method that takes one training step. It must be called in every step."""
     not_dry: ClassVar[str | None] = None
-    """Why no dry run of a script that creates an engine is possible; None if one is possible."""
+    """Why no dry run of a script that creates an engine is possible. None if it is possible."""
 
     def optimizers(self, engine: Any) -> Sequence[Any]:
         """Return the optimizers that an engine steps: its own wrappers and the torch optimizers in them."""

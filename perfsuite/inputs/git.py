@@ -324,7 +324,7 @@ def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[
 
 
 def commit_of(ref: str, *, cwd: Path) -> str:
-    """Return the commit that the name of a branch, tag or commit stands for. Raises `GitError` if none does.
+    """Return the commit to which a branch, a tag or the name of a commit refers. Raises `GitError` if none.
 
     Names that begin with a dash are refused, because git would take them for options.
     """

@@ -139,7 +139,7 @@ def _watched(
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes of our control group the kernel has killed for lack of memory; 0 if unknown.
+    """Return how many processes of our control group the kernel has killed for lack of memory. 0 if unknown.
 
     Linux counts them as `oom_kill`, in the file `memory.events` (control groups v2) or `memory.oom_control`
     (v1).
