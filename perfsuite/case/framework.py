@@ -31,7 +31,7 @@ class Promises:
     `perfsuite.frameworks.common.model.build_model` supports all fields."""
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Field of a case -> the values that are supported. A case with another value is refused."""
-    loss: LossRule | None = "falls"  # rule for losses. None: losses are not observed, as each run reports
+    loss: LossRule | None = "falls"  # rule for losses. None: losses are not observed, and each run says so
     tokens_vary: bool = False  # whether the number of tokens varies between steps. It is then not checked
     # Whether the parameters of data-parallel ranks differ. If not, the ranks' parameters are compared.
     replicas_differ: bool = False
@@ -207,8 +207,8 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
         raise CaseError(not_installed(name))
     if extension is None or load(extension) is not kind:
         raise CaseError(
-            f"{kind.__name__} is defined in {kind.__module__}, but ranks look for {name!r} and do not find "
-            f'it. Add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
+            f"{kind.__name__} is defined in {kind.__module__}, but ranks do not find it as {name!r}. "
+            f'Add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
             "to the pyproject.toml of its package and pip install -e that (docs/develop/extending.md). "
             "A training loop of your own does not need a framework, only a Script"
         )

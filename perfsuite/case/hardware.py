@@ -112,7 +112,7 @@ class AllocatedNode(Data):
     """One node of an allocation."""
 
     name: str
-    interface: str | None = None  # the network interface of the node's host name; gloo's default
+    interface: str | None = None  # the network interface of the node's host name, which is gloo's default
 
 
 class Allocation(Data):

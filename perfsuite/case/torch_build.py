@@ -12,7 +12,7 @@ _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".for
 
 
 def installed() -> dict[str, Any]:
-    """Return the constants in `torch/version.py`, or nothing without torch. `cuda` is None without CUDA."""
+    """Return the constants in `torch/version.py` (none without torch). `cuda` is None without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}

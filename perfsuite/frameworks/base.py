@@ -169,7 +169,7 @@ class Library:
     """
 
     events: Mapping[str, Event] = field(default_factory=dict)
-    """Function -> the kind of event as which each of its calls is recorded."""
+    """Function -> the kind of event that is recorded when the function is called."""
     clips: tuple[str, ...] = ()
     """The library's own functions that clip gradients before the optimizer's step."""
     engine: Engine | None = None

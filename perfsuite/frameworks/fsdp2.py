@@ -153,4 +153,4 @@ def _parallelize_llama(model: Any, mesh: Any) -> None:
         "lm_head": parallel.ColwiseParallel(output_layouts=whole),
     }
     parallel.parallelize_module(model, mesh, plan)
-    model.tie_weights()  # `parallelize_module` has replaced tied weights separately
+    model.tie_weights()  # tie again, because `parallelize_module` has replaced tied weights separately

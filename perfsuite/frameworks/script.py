@@ -256,7 +256,7 @@ class Script(Framework):
         return DryPlan()
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return why a script cannot run `case`, for example because a field cannot be observed. Or None."""
+        """Return why a script cannot run `case` (for example, a field cannot be observed), or None."""
         if case.attention != Case.model_fields["attention"].default and not case.model.config:
             return f"attention cannot be observed in {case.model.name}, because only its name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:

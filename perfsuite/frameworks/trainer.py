@@ -182,7 +182,7 @@ class Trainer(ByAccelerate):
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0.0,
             "train_sampling_strategy": "sequential",
-            # Before the end, the Trainer must log, save and read nothing from the device.
+            # Before the end, the Trainer must not log or save anything, and must not read from the device.
             "logging_strategy": "no",
             "logging_nan_inf_filter": False,
             "save_strategy": "no",
@@ -198,7 +198,7 @@ class Trainer(ByAccelerate):
 
 
 class _Data:
-    """The samples of all data-parallel ranks, in the order of the Trainer, which reads only this rank's."""
+    """The samples of all ranks, in the Trainer's order. The Trainer reads only the samples of this rank."""
 
     def __init__(self, batches: list[Any], case: Case, rank: int, ranks: int) -> None:
         self._batches = batches

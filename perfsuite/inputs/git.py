@@ -6,8 +6,9 @@ this reason:
 
 - Commands that read do not run any program that the repository names.
 - Commands that write, or contact a remote, run only if the user asks for them, in the user's own checkout.
-They keep the repository's settings, for example the ssh command of a deploy key. - No command runs a file
-monitor or hooks. - The user's own settings (--global) always apply.
+  They keep the repository's settings, for example the ssh command of a deploy key.
+- No command runs a file monitor or hooks.
+- The user's own settings (--global) always apply.
 """
 
 import contextlib
@@ -195,8 +196,8 @@ def _trusted(cwd: Path) -> Path | None:
 
     The current user must own the repository. There is an exception in containers, where a checkout can belong
     to the user who created it outside the container. There, root also trusts a repository that belongs
-    entirely to one other user. Its top must not be writable by everybody, because anybody can create a `.git`
-    in a directory such as /tmp.
+    entirely to one other user. The top of this repository must not be writable by everybody, because anybody
+    can create a `.git` in a directory such as /tmp.
     """
     top = _top(cwd)
     if top is None:
@@ -342,7 +343,7 @@ def no_option(name: str) -> str:
 
 
 def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
-    """Return the contents of files at a commit. Files that it does not have are left out.
+    """Return the contents of files at a commit. Files that the commit does not have are left out.
 
     `names` are relative to the top of the repository, which is `cwd`.
     """

@@ -35,7 +35,7 @@ NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 of this node (from 0). If it is not set, this is node 0."""
 # Seconds for which an agent without a driver waits while another of its threads writes the launch file.
 LATCH_S = 5
-PEERS_S = 5  # seconds for which a node that was told to end the job waits for the stacks of the other nodes
+PEERS_S = 5  # seconds for which a node waits for the stacks of the other nodes before it ends the job
 
 
 def main(path: str) -> int:
@@ -158,8 +158,9 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _wait_for_peers(job: AgentJob) -> None:
-    """Wait until every node has written its stacks. If this node's ranks were killed now, those of other
-    nodes might end before they have written theirs.
+    """Wait until every node has written its stacks.
+
+    If this node's ranks were killed before that, ranks of other nodes might end without writing their stacks.
     """
 
     def is_over(node: int) -> bool:

@@ -57,7 +57,7 @@ class Gpus:
             return []
 
     def only_visible(self) -> str | None:
-        """Return the CUDA_VISIBLE_DEVICES that hides all other GPUs, or None if no others are visible."""
+        """Return a CUDA_VISIBLE_DEVICES that hides all other GPUs, or None if no others are visible."""
         if not self._handles or len(visible_handles(self._nvml)) == self._count:
             return None
         entries = os.environ.get("CUDA_VISIBLE_DEVICES")

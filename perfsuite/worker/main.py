@@ -163,7 +163,7 @@ def wait_as_long_as_the_driver(case: Case) -> None:
 
 
 def _nccl_timeout(case: Case) -> timedelta:
-    """Return a timeout after which NCCL ends a rank. The driver must be able to end a hanging job before."""
+    """Return NCCL's timeout. It is longer than the driver's, which ends a hanging job before NCCL does."""
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 

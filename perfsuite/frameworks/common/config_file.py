@@ -13,7 +13,7 @@ from perfsuite.redaction import masked
 
 
 class ConfigFile(Data):
-    """The text of a configuration file. The case contains it, so nobody needs the file later.
+    """The text of a configuration file. The case contains this text, so the file is not needed later.
 
     The format is YAML, unless a subclass overrides `parse`.
     """

@@ -35,7 +35,7 @@ Size = Annotated[int, Field(ge=1, strict=True)]
 class Degrees(Data):
     """The sizes of the mesh axes, outermost first. If all sizes are 1, all ranks shard the model."""
 
-    dp_replicate_size: Size  # number of groups of ranks that each hold one replica, sharded over the group
+    dp_replicate_size: Size  # number of groups of ranks. Each group holds one replica, sharded over its ranks
     dp_shard_size: Size  # number of ranks that shard a replica
     cp_size: Size  # number of neighbouring ranks that split the sequences. They shard the replica too
     tp_size: Size  # number of neighbouring ranks that split each layer and see the same data

@@ -45,7 +45,7 @@ TAKEN = frozenset(  # accepted keys. Other keys are refused, because DeepSpeed i
 SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that must be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # values for "auto" in keys that no field of the case determines. Other frameworks use the same
+USUAL = {  # values for "auto" in keys that no field of the case determines, as in the other frameworks
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},

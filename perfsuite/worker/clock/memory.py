@@ -49,7 +49,7 @@ class HostMemory:
         self._mapped = _status_bytes("RssFile")
 
     def end_counting(self) -> None:
-        """Forget the peak of the counted steps. From now on, subtract the code that they loaded as well."""
+        """Forget the peak of the counted steps. From now on, the code that they loaded does not count."""
         self._level += _status_bytes("RssFile") - self._mapped
         self.reset_peak()
 

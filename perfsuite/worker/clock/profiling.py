@@ -31,7 +31,7 @@ class Profiling:
     def __init__(
         self, *, warmup: int, device: Literal["cpu", "cuda"], largest_trace: int = LARGEST_TRACE
     ) -> None:
-        self.notes: list[str] = []  # explain why there is no profile
+        self.notes: list[str] = []  # reasons why there is no profile
         self.is_over = False  # whether all steps to be recorded have ended
         self._warmup = warmup
         self._device = device

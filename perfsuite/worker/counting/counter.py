@@ -142,7 +142,7 @@ class OperatorCall(NamedTuple):
 
 
 class Listener(Protocol):
-    """Is notified of the calls in counted steps."""
+    """An object that is notified of the calls in counted steps."""
 
     def see_call(self, call: OperatorCall) -> None:
         """Process a call of an operator, after the operator has run."""

@@ -51,7 +51,7 @@ class Growth:
     """
 
     def __init__(self, first: int, last: int) -> None:
-        self.notes: list[str] = []  # say why growth is unknown, or what the training does to the collector
+        self.notes: list[str] = []  # reasons why growth is unknown, and how the training uses the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # the collector does not track dicts of names and numbers
         self._frozen: list[int] = []  # number of frozen objects at each boundary

@@ -42,10 +42,12 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     - An attribute is not a holder if its object has a growing type, because something else holds that object.
     - Weak references are left out, because they hold nothing, and because their own holders do not explain
-    the growth. - Suppose that n objects have no named holder. A holder of fewer than n objects is left out,
-    because naming it would hide whatever holds the n. - Suppose that an object is the value of a global or an
-    attribute, and that its type does not grow (a list, for example). The search ends at this object. Its
-    other holders do not matter: they are only other paths to it.
+      the growth.
+    - Suppose that n objects have no named holder. A holder of fewer than n objects is left out, because
+      naming it would hide whatever holds the n.
+    - Suppose that an object is the value of a global or an attribute, and that its type does not grow (a
+      list, for example). The search ends at this object. Its other holders do not matter, because they are
+      only other paths to it.
 
     Frozen objects are searched as well. Afterwards they are frozen again, together with all other objects.
     """
@@ -211,7 +213,7 @@ def _key(values: Mapping[Any, Any], value: Any) -> str | None:
 
 
 def _local_variables() -> dict[int, str]:
-    """Return id of a value -> name of the local variable of a running function that has this value."""
+    """Return the local variables of running functions: id of the value -> name of the variable."""
     names: dict[int, str] = {}
     for frame in sys._current_frames().values():
         above: FrameType | None = frame

@@ -22,9 +22,9 @@ OURS = f"{Path(__file__).parents[2]}{os.sep}"
 # The functions in this file are not counted, and neither are the calls that they make.
 COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
-"""Functions that are not counted, like the calls that they make. torch calls the first one for each operator,
-but only under a dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of two addresses are
-the same by chance."""
+"""These functions are not counted, and neither are the calls that they make. torch calls the first one for
+each operator, but only under a dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of two
+addresses are the same by chance."""
 WRAPPER = "watched"  # name of all our wrappers around functions that the training calls
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)
@@ -136,7 +136,7 @@ class PythonCounter:
 
 
 def outside_of_steps(calls: Mapping[tuple[str, str], int]) -> PythonCalls:
-    """Return the calls that one thread made outside of steps. `calls` is module and function -> number."""
+    """Return the calls that one thread made outside of steps. `calls` maps (module, name) to a number."""
     functions = Counter[str]()
     for (module, name), count in calls.items():
         functions[f"{module}.{name}"] += count
@@ -187,7 +187,7 @@ class _Profile:
 
 
 def leave_monitoring() -> bool:
-    """Release `sys.monitoring`, also in a process that was forked in a counted step.
+    """Release `sys.monitoring`. A process that was forked in a counted step must also call this.
 
     Returns whether this process had claimed `sys.monitoring`.
     """

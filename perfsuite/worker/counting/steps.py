@@ -71,7 +71,7 @@ class Counting:
             raise private.NAMES["current_graph_task"].missing()
         # The counts of step `COUNTED_STEP` and of later steps. None if step `COUNTED_STEP` was not counted.
         self.counts: Counts | None = None
-        self.notes: list[str] = []  # say why a step was not counted, or why a norm was not read
+        self.notes: list[str] = []  # reasons why a step was not counted, or why a norm was not read
         self.steps = steps
         self.has_counted_late = False  # whether the late step was counted, which makes it slower
         # The squared norm of this rank's gradients, as in `RankReport`.

@@ -60,6 +60,6 @@ def _usable_framework(name: str) -> type[Framework] | None:
 
 
 def _framework(name: str) -> type[Framework] | None:
-    """Return the framework of this name, or None if the name stands only for options."""
+    """Return the framework of this name, or None if its class has only options, and cannot run cases."""
     framework = framework_class(name)
     return framework if framework is not None and issubclass(framework, Framework) else None

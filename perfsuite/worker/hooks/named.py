@@ -221,7 +221,7 @@ class Search:
 
 
 def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
-    """Wrap a function of a class, module or object. A static method remains static, and so on."""
+    """Wrap a function of a class, module or object. Static methods and class methods keep their kind."""
     function = getattr(owner, name)
     # `getattr` on a class returns a static method as a plain function, and a class method as a bound method.
     # If a wrapper around these were set on the class, it would get the instance as an additional argument.

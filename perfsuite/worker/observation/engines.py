@@ -23,7 +23,7 @@ from perfsuite.worker.hooks.imports import AfterImport
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
 _created: list[Engine] = []  # kinds of engines created since `watch`, even if they are gone or incomplete
 _imports: AfterImport | None = None
-notes: list[str] = []  # say why some engines are not noticed
+notes: list[str] = []  # reasons why some engines are not noticed
 
 
 def watch() -> None:

@@ -166,7 +166,7 @@ class Observer:
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
                 said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
-                if key not in ADAPTERS:  # the advice about adapters is long enough
+                if key not in ADAPTERS:  # the message about adapters is already long
                     said += " The measurements would not be those of this case."
                 raise MismatchError(said + self._advice(key))
 
@@ -293,7 +293,7 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the outermost modules of whose parameters `optimizer` might step copies, or an empty list.
+    """Return the outermost modules whose parameters `optimizer` might update through copies. Can be empty.
 
     Copies can be fp32 master weights, or this rank's shard of them (in Megatron's distributed optimizer).
     Copies therefore have at most as many elements as the trained parameters. A module is left out if an

@@ -133,7 +133,7 @@ def parameters_of(*optimizers: Any) -> list[Any]:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return all living objects of a class, including those that `gc.freeze` hides. They are frozen again."""
+    """Return all living objects of a class. Objects that `gc.freeze` hides are included, and frozen again."""
     with unfrozen(collects=True):
         # `isinstance` would run the `__class__` property of arbitrary objects.
         return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

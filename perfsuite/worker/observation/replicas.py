@@ -1,4 +1,4 @@
-"""Collect facts about data-parallel ranks. From them, `analysis.agreement` sees if all train one model."""
+"""Collect facts about data-parallel ranks, for `analysis.agreement` to check that they train one model."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Observe blocks, dtypes, attention kernel and tokens in the second step, with hooks. It is not measured."""
+"""Observe the second step, which is not measured, with hooks: blocks, dtypes, attention kernel, tokens."""
 
 import re
 from collections import Counter, deque

@@ -58,7 +58,7 @@ def node_probe(
     `on_round` is called with the number of rounds so far.
 
     The rates of matmul and copy are the best of `ROUNDS` rounds, in which all devices work at the same time.
-    Unlike in `device_probe`, this also means the best single matmul on a CPU, not the median.
+    On a CPU, the best single matmul counts here, but the median counts in `device_probe`.
 
     `next_gb_s` and `previous_gb_s` are like `all_reduce_gb_s`, but between the ranks of two nodes: this node
     and the next or previous node in a ring of all nodes. If there are only two nodes, the first one has only

@@ -22,8 +22,8 @@ from perfsuite.results.rank_report import SpanTimes
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.spans.running import Running
 
-# Maximum number of span names in a launch. It is needed because a script can generate names, such as `rollout
-# 17`.
+# Maximum number of span names in a launch. There must be a limit, because a script can generate names (such
+# as `rollout 17`).
 MOST_NAMES = 50
 
 
