@@ -52,7 +52,7 @@ _Pattern = FrozenMapping[Annotated[int, Field(ge=1, le=MOST, strict=True)]]
 class LoRA(Data):
     """Low-rank adapters (Hu et al. 2021). Only the adapters are trained; the model itself is frozen.
 
-    `targets`, `rank_pattern` and `alpha_pattern` match layers like the fields of peft's `LoraConfig`.
+    `targets`, `rank_pattern` and `alpha_pattern` match layers in the same way as in peft's `LoraConfig`.
     """
 
     rank: int = Field(ge=1, le=MOST, strict=True)
@@ -125,7 +125,7 @@ def _by_pattern(pattern: Mapping[str, int], name: str, usual: int) -> int:
 
 
 class KnownIssue(Data):
-    """A failure with a known cause outside this repository. It does not excuse any other failure."""
+    """A failure with a known cause outside this repository. Other failures of the case are not excused."""
 
     url: str = Field(pattern=r"^https?://\S+$")
     failure: Literal["crash", "timeout", "loss"]
@@ -296,7 +296,7 @@ def check_same(first: Case, case: Case) -> None:
         names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
         raise CaseError(
             f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
-            "which the id does not show. Make these equal, or give the models different names"
+            "which the id does not show. Make these fields equal, or give the models different names"
         )
 
 

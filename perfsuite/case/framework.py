@@ -18,7 +18,7 @@ RESERVED = frozenset({"name", "package", "slug"})  # keys in a file that are not
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and the last steps have lower losses than the first.
-`finite`: every loss is a finite number. In both cases the curve must match the baseline's."""
+`finite`: every loss is a finite number. With both rules, the loss curve must also match the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ class MissingFramework(FrameworkOptions):
     """
 
     model_config = ConfigDict(extra="allow")
-    package: ClassVar[str | None] = None  # the package that provided it when the file was written
-    # The value of `slug` when the file was written, which keeps ids unchanged.
+    package: ClassVar[str | None] = None  # the package that provided the framework when the file was written
+    # The value of `slug` when the file was written. It is kept so that ids do not change.
     written_slug: ClassVar[str | None] = None
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 

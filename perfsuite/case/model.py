@@ -84,5 +84,5 @@ def _read_json(path: Path) -> Any:
         return json.loads(files.read_text(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
-    except (ValueError, RecursionError) as error:  # ValueError: also for bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 raise a ValueError
         raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error

@@ -1,4 +1,4 @@
-"""Names of phases: parts of training that a case or a script names."""
+"""Check the names of phases, which are parts of the training to which a case or a script has given a name."""
 
 import re
 

@@ -20,7 +20,7 @@ def installed() -> dict[str, Any]:
 
 
 def release() -> tuple[int, int]:
-    """Return the first two numbers of the installed torch version; (0, 0) without torch."""
+    """Return the first two numbers of the installed torch version, or (0, 0) without torch."""
     major, minor = installed().get("__version__", "0.0").split(".")[:2]
     return int(major), int(minor)
 

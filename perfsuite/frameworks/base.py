@@ -253,7 +253,7 @@ def missing_package(*packages: str) -> str | None:
         what = package if extra is None else f"'perfsuite[{extra}]'"
         if importlib.util.find_spec(package) is None:
             return f"it needs the package {package}, which is not installed: pip install {what}"
-        with suppress(importlib.metadata.PackageNotFoundError):  # importable, but not installed with pip
+        with suppress(importlib.metadata.PackageNotFoundError):  # it was not installed with pip
             version = importlib.metadata.version(package)
             if wanted is not None and not wanted.contains(version, prereleases=True):
                 return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"

@@ -64,7 +64,7 @@ class FSDP2(Framework):
 
     def expected(self, case: Case) -> dict[str, str]:
         placements = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
-        if self.tensor_parallel > 1:  # norms, row-parallel matrices, column-parallel matrices
+        if self.tensor_parallel > 1:  # of norms, of row-parallel matrices and of column-parallel matrices
             placements = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         expected = {"wrapper": "FSDPModule", "sharding": placements, **float8.expected(self.float8, case)}
         if self.reduce_dtype != "float32":

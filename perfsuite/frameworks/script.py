@@ -207,7 +207,7 @@ class Script(Framework):
                     "started."
                 ) from None
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                # RecursionError and MemoryError: the code is nested too deeply.
+                # Python raises RecursionError or MemoryError if code is nested too deeply.
                 said = f"path={self.path!r} is not Python ({error}). Use command=(...) for other programs."
                 raise CaseError(said) from None
         if self.module is not None:

@@ -36,7 +36,7 @@ _KINDS = {
 def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
     """Open a regular file of at most `most` bytes, or a pipe of this process, for reading.
 
-    Raises `FileError` for anything else, and OSError like `open`.
+    Raises `FileError` for anything else, and OSError for the same reasons as `open`.
     """
     # Check the file before opening it, because opening a device can have effects, and opening a socket fails.
     _check(path, os.stat(path), most)

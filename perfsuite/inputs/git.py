@@ -102,7 +102,8 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
         message = done.stderr.decode(errors="backslashreplace").strip() or "failed"
         if replaced:
             message += (
-                f" (without {', '.join(replaced)} of the repository, which run programs: set them --global)"
+                f" (git ran without {', '.join(replaced)} of the repository, because such settings run "
+                "programs. To use them, set them with --global)"
             )
         raise GitError(f"{name}: {message}")
     return done.stdout
@@ -373,7 +374,7 @@ def current_branch(repo: Path) -> str:
 
 
 def dates(repo: Path, branch: str) -> dict[str, int]:
-    """Return commit -> date in seconds for the commits on a branch itself (first parents), oldest first."""
+    """Return the date in seconds of each commit on a branch itself (first parents), the oldest first."""
     asked = ("log", "--first-parent", "--reverse", "--format=%H %ct", no_option(branch), "--")
     lines = git(*asked, cwd=repo).splitlines()
     return {commit: int(seconds) for commit, seconds in map(str.split, lines)}

@@ -255,7 +255,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     before = readings[0].energy_j
     after = readings[-1].energy_j
     energy_j = None
-    if before is not None and after is not None and after > before:  # neither reset nor missing
+    if before is not None and after is not None and after > before:  # the counter was not reset
         energy_j = round(after - before, 3)
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes

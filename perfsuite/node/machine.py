@@ -132,7 +132,7 @@ def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
     """Raise `MachineError` if MIG splits a GPU: CUDA sees an instance, which is only a part of the card."""
     try:
         is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-    except pynvml.NVMLError:  # a card without MIG, or an instance
+    except pynvml.NVMLError:  # the card has no MIG, or this is already an instance
         return
     if is_split:
         raise MachineError(

@@ -217,7 +217,7 @@ class Gpus:
         return (sum(states), len(states) - sum(states)) if any(states) else (None, None)
 
     def _link_errors(self, index: int) -> dict[str, int]:
-        """Return counter -> number of errors of all NVLinks since the driver was loaded.
+        """Return, for each counter, the number of errors of all NVLinks since the driver was loaded.
 
         Counters that NVML does not have are left out.
         """

@@ -132,7 +132,7 @@ def _takes_request(address: str) -> bool:
         requests.setblocking(False)
         try:
             requests.sendto(b"?", address)
-        except OSError:  # the process has no process group
+        except OSError:  # the process does not listen, because it has no process group
             return False
     return True
 

@@ -78,7 +78,7 @@ class AgentJob:
     run_dir: RunDir
     request: CaseFile
     node: int = 0  # the number of this node, from 0
-    # The cores near the GPU of each rank of this node, if known.
+    # For each rank of this node: the cores near its GPU. Empty if they are unknown.
     near_cores: tuple[frozenset[int], ...] = ()
     # A function to call with the failures so far, while other ranks still run.
     tell: Callable[[Sequence[Failure]], object] = lambda failures: None

@@ -106,7 +106,7 @@ def read() -> CollectiveCallsFile:
 
 
 def ranks_of_groups() -> dict[str, tuple[int, ...]]:
-    """Return name of a process group -> its global ranks, for all groups of this process."""
+    """Return the global ranks of each process group of this process. The keys are torch's group names."""
     world = private.or_none("process_groups")
     groups = [] if world is None else list(world.pg_map)
     return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in groups}
@@ -177,7 +177,7 @@ def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
     outside = [
         frame
         for frame in frames
-        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))  # `<string>` starts a fork server
+        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))  # `<string>` is in a fork server
         and Path(frame["filename"]).name not in OF_DECORATORS
     ]
     own = [frame for frame in outside if not str(frame["filename"]).startswith(OF_LIBRARIES)]

@@ -285,14 +285,14 @@ class Rank:
         return ()
 
     def _levels(self) -> dict[str, dict[int, int]]:
-        """Return kind of memory -> number of a step -> bytes in use after this step."""
+        """Return memory in use after steps: kind of memory -> number of the step -> bytes."""
         if self.recorder.levels is None:
             return {}
         self.notes += self.recorder.levels.notes
         return self.recorder.levels.bytes_at
 
     def _spans(self) -> dict[str, SpanTimes]:
-        """Return name -> times of the training's events and phases."""
+        """Return the times of each event and each phase of the training."""
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:

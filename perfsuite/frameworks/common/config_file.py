@@ -69,7 +69,7 @@ class ConfigFile(Data):
             raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
         before = text.splitlines()
         after = masked(text).splitlines()
-        if before != after:  # the message gives the line number, because the line would reveal the secret
+        if before != after:  # give only the number of the line, because the line itself reveals the secret
             line = next(n for n in range(1, len(before) + 1) if before[n - 1 : n] != after[n - 1 : n])
             raise FileError(
                 f"{path}: line {line} looks like a secret, but results, baselines and reports contain the "

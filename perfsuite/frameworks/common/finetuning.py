@@ -51,7 +51,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """Quantise the values of `full` like the parameter `empty`, which `quantise_layers` created."""
+    """Quantise the values of `full` as the parameter `empty` requires, which `quantise_layers` created."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):

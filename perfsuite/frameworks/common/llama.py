@@ -4,7 +4,7 @@ from typing import Any
 
 from perfsuite.case.model import Model
 
-USUAL_SHAPE = {  # default sizes of a Llama, for the keys that its configuration leaves out
+USUAL_SHAPE = {  # default sizes of a Llama, for keys that a configuration leaves out
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_attention_heads": 32,

@@ -42,7 +42,7 @@ def transformers_config(model: Model) -> Any:
     """
     from transformers import AutoConfig
 
-    # A deep copy, because transformers changes nested parts (rope_parameters) in place.
+    # Make a deep copy, because transformers changes nested parts (rope_parameters) in place.
     settings: dict[str, Any] = {**copy.deepcopy(dict(model.config)), "use_cache": False}
     model_type = settings.pop("model_type")
     try:
@@ -74,7 +74,7 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 
 def has_attention(config: Any) -> bool:
-    """Return whether a transformers configuration is for a model with attention, unlike Mamba."""
+    """Return whether a transformers configuration is for a model with attention. A Mamba has none."""
     # A script can use a version of transformers before 4.45, which has no `get_text_config`.
     text = getattr(config, "get_text_config", lambda: config)()
     return hasattr(text, "num_attention_heads")

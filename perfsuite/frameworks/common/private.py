@@ -1,4 +1,4 @@
-"""The private names of torch, accelerate and transformers that perfsuite uses, with their known versions.
+"""The private names of torch, accelerate and transformers that perfsuite uses, with versions that have them.
 
 Any release of a package can drop a private name. All private names that perfsuite uses are listed in this
 module, which is in the lowest folder that needs one. Frameworks, ranks and dry runs import them like this:
@@ -82,7 +82,7 @@ class Name(NamedTuple):
         return owner
 
     def look_up(self) -> Any:
-        """Return the object for the importer (`Kind`). Raises `PrivateNameError` if the name is gone."""
+        """Return what an importer gets (see `Kind`). Raises `PrivateNameError` if the name is gone."""
         if self.kind == "attribute":
             return Attribute(self)
         owner = self.owner()

@@ -142,7 +142,7 @@ def expected_shards(axis: str, *, replicate: int, shard: int, tensor: int) -> di
     """
     mesh = {"dp_replicate": replicate, axis: shard, "tp": tensor}
     placements = ["Shard(0)"]
-    if tensor > 1:  # norms, row-parallel matrices, column-parallel matrices
+    if tensor > 1:  # the placements of norms, row-parallel matrices and column-parallel matrices
         placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
     return {
         "mesh": meshes_text([{name: size for name, size in mesh.items() if size > 1 or name == axis}]),

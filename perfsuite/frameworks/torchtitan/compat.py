@@ -1,4 +1,4 @@
-"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU. They change only this process."""
+"""Patch torchtitan 0.3.0, in this process only, so that it runs with a released torch and on a CPU."""
 
 import importlib.util
 import inspect

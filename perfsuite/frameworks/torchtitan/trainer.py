@@ -171,7 +171,7 @@ def check_pretended(model: Any) -> None:
     kinds = low_precision(model.modules())
     if PRETENDED and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
         raise DryRunError(
-            f"a dry run cannot do this: {kinds} have their own kernels; only Float8Linear uses torch's"
+            f"a dry run cannot do this: {kinds} have their own kernels, and only Float8Linear uses torch's"
         )
 
 

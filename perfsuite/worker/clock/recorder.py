@@ -201,7 +201,7 @@ class Recorder:
 
     @property
     def start_up_spans(self) -> dict[str, SpanTimes]:
-        """Span name -> the seconds of this part of the start-up. Empty if they are unknown."""
+        """The seconds of each part of the start-up, with span names as keys. Empty if they are unknown."""
         seconds = {} if self.start_up is None else self.start_up.seconds
         return {name: SpanTimes(seconds=(duration_s,)) for name, duration_s in seconds.items()}
 

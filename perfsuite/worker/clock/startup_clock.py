@@ -193,7 +193,7 @@ class _Calls:
             to[function] = to.get(function, 0) + number
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
-        """Return part -> calls, or None if calls might be missing (see `why_unknown`)."""
+        """Return the calls of each part, or None if calls might be missing (see `why_unknown`)."""
         self._is_over = True
         if sys.getprofile() is not self._hook:
             return None

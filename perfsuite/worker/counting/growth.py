@@ -115,7 +115,7 @@ class Growth:
         return any(later > earlier for earlier, later in pairwise(self._frozen))
 
     def _find_new(self) -> dict[str, tuple[int, ...]]:
-        """Return type -> ids of the objects created since the previous boundary, the oldest first.
+        """Return, for each type, the ids of objects created since the previous boundary, the oldest first.
 
         Only types that have grown are included. At the previous boundary, all objects were in the oldest
         generation. Newer objects have been appended to this generation since. A mark in it shows where they
@@ -140,7 +140,7 @@ class Growth:
         return {name: tuple(identities) for name, identities in new.items()}
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return type -> ids of the oldest new objects that are still alive.
+        """Return, for each type, the ids of the oldest new objects that are still alive.
 
         Call this right after a collection, because other objects might reuse the ids later. For each type, at
         most as many ids are returned as the type has grown, because younger objects might belong only to the
@@ -198,7 +198,7 @@ def _census() -> dict[str, int]:
 
 
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
-    """Return type -> number of objects, without the objects that perfsuite itself keeps for each step.
+    """Return the number of objects of each type, without those that perfsuite itself keeps for each step.
 
     Types are identified by name, because a training run might create the same type again in each step.
     """

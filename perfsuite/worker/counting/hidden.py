@@ -89,8 +89,9 @@ class Watch:
 
 
 def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, float]:
-    """Return thread id -> CPU seconds of all Python threads, except for this thread and perfsuite's threads.
+    """Return the CPU seconds of all Python threads, except for this thread and perfsuite's threads.
 
+    The keys are the ids of the threads.
     The seconds are read from /proc. Python's own clocks of threads are undefined once a thread has ended, and
     `threading` also lists threads of C++ code that have ended.
     """

@@ -213,7 +213,7 @@ def _key(values: Mapping[Any, Any], value: Any) -> str | None:
 
 
 def _local_variables() -> dict[int, str]:
-    """Return the local variables of running functions: id of the value -> name of the variable."""
+    """Return the names of the local variables of running functions. The keys are the ids of their values."""
     names: dict[int, str] = {}
     for frame in sys._current_frames().values():
         above: FrameType | None = frame

@@ -65,7 +65,10 @@ class LiveMemory:
         self._has_seen_a_step = False  # whether a whole step has ended
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
-        """Record a tensor that an operator takes or (`born`) creates. `part` is its category if it is new."""
+        """Record a tensor that an operator takes or, if `born`, creates.
+
+        `part` is the category of the tensor's storage if the storage is new.
+        """
         storage = storage_of(tensor)
         if storage is not None:
             thread = get_ident()

@@ -15,7 +15,7 @@ LONGEST = 100  # maximum length of a choice, in characters
 
 
 def choices(cache: Path) -> dict[str, str]:
-    """Return kernel -> choice for all tuned kernels.
+    """Return the choice for each tuned kernel. The keys are the names of the kernels.
 
     `cache` is inductor's directory. If a kernel was tuned in two launches, it has the same name in both.
     """

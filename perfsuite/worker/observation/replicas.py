@@ -18,7 +18,7 @@ _sequence_number = private.or_none("sequence_number")
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """Return trained parameter -> L1 norm of this rank's shard. This norm changes in every step."""
+    """Return, for each trained parameter, the L1 norm of this rank's shard. It changes in every step."""
     trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     with torch.no_grad():
         shards = ((name, local(parameter)) for name, parameter in trained)

@@ -51,7 +51,7 @@ class SecondStep:
 
     def _count_tokens(self, model: nn.Module) -> None:
         parents = [m for m in model.modules() if next(m.children(), None) is not None] if self.inside else []
-        # A ModuleList is never called itself.
+        # Use the modules in a ModuleList, because a ModuleList itself is never called.
         outermost = model if isinstance(model, nn.ModuleList) else [model]
         for module in dict.fromkeys([*outermost, *parents]):
             if not isinstance(module, torch.jit.ScriptModule):  # such modules do not support hooks

@@ -46,7 +46,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def imported() -> dict[str, str]:
-    """Return distribution -> version for all imported modules. This takes half a second."""
+    """Return the versions of all distributions that have imported modules. This takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}
@@ -115,7 +115,7 @@ def compiled_counts() -> Compiled | None:
         return None
     breaks = Counter[str]()
     for reason, count in counters.get("graph_break", {}).items():
-        breaks[reason.splitlines()[0]] += count  # the following lines name places in files
+        breaks[reason.splitlines()[0]] += count  # other lines name places in files
     metrics = private.compilation_metrics()
     return Compiled(
         graphs=_graphs(counters),

@@ -33,7 +33,7 @@ from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 # it. The speed of the machine affects both in the same way, so their ratio does not depend on it.
 PAIRS = 10
 STEPS = 20  # number of steps in a block
-BLOCK_BYTES = 64 * 2**20  # size of an allocation, by which the peak that perfsuite reads must rise
+BLOCK_BYTES = 64 * 2**20  # size of a test allocation. The peak that perfsuite reads must rise by this size
 Run = Callable[[int], list[Any]]
 
 

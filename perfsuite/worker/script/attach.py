@@ -267,7 +267,8 @@ class Attached:
         is_alone = self.case.topology.world_size == 1
         return self._may_be_rank() and (started_rank() is not None or dist.is_initialized() or is_alone)
 
-    def _may_be_rank(self) -> bool:  # for `path` and `module`, only the process that the agent started
+    def _may_be_rank(self) -> bool:
+        # With `path` and `module`, only a process that the agent itself started can be a rank.
         is_command = getattr(self.case.framework, "command", None) is not None
         agent = os.environ.get(ANCESTOR_PID)
         return is_command or agent is None or os.getppid() == int(agent)

@@ -194,20 +194,20 @@ class Spans:
         return None
 
     def times(self) -> dict[str, SpanTimes]:
-        """Return name -> steps and seconds of all occurrences of this span in the training thread."""
+        """Return, for each span of the training thread, the steps and seconds of all its occurrences."""
         by_name = defaultdict[str, list[tuple[int, float]]](list)
         for name, thread, steps, seconds in self._times:
             if thread == self._thread:
                 by_name[name].append((steps, seconds))
         for span in self._open.get(self._thread or 0, ()):
-            self.note(f"{span.name}: one was still open when the last step ended, and is not reported")
+            self.note(f"{span.name}: the last one was still open when the last step ended, so it is left out")
         return {
             name: SpanTimes(steps=tuple(steps for steps, _ in times), seconds=tuple(s for _, s in times))
             for name, times in by_name.items()
         }
 
     def counts(self) -> dict[str, Counts]:
-        """Return name -> counts of the first occurrence of this span in the training thread."""
+        """Return, for each span of the training thread, the counts of its first occurrence."""
         return {
             name: self._counts(span) for (thread, name), span in self._first.items() if thread == self._thread
         }
