@@ -176,7 +176,7 @@ def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
 
 
 def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
-    """Return, for each layer in `group`, the shortest end of its name that no other layer of `layers` has."""
+    """Return, for each layer in `group`, the shortest end of its name that no layer outside `group` has."""
     everywhere = Counter(end for layer in layers for end in _possible_ends(layer.name))
     inside = Counter(end for layer in group for end in _possible_ends(layer.name))
     return [

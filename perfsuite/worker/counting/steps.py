@@ -94,7 +94,7 @@ class Counting:
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Record that an optimizer is about to step. Only steps of the first optimizer end training steps.
+        """Record that an optimizer is about to step. Only the steps of the first optimizer are counted.
 
         `args` and `kwargs` are the arguments of the optimizer's `step`, as torch passes them to hooks. The
         first of them is the optimizer itself.
