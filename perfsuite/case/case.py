@@ -29,9 +29,9 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-Unit = Literal["tokens", "samples"]  # the unit that a case counts; names of figures always contain `tokens`
+Unit = Literal["tokens", "samples"]  # what a case counts. Names of figures contain `tokens` in both cases
 
-MOST = 100_000_000  # limit for numbers that have no smaller limit; beyond it, arithmetic can fail
+MOST = 100_000_000  # limit of numbers without a smaller limit, because arithmetic with larger ones can fail
 
 
 class Topology(Data):
@@ -52,21 +52,22 @@ _Pattern = FrozenMapping[Annotated[int, Field(ge=1, le=MOST, strict=True)]]
 class LoRA(Data):
     """Low-rank adapters (Hu et al. 2021). Only the adapters are trained; the model itself is frozen.
 
-    `targets`, `rank_pattern` and `alpha_pattern` match layers like the fields of peft's `LoraConfig`.
+    `targets`, `rank_pattern` and `alpha_pattern` match layers in the same way as in peft's `LoraConfig`.
     """
 
     rank: int = Field(ge=1, le=MOST, strict=True)
     alpha: int = Field(ge=1, le=MOST, strict=True)
     """The output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] | str = ()
-    """The layers that get an adapter, by the ends of their names: `"q_proj"`, `"attn.q_proj"`, `"to_out.0"`.
-    A string instead of a tuple is a regular expression that must match a whole name, or `"all-linear"`: all
-    linear layers except the output layer. Empty: all linear layers in the blocks."""
+    """The ends of the names of all layers that get an adapter: `"q_proj"`, `"attn.q_proj"`, `"to_out.0"`.
+    A string instead of a tuple is a regular expression that must match a whole name. The string
+    `"all-linear"` selects all linear layers except the output layer. An empty tuple selects all linear layers
+    in the blocks."""
     rank_pattern: _Pattern = Field(default={}, validate_default=True)
-    """Ranks of some layers, by a regular expression that matches the end of their names. If several match,
-    the first in alphabetical order is used."""
+    """Regular expression -> the rank of all layers whose names end with a match. If several expressions match
+    the same layer, the first in alphabetical order is used."""
     alpha_pattern: _Pattern = Field(default={}, validate_default=True)
-    """Values of alpha for some layers, in the same form."""
+    """Regular expression -> the value of alpha, in the same form as `rank_pattern`."""
 
     @field_validator("targets")
     @classmethod
@@ -84,7 +85,8 @@ class LoRA(Data):
     def _patterns(cls, pattern: Mapping[str, int]) -> Mapping[str, int]:
         for name in pattern:
             _check_pattern(name)
-        return MappingProxyType(dict(sorted(pattern.items())))  # files sort keys, so this order survives
+        # Files sort their keys. So sort them here too, and the order will be the same after reading a file.
+        return MappingProxyType(dict(sorted(pattern.items())))
 
     def __hash__(self) -> int:
         return hash((self.rank, self.alpha, self.targets, *self.rank_pattern, *self.alpha_pattern))
@@ -96,13 +98,16 @@ class LoRA(Data):
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
     def selects(self, name: str) -> bool:
-        """Return whether the layer with this full name is a target. `targets` must be names or a pattern."""
+        """Return whether the layer with this full name is a target.
+
+        `targets` must not be empty or `"all-linear"`.
+        """
         if isinstance(self.targets, str):
             return re.fullmatch(self.targets, name) is not None
         return any(f".{name}".endswith(f".{target}") for target in self.targets)
 
     def of(self, name: str) -> tuple[int, int]:
-        """Return the rank and the alpha of the adapter of the layer with this full name."""
+        """Return rank and alpha of the adapter on the layer with this full name."""
         rank = _by_pattern(self.rank_pattern, name, self.rank)
         return rank, _by_pattern(self.alpha_pattern, name, self.alpha)
 
@@ -120,11 +125,11 @@ def _by_pattern(pattern: Mapping[str, int], name: str, usual: int) -> int:
 
 
 class KnownIssue(Data):
-    """A failure with a known cause outside this repository. It does not excuse any other failure."""
+    """A failure with a known cause outside this repository. Other failures of the case are not excused."""
 
     url: str = Field(pattern=r"^https?://\S+$")
     failure: Literal["crash", "timeout", "loss"]
-    """The way in which a launch fails; `timeout` for a hang."""
+    """How a launch fails. A hang is a `timeout`."""
 
 
 class Case(Data):
@@ -140,8 +145,8 @@ class Case(Data):
     ]
     framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
-    """Tokens per sequence. With None, which only a `Script` can have, samples are counted instead of tokens,
-    and speeds are in samples/s."""
+    """Tokens per sequence. None: samples are counted instead of tokens, and speeds are in samples/s. Only a
+    `Script` can have None."""
     micro_batch: int = Field(ge=1, le=MOST, strict=True)
     gradient_accumulation: int = Field(default=1, ge=1, le=MOST, strict=True)
     precision: Precision = "fp32"
@@ -155,8 +160,8 @@ class Case(Data):
     """Format of the blocks' frozen weights: `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
     hardware: Annotated[tuple[str, ...], BeforeValidator(lambda one: (one,) if isinstance(one, str) else one)]
-    """The hardware that the case is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a
-    pytest marker."""
+    """The hardware that the case is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several of these. The
+    family of each becomes a pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63, strict=True)
     max_warmup_steps: int = Field(default=20, ge=2, le=MOST, strict=True)
@@ -170,10 +175,10 @@ class Case(Data):
     timeout_s: float = Field(default=900, gt=0, le=MOST, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
     known_issue: KnownIssue | None = None
-    """A known reason why this case fails. The report says whether it still fails."""
+    """A known reason why this case fails. The report says whether the case still fails."""
     may_run_out_of_memory: bool = Field(default=False, strict=True)
-    """Whether running out of memory is a result instead of a failure, as in a batch sweep. It is still a
-    failure if a baseline shows that the case fits."""
+    """Whether running out of memory is a result instead of a failure, for example in a sweep of batch sizes.
+    If a baseline shows that the case fits, running out of memory is a failure nevertheless."""
 
     @field_validator("activation_checkpointing")
     @classmethod
@@ -220,9 +225,10 @@ class Case(Data):
 
     @cached_property
     def id(self) -> str:
-        """The name of the case: framework, model and changed fields. Stable, unique, valid as a file name.
+        """The name of the case, made of its framework, its model and its changed fields.
 
-        An id that would be longer than `MAX_ID` is cut, and ends with a digest of the whole.
+        It is stable, unique and valid as a file name. A name that would be longer than `MAX_ID` is cut, and
+        then ends with a digest of the full name.
         """
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
@@ -257,12 +263,12 @@ class Case(Data):
 
     @property
     def unit(self) -> Unit:
-        """The unit that speeds count per second."""
+        """What speeds count per second: tokens or samples."""
         return "samples" if self.sequence_length is None else "tokens"
 
     @property
     def sample_length(self) -> int:
-        """The number of units in a sample: the tokens of a sequence, or 1."""
+        """The number of units in a sample: its tokens, or 1 if the case counts samples."""
         return 1 if self.sequence_length is None else self.sequence_length
 
     @property
@@ -277,10 +283,11 @@ class Case(Data):
         return self.max_warmup_steps + self.steps
 
 
-MAX_ID = 200  # maximum characters of an id. With a suffix it becomes a file name, which can have 255
+MAX_ID = 200  # maximum length of an id. A file name consists of an id and a suffix, and can have 255
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "counted_steps", "timeout_s", "known_issue", "may_run_out_of_memory"})
-"""Fields that define where a case runs, how long it may take and how it may fail, but not its work."""
+"""Fields that do not change the work of a case. They say where it runs, how long it can take and how it can
+fail."""
 
 
 def check_same(first: Case, case: Case) -> None:
@@ -289,17 +296,17 @@ def check_same(first: Case, case: Case) -> None:
         names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
         raise CaseError(
             f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
-            "which the id does not show. Make these equal, or give the models different names"
+            "which the id does not show. Make these fields equal, or give the models different names"
         )
 
 
 class CollectedTest(Data):
-    """A test with its case, as collected by pytest. It is not necessarily selected."""
+    """A test that pytest collected, with its case. The test is not necessarily selected."""
 
     nodeid: str
     case: Case
     marks: tuple[str, ...] = ()  # names of its marks that `-m` can select, sorted
-    # Why pytest would not run it: `deselected`, or `skipped` with the reason. None if it would run.
+    # Why pytest would not run this test: `deselected`, or `skipped` with the reason. None if it would run.
     left_out: str | None = None
 
 
@@ -322,12 +329,15 @@ class CaseFile(Document):
     counts: bool = True  # whether every rank counts the work of a step (`perfsuite.results.counts`)
     # Number of consecutive steps to count if nothing is timed. None: count before and after the timed steps.
     counted_steps: int | None = Field(default=None, ge=1)
-    preflight: bool = False  # whether ranks only probe their nodes; of the case, only the topology is used
-    profile: bool = False  # whether ranks profile a few steps after warm-up and then end; nothing is judged
-    metrics: tuple[str, ...] = ()  # names of other packages' metrics that every rank records
+    preflight: bool = False  # whether ranks only probe their nodes. They then use only the case's topology
+    profile: bool = False  # whether ranks only profile a few steps after warm-up. Nothing is then judged
+    metrics: tuple[str, ...] = ()  # names of metrics from other packages, which every rank records
 
     def as_json(self) -> str:
-        """Return the JSON without defaults, so that an older perfsuite (in an arm) can read the file."""
+        """Return the JSON without fields that have their default values.
+
+        An older perfsuite (in an arm) can then read the file even if it does not know these fields.
+        """
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}
         chosen = {name: value for name, value in plain(self).items() if name not in usual}

@@ -11,7 +11,7 @@ from perfsuite.documents import did_you_mean
 from perfsuite.errors import CaseError
 
 GPT2 = {"layers": "n_layer", "heads": "n_head", "hidden": "n_embd", "positions": "n_positions"}
-LLAMA = {  # names of sizes in a transformers configuration, by the short names used here
+LLAMA = {  # short name of a size, as used here -> its name in a transformers configuration
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
@@ -26,13 +26,19 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def gpt2(name: str, **shape: Any) -> Model:
-    """Return a GPT-2 model (OpenAI 2019): tied embeddings, published dropout of 0.1; sizes as in `GPT2`."""
+    """Return a GPT-2 model (OpenAI 2019): tied embeddings, dropout of 0.1 as published.
+
+    `shape` gives fields of the configuration, under their own names or the short names in `GPT2`.
+    """
     usual = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 50257}
     return Model(name=name, config={**usual, **{GPT2.get(key, key): value for key, value in shape.items()}})
 
 
 def llama(name: str, **shape: Any) -> Model:
-    """Return a Llama model (Touvron 2023, Dubey 2024): grouped queries, SwiGLU; sizes as in `LLAMA`."""
+    """Return a Llama model (Touvron 2023, Dubey 2024): grouped queries, SwiGLU.
+
+    `shape` gives fields of the configuration, under their own names or the short names in `LLAMA`.
+    """
     shape = {"positions": 4096, "rms_norm_eps": 1e-5, "tied": False, **shape}
     config = {LLAMA.get(key, key): value for key, value in shape.items()}
     return Model(name=name, config={"model_type": "llama", **config})
@@ -67,14 +73,15 @@ def _llama31(name: str, *, factor: float = 8.0, **shape: Any) -> Model:
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        # For machines without a GPU: steps take milliseconds.
+        # Models for machines without a GPU, on which their steps take milliseconds.
         gpt2("gpt2-tiny", layers=2, heads=4, hidden=128, positions=128, vocab_size=512, **NO_DROPOUT),
         llama("llama-tiny", layers=4, heads=4, kv_heads=2, hidden=128, mlp=384, vocab=512, positions=256),
         mamba("mamba-tiny", layers=2, hidden=64, vocab=512),
         gpt2("gpt2", layers=12, heads=12, hidden=768),
         gpt2("gpt2-large", layers=36, heads=20, hidden=1280),
         gpt2("gpt2-xl", layers=48, heads=25, hidden=1600),
-        # Lightning's shapes for minGPT, named 3 B (96 layers of gpt2-xl's width), 4.4 B and 8.4 B.
+        # Lightning's three shapes for minGPT. Lightning calls them 3 B (96 layers, as wide as gpt2-xl),
+        # 4.4 B and 8.4 B.
         gpt2("gpt2-xxl", layers=96, heads=25, hidden=1600),
         gpt2("gpt2-xxxl", layers=100, heads=30, hidden=1920),
         gpt2("gpt2-4xl", layers=190, heads=30, hidden=1920),
@@ -84,15 +91,15 @@ MODELS: Mapping[str, Model] = {
         _llama3("llama-3-70b", layers=80, heads=64, hidden=8192, mlp=28672),
         _llama31("llama-3.1-8b", layers=32, heads=32, hidden=4096, mlp=14336),
         _llama31("llama-3.2-1b", layers=16, heads=32, hidden=2048, mlp=8192, factor=32.0, tied=True),
-        # LightOn's model of 1.6 B parameters. Its throughput was published without its shape. With a
-        # vocabulary of 64,000, 56 layers of Mamba-1.4B's width come closest to that size.
+        # LightOn's model of 1.6 B parameters, whose throughput was published without its shape. With a
+        # vocabulary of 64,000 and layers as wide as Mamba-1.4B's, 56 layers come closest to 1.6 B parameters.
         mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),
     )
 }
 
 
 def find_model(name: str) -> Model:
-    """Return the model with that name. Raises `CaseError` with the known names."""
+    """Return the model with that name. If there is none, raises `CaseError`, which lists the known names."""
     if name in MODELS:
         return MODELS[name]
     raise CaseError(

@@ -29,17 +29,17 @@ class Fault(Data):
 
     kind: Literal["slowdown", "leak", "stall"] | Plain | Structural
     size: float = 0
-    """For `slowdown` and `leak`, a share of the step time or of the peak memory (0.3 for 30%). For `stall`, a
-    number of steps. 0 for all other faults, which have no size."""
+    """For `slowdown`, a share of the step time (0.3 for 30%). For `leak`, a share of the peak memory. For
+    `stall`, a number of steps. All other faults have the size 0."""
 
     @property
     def structural(self) -> Structural | None:
-        """The kind of the fault if it changes the work of a step; None if it does not."""
+        """The kind of the fault if it changes the work of a step. None if it does not."""
         return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
-        """Parse the fault given to an option. Raises `CaseError` with the allowed values."""
+        """Parse the value of an option that takes a fault. If it is wrong, raises `CaseError`."""
         match = re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text)
         if match:
             if match[1] == "slowdown" and float(match[2]) >= 100:

@@ -18,49 +18,59 @@ RESERVED = frozenset({"name", "package", "slug"})  # keys in a file that are not
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and the last steps have lower losses than the first.
-`finite`: every loss is a finite number. In both cases the curve must match the baseline's."""
+`finite`: every loss is a finite number. With both rules, the loss curve must also match the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promises:
-    """Promises of a framework about any training with these options. The ranks' reports must confirm them."""
+    """What a framework promises about every training with its options. The ranks' reports must confirm it."""
 
-    builds_model: bool = True  # whether it builds the case's model; a script brings its own model and loop
+    builds_model: bool = True  # whether the framework builds the case's model. A script builds its own model
     ignores: frozenset[str] = frozenset({"lora", "quantization"})
-    """Fields of a case that `build` ignores: a case that sets one of them is refused. The function
-    `perfsuite.frameworks.common.model.build_model` supports all of them."""
+    """Fields of a case that `build` ignores: a case that sets one of them is refused. A framework that calls
+    `perfsuite.frameworks.common.model.build_model` supports all fields."""
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Supported values by field of a case. A case with another value is refused."""
-    loss: LossRule | None = "falls"  # rule for losses; None: not observed (each run reports this)
-    tokens_vary: bool = False  # whether the number of tokens varies between steps (then it is not checked)
-    replicas_differ: bool = False  # whether data-parallel ranks have different parameters (then no check)
+    """Field of a case -> the values that are supported. A case with another value is refused."""
+    loss: LossRule | None = "falls"  # rule for losses. None: losses are not observed, and each run says so
+    tokens_vary: bool = False  # whether the number of tokens varies between steps. It is then not checked
+    # Whether the parameters of data-parallel ranks differ. If not, the ranks' parameters are compared.
+    replicas_differ: bool = False
 
 
 class FrameworkOptions(Data):
-    """The name and options of a framework. The fields are its options. Equal objects measure the same."""
+    """The name of a framework, and its options, which are the fields of this class.
+
+    If two objects are equal, they describe the same training.
+    """
 
     name: ClassVar[str] = ""
-    """The name in cases, files and ids, which is the name of its entry point."""
+    """The name of the framework in cases, files and ids. Its entry point has the same name."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Packages that it imports in addition to torch and transformers. Without them, a case is skipped. Their
-    versions are recorded."""
+    """Packages that the framework imports in addition to torch and transformers. If one is missing, cases are
+    skipped. The versions of these packages are recorded."""
 
     @property
     def promises(self) -> Promises:
-        """The promises about any training with these options."""
+        """The promises about every training with these options."""
         return Promises()
 
     def slug(self) -> str:
-        """Return the name and the options that are required or not the default, as a part of a case's id."""
+        """Return the framework's part of a case's id.
+
+        It consists of the name, the required options, and the options that do not have their defaults.
+        """
         return "-".join([self.name, *changed_fields(self)])
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework, named in a file, that is missing here or broken. Its cases can be read, but not run."""
+    """A framework that a file names, but that is not installed here, or broken.
+
+    Its cases can be read, but not run.
+    """
 
     model_config = ConfigDict(extra="allow")
-    package: ClassVar[str | None] = None  # the package that provided it when the file was written
-    # The value of `slug` when the file was written, which keeps ids unchanged.
+    package: ClassVar[str | None] = None  # the package that provided the framework when the file was written
+    # The value of `slug` when the file was written. It is kept so that ids do not change.
     written_slug: ClassVar[str | None] = None
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
@@ -72,8 +82,9 @@ class MissingFramework(FrameworkOptions):
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     """Return the framework of a case, given as an object, as its name, or as `{"name": ..., **options}`.
 
-    Raises `CaseError` for a name that is not installed here, and `ExtensionError` if its package is broken.
-    In a file, such a framework becomes a `MissingFramework` instead, so that old results remain readable.
+    Raises `CaseError` if no framework of that name is installed here, and `ExtensionError` if its package is
+    broken. If the name comes from a file, the framework becomes a `MissingFramework` instead, so that old
+    results remain readable.
     """
     if isinstance(value, FrameworkOptions):
         _check_findable(type(value))
@@ -104,21 +115,30 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
 
 
 def as_json(framework: FrameworkOptions) -> dict[str, Any]:
-    """Return the form that `parse` reads. For another package's framework, it includes package and slug."""
+    """Return a dictionary that `parse` can read.
+
+    If the framework comes from another package, the dictionary includes the package's name and the slug.
+    """
     package = _package(type(framework))
     origin = {} if package is None else {"package": package, "slug": framework.slug()}
     return {"name": framework.name, **origin, **framework.model_dump()}
 
 
 def framework_class(name: str) -> type[FrameworkOptions] | None:
-    """Return the class of a framework; None if not installed. Raises `ExtensionError` if it is broken."""
+    """Return the class of a framework, or None if it is not installed.
+
+    Raises `ExtensionError` if the framework is broken.
+    """
     extension = extensions.find(FRAMEWORKS, name)
     return None if extension is None else load(extension)
 
 
 @functools.cache
 def load(extension: Extension) -> type[FrameworkOptions]:
-    """Load the class from its package. Raises `ExtensionError` if it is not a framework of that name."""
+    """Load the class of a framework from its package.
+
+    Raises `ExtensionError` if the class is not a framework, or if its name is not the extension's.
+    """
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
         raise extension.error(f"{kind!r} is not a perfsuite.frameworks.Framework: derive it from that class")
@@ -131,7 +151,10 @@ def load(extension: Extension) -> type[FrameworkOptions]:
 
 
 def not_installed(name: str, package: str | None = None) -> str:
-    """Return the message for a framework that is not installed, with known names or the install command."""
+    """Return the message for a framework that is not installed.
+
+    The message gives the command that installs the framework, or lists the known names.
+    """
     if package is not None:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
@@ -145,7 +168,10 @@ def not_installed(name: str, package: str | None = None) -> str:
 
 
 def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
-    """Return the fields that are required or not the default, as short readable text, in declared order."""
+    """Return short readable texts for the required fields and for those that do not have their defaults.
+
+    The order is that of the declaration.
+    """
     parts = []
     for name, info in type(data).model_fields.items():
         if name in skip or (getattr(data, name) == info.default and not info.is_required()):
@@ -170,20 +196,19 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
 
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
-    """Raise an error if ranks, which only get the name of a framework, would not find its class."""
+    """Raise an error if ranks would not find this class, because they get only the framework's name."""
     name = kind.name
     if issubclass(kind, MissingFramework):
         return
     extension = extensions.find(FRAMEWORKS, name)
     if extension is not None and extension.package == PERFSUITE and load(extension) is not kind:
-        extension = extensions.of_others(FRAMEWORKS, name)  # raises an error if a package uses the name
+        extension = extensions.of_others(FRAMEWORKS, name)  # raises an error if another package uses the name
     if extension is None and kind.__module__.startswith(f"perfsuite.frameworks.{name}"):
         raise CaseError(not_installed(name))
     if extension is None or load(extension) is not kind:
         raise CaseError(
-            f"{kind.__name__} is defined in {kind.__module__}, but ranks look for {name!r} and do not find "
-            "it "
-            f'there. Add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
+            f"{kind.__name__} is defined in {kind.__module__}, but ranks do not find it as {name!r}. "
+            f'Add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
             "to the pyproject.toml of its package and pip install -e that (docs/develop/extending.md). "
             "A training loop of your own does not need a framework, only a Script"
         )
@@ -199,5 +224,6 @@ def _package(kind: type[FrameworkOptions]) -> str | None:
 
 @functools.cache
 def _missing(name: str, package: str | None, slug: str | None) -> type[MissingFramework]:
+    # Each missing framework needs a class of its own, because `name` is an attribute of the class.
     values = {"__module__": __name__, "name": name, "package": package, "written_slug": slug}
-    return type("MissingFramework", (MissingFramework,), values)  # the name belongs to the class
+    return type("MissingFramework", (MissingFramework,), values)

@@ -16,27 +16,29 @@ from perfsuite.documents import Data, did_you_mean
 
 
 class Speed(NamedTuple):
-    """The speeds of a healthy device's kernels and collectives, from which a step's time is predicted."""
+    """Speeds of kernels and collectives on a healthy device, used to predict the time of a step."""
 
     multiprocessors: int
     memory_gb_s: float  # bandwidth of the memory according to the datasheet
     cache_mb: float  # size of the L2 cache
     matmul_share: float  # share of the 16-bit peak that a large matrix product reaches
     matmul_share_fp32: float  # share of the fp32 peak that a large product in fp32 reaches
-    attention_share: float  # share of the 16-bit peak that fused attention reaches in a long sequence
+    attention_share: float  # share of the 16-bit peak that fused attention reaches with long sequences
     attention_backward_share: float
     memory_share: float  # share of the memory's bandwidth that a large elementwise kernel reaches
-    shortest_kernel_us: float  # time from the beginning of an empty kernel to the next
+    shortest_kernel_us: float  # time from the start of an empty kernel to the start of the next kernel
     collective_gb_s: float  # NCCL's bus bandwidth between the devices of one machine
     source: str
     published: tuple[float, float] | None = None
-    """Lowest and highest share of the predicted speed that published steps reach. None: there are too few."""
-    factor: float | None = None  # median time of published steps relative to the prediction; None: too few
+    """Lowest and highest share of the predicted speed that published steps reach. None: too few steps are
+    published."""
+    # Median of the published steps' times relative to their predictions. None: too few steps are published.
+    factor: float | None = None
     published_source: str | None = None
 
 
 class Accelerator(NamedTuple):
-    """One product. Peaks are dense (no sparsity), in TFLOP/s per device; None if no datasheet gives them."""
+    """One product. Peaks are dense (no sparsity), in TFLOP/s per device. None if no datasheet gives them."""
 
     family: str
     memory_gb: int  # nominal, as in the product's name or datasheet
@@ -47,11 +49,12 @@ class Accelerator(NamedTuple):
     peak_16bit: float | None  # bf16 and fp16, with fp32 accumulation; on Volta and Turing only fp16
     peak_fp32: float | None  # outside the tensor cores, because torch leaves TF32 off by default
     link_gb_s: float | None
-    """One-way bandwidth between a device and the others of its machine, in GB/s. It is NVLink if the form
-    factor has it (`sxm`, `nvl`, NVL72), and otherwise PCIe with 16 lanes, without bridges between pairs. None
-    if no datasheet gives it."""
+    """One-way bandwidth in GB/s between a device and the other devices of its machine. The link is NVLink if
+    the form factor has NVLink (`sxm`, `nvl`, NVL72), and otherwise PCIe with 16 lanes. Bridges between pairs
+    of devices are not included. None if no datasheet gives the bandwidth."""
     capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
-    source: str  # the source of the peaks and the link; datasheets give the sum of both directions
+    # The source of the peaks and of `link_gb_s`. Datasheets give the sum of the link's two directions.
+    source: str
     usable_source: str | None  # the source of `usable_gib`
     speed: Speed | None = None  # None if no published step shows how fast the device is
 
@@ -82,15 +85,15 @@ PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by NVML's nam
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
-"""The families in a case's `hardware`, which are also all hardware markers. `gpu` is any GPU, known or
-not."""
+"""The families that a case's `hardware` can name. They are also the names of the hardware markers. `gpu` is
+any GPU, known or not."""
 
 ARCHITECTURES: Mapping[str, int] = {product.family: product.capability for product in PRODUCTS.values()}
-"""Compute capability of each family, times ten. It determines which kernels libraries choose."""
+"""Family -> its compute capability times ten, which determines the kernels that libraries choose."""
 
 
 def hardware_error(name: str) -> str | None:
-    """Return why no machine can match an entry of a case's `hardware`; None if one can."""
+    """Return why no machine can match this entry of a case's `hardware`. None if some machine can."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
     lower = name.lower()
@@ -109,7 +112,7 @@ class AllocatedNode(Data):
     """One node of an allocation."""
 
     name: str
-    interface: str | None = None  # the interface of its host name, which gloo uses by default
+    interface: str | None = None  # the network interface of the node's host name, which is gloo's default
 
 
 class Allocation(Data):
@@ -117,7 +120,8 @@ class Allocation(Data):
 
     job_id: str
     nodes: tuple[AllocatedNode, ...]  # in rank order
-    variables: dict[str, str] = Field(default_factory=dict)  # for NCCL and gloo; ranks inherit them
+    # Environment variables for NCCL and gloo, which ranks inherit.
+    variables: dict[str, str] = Field(default_factory=dict)
 
 
 AND = " + "  # separates the names of different devices in `Machine.device_name`
@@ -128,14 +132,14 @@ class Machine(Data):
 
     device: Literal["cpu", "cuda"]
     device_name: str
-    hardware_class: str  # of the accelerator; on a CPU, the processor and the number of its cores
+    hardware_class: str  # class of the accelerator; without a GPU, the processor and the number of its cores
     devices: int  # number of GPUs, or of cores that this process may use
     memory_bytes: int  # memory of one GPU, or of the machine, in bytes
     driver: str | None = None  # version of the GPU driver
-    note: str | None = None  # what could not be determined, and why
+    note: str | None = None  # explains what could not be determined, and why
     nodes: int = Field(default=1, ge=1)  # number of machines like this one that a case may use
     interconnect: str | None = None  # ports and Gbit/s: `8xib400`, `eth100`; None if unknown
-    # The allocation by a scheduler; None without a scheduler, and in the machine of a case.
+    # The nodes that a scheduler has allocated. None without a scheduler, and in the result of `for_nodes`.
     allocation: Allocation | None = None
 
     def for_nodes(self, nodes: int) -> Machine:
@@ -155,7 +159,7 @@ class Machine(Data):
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        """Compute capability of its GPUs, such as `(9, 0)`; None for a CPU, or a GPU not in `PRODUCTS`."""
+        """Compute capability of the GPUs, such as `(9, 0)`. None for a CPU, or a GPU not in `PRODUCTS`."""
         return None if self.product is None else divmod(ARCHITECTURES[self.product.family], 10)
 
     @property
@@ -167,33 +171,33 @@ class Machine(Data):
         return self.hardware_class if capability is None else f"sm{capability}"
 
     def peak_flops(self, precision: str) -> float | None:
-        """Return the dense peak FLOP/s of one device at a case's precision; None if unknown, never a guess.
+        """Return the dense peak FLOP/s of one device at a case's precision. None if unknown; never guessed.
 
-        For `float8`, including block scales, this is twice the 16-bit peak. All `PRODUCTS` that have float8
-        (compute capability 8.9 or more) give that in their datasheets; only the L40S rounds it up, by
-        1%. The peak of bf16 is unknown on a GPU that emulates it.
+        For `float8`, with or without block scales, this is twice the 16-bit peak. The datasheets of all
+        `PRODUCTS` with float8 (compute capability 8.9 or more) give the same value, except that the L40S's
+        is rounded up by 1%. On a GPU that emulates bf16, the peak of bf16 is unknown.
         """
         if self.emulates(precision):
             return None
         is_float8 = precision == "float8"
-        # pragma: no mutate (0, 0): every known card is newer
+        # pragma: no mutate (0, 0): every known GPU has a higher capability
         if is_float8 and (self.compute_capability or (0, 0)) < (8, 9):
             return None
         peak = getattr(self.product, "peak_fp32" if precision == "fp32" else "peak_16bit", None)
         return None if peak is None else 1e12 * peak * (2 if is_float8 else 1)
 
     def emulates(self, precision: str) -> bool:
-        """Return whether this GPU computes a case's precision without tensor cores: bf16 before Ampere.
+        """Return whether this GPU has no tensor cores for a precision, like bf16 on GPUs before Ampere.
 
-        Its matmuls in bf16 are then slower than in fp32 (on a V100 at 10.7 instead of 14.5 TFLOP/s, according
-        to https://github.com/zzc0721/torch-performance-test-data/issues/140), and no datasheet gives a peak.
+        Matmuls in bf16 are then slower than in fp32 (10.7 instead of 14.5 TFLOP/s on a V100, according to
+        https://github.com/zzc0721/torch-performance-test-data/issues/140), and no datasheet gives a peak.
         """
         capability = self.compute_capability
         return precision.startswith("bf16") and capability is not None and capability < (8, 0)
 
     @property
     def link_bytes_per_s(self) -> float | None:
-        """One-way bandwidth between a device and the others of this machine, in bytes/s, or None."""
+        """One-way bandwidth in bytes/s between a device and the others of this machine. None if unknown."""
         link = None if self.product is None else self.product.link_gb_s
         return None if link is None else 1e9 * link
 

@@ -27,8 +27,8 @@ class Model(Data):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     config: FrozenMapping[JsonValue]
-    """The transformers configuration. Empty for a model that only a training script can build; its FLOPs and
-    MFU are unknown."""
+    """The transformers configuration. It is empty for a model that only a training script can build. The
+    FLOPs and the MFU of such a model are unknown."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -49,8 +49,8 @@ class Model(Data):
     def from_config(cls, config: Any, *, name: str = "") -> Self:
         """Return a model from a `config.json` (its path or content) or a transformers configuration object.
 
-        `name` is used in the ids of its cases. Raises `CaseError` without a name, and `FileError` for a file
-        that cannot be read.
+        The ids of the model's cases contain `name`. Raises `CaseError` without a name, and `FileError` for a
+        file that cannot be read.
         """
         if not name:
             raise CaseError("Model.from_config needs a name for the ids of its cases: name='my-model'")
@@ -64,13 +64,16 @@ class Model(Data):
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The configuration of the language model: all of it, unless it has parts (text, vision)."""
+        """The configuration of the language model.
+
+        This is the whole of `config`, or its part `text_config` if it has separate parts for text and vision.
+        """
         part = self.config.get("text_config")
         return part if isinstance(part, Mapping) else self.config
 
     @property
     def max_sequence_length(self) -> int | None:
-        """The number of tokens for which the model has positions; None if the configuration does not say."""
+        """The number of tokens for which the model has positions. None if the configuration has no limit."""
         lengths = (self.text_config.get(key) for key in ("max_position_embeddings", "n_positions"))
         return next((value for value in lengths if isinstance(value, int)), None)
 
@@ -81,5 +84,5 @@ def _read_json(path: Path) -> Any:
         return json.loads(files.read_text(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
-    except (ValueError, RecursionError) as error:  # ValueError: also for bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # bytes that are not UTF-8 raise a ValueError
         raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error

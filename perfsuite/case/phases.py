@@ -1,4 +1,4 @@
-"""Names of phases: parts of training that a case or a script names."""
+"""Check the names of phases, which are parts of the training to which a case or a script has given a name."""
 
 import re
 
@@ -7,7 +7,7 @@ from perfsuite.errors import CaseError
 LONGEST_NAME = 40
 MEASURED_STEPS = "measured steps"
 DATA_WAIT = "data wait"
-"""Names of rows in the table of spans of a report."""
+"""Names of rows in a report's table of spans."""
 _NAMES_IN_REPORTS = (
     MEASURED_STEPS,
     DATA_WAIT,

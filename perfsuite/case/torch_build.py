@@ -1,4 +1,4 @@
-"""Read the version of the installed torch, and the CUDA version it was built for, without importing torch."""
+"""Read which torch is installed, and for which CUDA it was built, without importing torch."""
 
 import importlib.util
 import runpy
@@ -12,7 +12,7 @@ _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".for
 
 
 def installed() -> dict[str, Any]:
-    """Return the constants in `torch/version.py`; empty without torch. `cuda` is None without CUDA."""
+    """Return the constants in `torch/version.py` (none without torch). `cuda` is None without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -20,7 +20,7 @@ def installed() -> dict[str, Any]:
 
 
 def release() -> tuple[int, int]:
-    """Return the first two numbers of the installed torch version; (0, 0) without torch."""
+    """Return the first two numbers of the installed torch version, or (0, 0) without torch."""
     major, minor = installed().get("__version__", "0.0").split(".")[:2]
     return int(major), int(minor)
 
@@ -35,7 +35,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Return why the installed torch cannot train on `machine`, or None. pip does not check its build."""
+    """Return why the installed torch cannot train on `machine`, or None. pip does not check this."""
     build = installed()
     if not build:
         return f"torch is not installed: {_OR_NEWER}"

@@ -28,7 +28,7 @@ from perfsuite.frameworks.common.accelerate_config import (
 from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Degrees, Size
 
-_PLUGIN = {  # strategy -> its options that are arguments of accelerate's plugin
+_PLUGIN = {  # strategy -> its options that accelerate's plugin takes as arguments
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }
@@ -37,7 +37,7 @@ _OPTIONS = {"ddp": ("float8",), **_PLUGIN, "fsdp2": (*_PLUGIN["fsdp2"], *Degrees
 
 
 class Accelerate(ByAccelerate):
-    """A strategy and its options, with accelerate's names, or a file that `accelerate config` wrote.
+    """Either a strategy and its options, under accelerate's names, or a file that `accelerate config` wrote.
 
     Examples: `Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)`, `Accelerate(config="fsdp.yaml")`.
     """
@@ -170,7 +170,7 @@ class Accelerate(ByAccelerate):
             if plugin.mixed_precision_policy is not None:
                 settings["reduce_dtype"] = str(plugin.mixed_precision_policy.reduce_dtype)
             if plugin.activation_checkpointing:
-                case = case.replace(activation_checkpointing="none")  # the plugin checkpoints instead
+                case = case.replace(activation_checkpointing="none")  # the plugin checkpoints the blocks
         model: Any = self._degrees.model(case, parallelism, ranks.device)
         if plugin is not None and plugin.fsdp_version == 1:
             # Wrap the model first, because FSDP1 can replace the parameters that the optimizer must hold.
@@ -201,7 +201,10 @@ class Accelerate(ByAccelerate):
         )
 
     def _set_environment(self, *, on_cpu: bool) -> dict[str, str]:
-        """Set accelerate's variables from the file and unset all others. Return the settings to record."""
+        """Set accelerate's environment variables from the file, and remove all other variables of accelerate.
+
+        Return the settings to record.
+        """
         clear_environment()
         if self.config is None:
             return {}
@@ -217,7 +220,7 @@ class Accelerate(ByAccelerate):
         if self._fsdp is None:
             return None
         if self.config is not None:
-            return FullyShardedDataParallelPlugin()  # takes its options from the environment
+            return FullyShardedDataParallelPlugin()  # reads its options from the environment
         names = _PLUGIN[str(self.strategy)]
         return FullyShardedDataParallelPlugin(
             fsdp_version=self._fsdp.fsdp_version,

@@ -36,8 +36,8 @@ class Ranks:
 class StepClock(Protocol):
     """The clock of a rank, which counts and times the training steps.
 
-    Most frameworks need not call it: the clock watches the first torch optimizer that steps, and counts each
-    of its steps as a training step.
+    Most frameworks need not call it. The clock watches the first torch optimizer that steps, and counts each
+    step of this optimizer as a training step.
     """
 
     def boundary(self) -> None:
@@ -55,18 +55,18 @@ class Workload:
     """A training job that is ready to run, as returned by `Framework.build`."""
 
     run: Callable[[int], list[Any]]
-    """Runs the given number of optimizer steps and returns this rank's loss of each step. A loss is a float,
-    or a 0-d tensor that is still on the device, because reading it inside a step would synchronise."""
+    """Runs the given number of optimizer steps and returns this rank's loss of each step. A loss is a float
+    or a 0-d tensor. The tensor stays on the device, because reading it inside a step would synchronise."""
     data_parallel: int  # the number of ranks (from 1 to the world size) that see different data
     model: Any = None
-    """The wrapped model. None if the library wraps the model in `run`: the worker then looks for the module
+    """The wrapped model. None if the library wraps the model in `run`. The worker then looks for the module
     that owns the parameters of the first optimizer that steps."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that only this framework knows, such as forced options or patches. They are recorded in
     `Observed.settings`."""
-    # Returns the library's own tokens/s over all ranks. It is called after `run`.
+    # Returns the tokens/s over all ranks that the library itself reports. It is called after `run`.
     own_tokens_per_s: Callable[[], float | None] = lambda: None
-    flops: Flops | None = None  # FLOPs from the library's own formula, if it builds its own model
+    flops: Flops | None = None  # FLOPs from the library's own formula, if the library builds the model
     notes: tuple[str, ...] = ()  # notes for the reader of a dry run
     # Returns the peak memory. None: the worker measures the peak memory of this process.
     memory: Callable[[], Memory] | None = None
@@ -80,7 +80,8 @@ class Workload:
 class Command:
     """A command, and the directory that it runs in."""
 
-    words: tuple[str, ...]  # `{launch_dir}` in a word is replaced (`perfsuite.results.run_dir.LAUNCH_DIR`)
+    # The launch replaces `{launch_dir}` in a word (`perfsuite.results.run_dir.LAUNCH_DIR`).
+    words: tuple[str, ...]
     directory: str
     starts_ranks: bool
     """Whether the command starts the ranks of a job itself. If not, the launcher runs it once per rank, with
@@ -92,23 +93,24 @@ class LaunchPlan:
     """How the ranks of a launch are started."""
 
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to set before a rank starts
-    # Runs instead of perfsuite's worker. Its Python processes measure themselves.
+    # Runs instead of perfsuite's worker. The Python processes of this command measure themselves.
     command: Command | None = None
     process_group: Literal["eager", "lazy", "library"] = "eager"
     """Who creates the default process group, and when NCCL connects its ranks.
 
     `eager`: the worker creates it. NCCL connects all ranks at once, and splits that communicator for each
-    further group. `lazy`: the worker creates it, and ranks connect on first use. Unbatched send and recv need
-    this, because an eager group serialises them with all its other operations. `library`: `build` creates it.
+    further group. `lazy`: the worker creates it, and ranks connect on first use. Training that uses unbatched
+    send and recv needs `lazy`, because an eager group serialises these with all its other operations.
+    `library`: `build` creates it.
     """
     clock: Literal["torch", "framework"] = "torch"
     """What ends a training step.
 
     `torch`: a step of the first torch optimizer that steps. `framework`: the training calls
-    `StepClock.boundary`. This is for an engine that steps a torch optimizer several times in a training step,
-    or not at all.
+    `StepClock.boundary`. `framework` is for an engine that steps a torch optimizer several times in a
+    training step, or not at all.
     """
-    # False if nothing is trained. Ranks are then plain forks without torch, and their clock is simulated.
+    # False if nothing is trained. Ranks are then plain forks without torch, and have a simulated clock.
     needs_torch: bool = True
 
 
@@ -118,10 +120,10 @@ class DryPlan:
 
     impossible: str | None = None  # why no dry run of this case is possible; None if one is possible
     pretend: Callable[[], None] = lambda: None
-    """Replaces functions that fail on fake tensors, using `perfsuite.frameworks.common.patches`. It is called
-    in the process of the dry run, after `load`. Raises `DryRunError` if a function no longer exists."""
+    """Replaces functions that fail on fake tensors, using `perfsuite.frameworks.common.patches`. The process
+    of the dry run calls it after `load`. It raises `DryRunError` if a function no longer exists."""
     ranks_differ: bool = False  # whether ranks do different work by design, like the stages of a pipeline
-    # Whether each rank holds the whole model before it is sharded. The whole model must then fit.
+    # Whether each rank holds the whole model before it is sharded. The whole model must then fit in memory.
     builds_whole: bool = False
     built_over: int = 1  # number of tensor-parallel ranks that split the model while it is built
 
@@ -138,7 +140,7 @@ class Engine:
     step: ClassVar[str]
     """The name of the method that takes one training step. It must be called in every step."""
     not_dry: ClassVar[str | None] = None
-    """Why no dry run of a script that creates an engine is possible; None if one is possible."""
+    """Why no dry run of a script that creates an engine is possible. None if it is possible."""
 
     def optimizers(self, engine: Any) -> Sequence[Any]:
         """Return the optimizers that an engine steps: its own wrappers and the torch optimizers in them."""
@@ -167,7 +169,7 @@ class Library:
     """
 
     events: Mapping[str, Event] = field(default_factory=dict)
-    """Function -> the kind of event that each call is."""
+    """Function -> the kind of event that is recorded when the function is called."""
     clips: tuple[str, ...] = ()
     """The library's own functions that clip gradients before the optimizer's step."""
     engine: Engine | None = None
@@ -184,15 +186,15 @@ class Framework(FrameworkOptions):
     """
 
     library: ClassVar[Library | None] = None
-    """What ranks need to know about the library. Its module has the same name as this framework. Ranks use
-    this whenever the module has been imported, even by a user's script."""
+    """Facts about the library that ranks need. The library's Python module has the same name as this
+    framework. Ranks use these facts whenever the module has been imported, even by a user's script."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why this framework cannot run `case` on `machine`, or None. Must not import torch."""
         return None
 
     def check(self, case: Case) -> None:
-        """Raise `CaseError` if the case contradicts itself or a file that it names. Its test then fails."""
+        """Raise `CaseError` if the case contradicts itself or a file that it names. The test then fails."""
 
     def plan(self, case: Case) -> LaunchPlan:
         """Return how to start the ranks of `case`."""
@@ -203,7 +205,10 @@ class Framework(FrameworkOptions):
         return None
 
     def load(self, case: Case, device: Any) -> None:
-        """Import the library before memory is measured: on a CPU, its memory would count as the model's."""
+        """Import the library before memory is measured.
+
+        On a CPU, memory that the import allocates would otherwise count as the model's.
+        """
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build model, optimizer and data on `ranks.device`.
@@ -216,9 +221,9 @@ class Framework(FrameworkOptions):
     def expected(self, case: Case) -> Mapping[str, str | None]:
         """Return the values that the worker must find in `Observed.settings` if the run matches the case.
 
-        In every framework, the worker also checks world size, dtypes, attention and checkpointed blocks, and
-        whether parameters change (`perfsuite.worker.observation.observe`). The value None turns off the check
-        of a setting that cannot be observed in this framework.
+        In every framework, the worker also checks the world size, the dtypes, attention, checkpointed blocks,
+        and whether parameters change (`perfsuite.worker.observation.observe`). If one of these cannot be
+        observed in this framework, the value None turns off its check.
         """
         return {}
 
@@ -239,13 +244,16 @@ def framework_of(case: Case) -> Framework:
 
 
 def missing_package(*packages: str) -> str | None:
-    """Return which package is missing or unsupported, and how to install it. None if all are fine."""
+    """Return which package is missing or has an unsupported version, and how to install it.
+
+    Returns None if all packages are fine.
+    """
     for package in packages:
         extra, wanted = optional_packages().get(package, (None, None))
         what = package if extra is None else f"'perfsuite[{extra}]'"
         if importlib.util.find_spec(package) is None:
             return f"it needs the package {package}, which is not installed: pip install {what}"
-        with suppress(importlib.metadata.PackageNotFoundError):  # importable, but not installed with pip
+        with suppress(importlib.metadata.PackageNotFoundError):  # it was not installed with pip
             version = importlib.metadata.version(package)
             if wanted is not None and not wanted.contains(version, prereleases=True):
                 return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"
@@ -270,7 +278,10 @@ def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
 
 
 def require(*packages: str, purpose: str) -> None:
-    """Raise `PackageError` if a package is missing or unsupported. `purpose` says what needs the packages."""
+    """Raise `PackageError` if a package is missing or has an unsupported version.
+
+    `purpose` says what needs the packages.
+    """
     missing = missing_package(*packages)
     if missing is not None:
         raise PackageError(f"{purpose}: {missing}")

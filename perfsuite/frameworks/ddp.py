@@ -16,8 +16,8 @@ from perfsuite.frameworks.common.sharding import dry_plan
 class DDP(Framework):
     """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults.
 
-    The first bucket is the exception: here it has the same size as the others, because perfsuite always
-    passes the size. If no size is passed, torch makes the first bucket 1 MiB.
+    One thing differs from torch's defaults: the first bucket has the same size as the others, because
+    perfsuite always passes the size. If no size is passed, torch makes the first bucket 1 MiB.
     """
 
     name: ClassVar[str] = "ddp"

@@ -1,4 +1,4 @@
-"""A framework that does not train. Its clock and loss are simulated, to test perfsuite without torch."""
+"""A framework that does not train, for tests of perfsuite without torch. Clock and loss are simulated."""
 
 import math
 import random
@@ -27,7 +27,10 @@ class Fake(Framework):
         return LaunchPlan(needs_torch=False)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build a loop that advances the simulated clock. The loss approaches 1, by a tenth per step."""
+        """Build a loop that advances the simulated clock.
+
+        The loss approaches 1. Each step reduces its distance from 1 by a tenth.
+        """
         draw = random.Random(case.seed + ranks.rank)
 
         def run(steps: int) -> list[float]:

@@ -21,8 +21,8 @@ class FSDP(Framework):
     """FULL_SHARD shards parameters, gradients and optimizer state. SHARD_GRAD_OP shards only gradients and
     optimizer state. NO_SHARD shards nothing. HYBRID_SHARD shards everything within a group of ranks."""
     shard_group: int | None = Field(default=None, ge=2)
-    """For HYBRID_SHARD: number of ranks in a group. Ranks of a group shard, and groups replicate. None: the
-    ranks of one node are a group."""
+    """For HYBRID_SHARD: number of ranks in a group. The ranks of a group shard one replica of the model.
+    None: the ranks of one node are a group."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     """When backward gathers the parameters of the next block."""
     cpu_offload: bool = False
@@ -39,7 +39,7 @@ class FSDP(Framework):
         )
 
     def dry(self, case: Case) -> DryPlan:
-        # Ranks have equal shards of a flat parameter, but different parts of the original parameters.
+        # The ranks' shards of a flat parameter are equally large, but contain different original parameters.
         return sharding.dry_plan(ranks_differ=True, offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:

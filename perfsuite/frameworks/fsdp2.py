@@ -27,11 +27,11 @@ class FSDP2(Framework):
     reshard_after_forward: bool = True
     """Free the gathered parameters of a block after its forward, and gather them again in backward."""
     reshard_root: bool = False
-    """Do the same with the root's parameters: those outside the blocks, such as embedding and head. By
-    default, torch keeps them gathered, because backward needs them immediately."""
+    """Do the same with the parameters of the root, which are outside the blocks (such as embedding and head).
+    By default, torch keeps these parameters gathered, because backward needs them immediately."""
     shard_group: int | None = Field(default=None, ge=2)
-    """Number of ranks in a group. Ranks of a group shard, and groups replicate (2-D mesh). None: all ranks
-    shard (1-D mesh)."""
+    """Number of ranks in a group. The ranks of a group shard one replica of the model (2-D mesh). None: all
+    ranks together shard one replica (1-D mesh)."""
     sync_each_micro_batch: bool = True
     """Reduce gradients after each micro-batch. False keeps unsharded gradients in memory until the last
     micro-batch."""
@@ -64,7 +64,7 @@ class FSDP2(Framework):
 
     def expected(self, case: Case) -> dict[str, str]:
         placements = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
-        if self.tensor_parallel > 1:  # norms, row-parallel matrices, column-parallel matrices
+        if self.tensor_parallel > 1:  # of norms, of row-parallel matrices and of column-parallel matrices
             placements = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         expected = {"wrapper": "FSDPModule", "sharding": placements, **float8.expected(self.float8, case)}
         if self.reduce_dtype != "float32":
@@ -134,7 +134,7 @@ def _no_sync(model: Any) -> Iterator[None]:
 def _parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama over a 1-D mesh.
 
-    The input of q, k and v is one DTensor: its gradient is then reduced once instead of three times.
+    q, k and v get the same DTensor as input, so its gradient is reduced once instead of three times.
     """
     from torch.distributed.tensor import Replicate, parallel
 
@@ -153,4 +153,4 @@ def _parallelize_llama(model: Any, mesh: Any) -> None:
         "lm_head": parallel.ColwiseParallel(output_layouts=whole),
     }
     parallel.parallelize_module(model, mesh, plan)
-    model.tie_weights()  # tie again, because `parallelize_module` has replaced each of two tied weights
+    model.tie_weights()  # tie again, because `parallelize_module` has replaced tied weights separately

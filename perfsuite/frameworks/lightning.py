@@ -37,7 +37,8 @@ class Lightning(Framework):
     """`ddp`: `DDPStrategy`. `fsdp`: `FSDPStrategy`, only on GPUs. `fsdp2`: `ModelParallelStrategy`, with
     FSDP2 over all ranks."""
     sharding_strategy: sharding.ShardingStrategy = "FULL_SHARD"
-    """An option of `fsdp`, like `backward_prefetch` and `cpu_offload`. HYBRID_SHARD shards within a node."""
+    """An option of `fsdp` only, like `backward_prefetch` and `cpu_offload`. HYBRID_SHARD shards within a
+    node."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
 
@@ -116,8 +117,8 @@ class Lightning(Framework):
 
         def step() -> None:
             if scaler is not None:
-                # For a fused optimizer, Fabric does not unscale, and each rank would see only overflows in
-                # its own shard.
+                # Fabric does not unscale for a fused optimizer. Each rank would then see only the overflows
+                # in its own shard.
                 scaler.unscale_(optimizer.optimizer)
             optimizer.step()
             optimizer.zero_grad()
@@ -164,7 +165,10 @@ class Lightning(Framework):
 
 
 def _fully_shard(model: Any, mesh: Any) -> Any:
-    """Apply FSDP2 over all ranks, with one unit per block and the root. Fabric leaves this to the user."""
+    """Apply FSDP2 over all ranks. Each block is a unit, and the rest of the model is the root unit.
+
+    Fabric requires its user to do this.
+    """
     from torch.distributed.fsdp import fully_shard
 
     from perfsuite.frameworks.common.model import blocks

@@ -1,4 +1,4 @@
-"""Measure any training script, unmodified. The clock attaches from outside (`worker.script.attach`)."""
+"""Measure any training script without changing it (`worker.script.attach` attaches the clock to it)."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ class Script(Framework):
     """Run `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own ranks.
 
     A relative `path` is looked up in `cwd` and in the directory in which pytest was started. All other
-    relative paths are relative to the directory in which pytest was started. Each launch has its own
-    directory, which is empty at first. Its path replaces `{launch_dir}` in `arguments`, `command` and `env`,
-    and is the value of PERFSUITE_LAUNCH_DIR in the environment of every process.
+    relative paths are relative to the directory in which pytest was started.
+
+    Each launch has its own directory, which is empty at first. In `arguments`, `command` and `env`,
+    `{launch_dir}` is replaced with the path of this directory. Every process also finds this path in the
+    environment variable PERFSUITE_LAUNCH_DIR.
     """
 
     name: ClassVar[str] = "script"
 
     path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
-    """A Python file, run as `python PATH ARGUMENTS`. With several ranks, it runs once per rank, with
+    """A Python file, which runs as `python PATH ARGUMENTS`. With several ranks, it runs once per rank, with
     torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
-    """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
+    """A Python module, which runs as `python -m MODULE ARGUMENTS`, also once per rank."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """A command that starts its own ranks, as separate words: `("torchrun", "--nproc-per-node=2",
     "train.py")`. The directory of the Python that runs pytest comes first on the command's PATH."""
@@ -64,8 +66,8 @@ class Script(Framework):
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     """A name that replaces the name of the script in ids, for example if two scripts are called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
-    """Number of ranks that see different data. None: all ranks. With tensor or pipeline parallelism, it is
-    less than the number of ranks."""
+    """Number of ranks that see different data. None: all ranks. With tensor or pipeline parallelism, this is
+    smaller than the number of ranks."""
     loader: str | None = None
     """The source of the training's batches, as `module:name`, if it is not a torch `DataLoader`. It can be a
     function that returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of a
@@ -74,23 +76,23 @@ class Script(Framework):
     """Functions whose calls are reported as phases: name of the phase -> `module:name` of a function or
     method, such as `{"rollout": "train:generate"}`."""
     loss: LossRule | None = "finite"
-    """The rule for the loss. `finite`: the loss must be finite. `falls`: it must also fall.
+    """The rule for the loss. `finite`: the loss must be finite. `falls`: the loss must also fall.
 
-    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. Give
-    None if this tensor is not the loss, as with gradient scaling or a pipeline schedule. The loss is then not
-    observed.
+    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. With
+    gradient scaling or a pipeline schedule, for example, this tensor is not the loss. Give None then, and the
+    loss is not observed.
     """
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed, such as `"AdamW"`. `"AdamW:2"` is the
     second AdamW that steps. None: the first optimizer that steps."""
     tokens: Literal["fixed", "vary"] = "fixed"
-    """`fixed`: each step has the number of tokens in the case. This is checked in the second step. `vary`:
-    steps have different numbers of tokens. tokens/s then uses the number in the case, and a note gives the
+    """`fixed`: each step has as many tokens as the case says. This is checked in the second step. `vary`:
+    steps have different numbers of tokens. The case's number is then used for tokens/s, and a note gives the
     number in the second step."""
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded must be equal on all data-parallel ranks after the last step.
-    `differ`: they are not compared. Use this if experts differ between ranks, or if replicas are only
-    averaged from time to time. In both cases, at least one collective must run."""
+    `differ`: these parameters are not compared. Use `differ` if experts differ between ranks, or if replicas
+    are averaged only from time to time. With both values, at least one collective must run."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -126,7 +128,7 @@ class Script(Framework):
 
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:
-        """Check the fields. Messages never contain a secret, because they are printed and stored."""
+        """Check the fields. Messages must not contain a secret, because they are printed and stored."""
         given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
@@ -144,7 +146,7 @@ class Script(Framework):
         return self
 
     def _refuse_what_no_process_is_given(self) -> None:
-        """Raise `ValueError` for names and words that the kernel rejects.
+        """Raise `ValueError` for variables and words that the kernel does not pass to a process.
 
         The message does not contain values, because they can be secret.
         """
@@ -171,7 +173,7 @@ class Script(Framework):
     def promises(self) -> Promises:
         return Promises(
             builds_model=False,
-            ignores=frozenset({"learning_rate", "seed", "compile"}),  # the script sets these itself
+            ignores=frozenset({"learning_rate", "seed", "compile"}),  # because the script sets these itself
             loss=self.loss,
             tokens_vary=self.tokens == "vary",
             replicas_differ=self.replicas == "differ",
@@ -205,7 +207,7 @@ class Script(Framework):
                     "started."
                 ) from None
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                # RecursionError and MemoryError: the code is nested too deeply.
+                # Python raises RecursionError or MemoryError if code is nested too deeply.
                 said = f"path={self.path!r} is not Python ({error}). Use command=(...) for other programs."
                 raise CaseError(said) from None
         if self.module is not None:
@@ -220,12 +222,15 @@ class Script(Framework):
 
     @property
     def file(self) -> Path | None:
-        """The file of `path`, in `cwd` or here. Raises `CaseError` if they have different files."""
+        """The file of `path`, in `cwd` or in the current directory.
+
+        Raises `CaseError` if both directories have such a file, and the files are not the same.
+        """
         if self.path is None:
             return None
         here = Path(self.path)
         in_cwd = Path(self.cwd, self.path)
-        with contextlib.suppress(OSError):  # `check` reports it, for example a name that is too long
+        with contextlib.suppress(OSError):  # for example, the name is too long. `check` reports the error
             if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
                 raise CaseError(
                     f"path={self.path!r} is a file in {Path.cwd()} and a different file in cwd={self.cwd!r}. "
@@ -251,7 +256,7 @@ class Script(Framework):
         return DryPlan()
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return why a field of the case can be neither set nor observed in a script, or None."""
+        """Return why a script cannot run `case` (for example, a field cannot be observed), or None."""
         if case.attention != Case.model_fields["attention"].default and not case.model.config:
             return f"attention cannot be observed in {case.model.name}, because only its name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
@@ -259,24 +264,24 @@ class Script(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        """Return the settings that cannot be checked, because a case does not determine them for a script."""
+        """Return None for each setting that cannot be checked, because the case does not determine it."""
         unseen = ["parameter_dtype", "optimizer_parameters"]
         if not case.model.config:
             unseen.append("attention")
         if case.topology.world_size == 1:
-            unseen.append("world_size")  # the script need not create a process group
+            unseen.append("world_size")  # a script with one process need not create a process group
         return dict.fromkeys(unseen)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Return a workload that runs nothing.
 
-        It is built in a process in which the script already trains (`perfsuite.worker.script.attach`).
+        This method is called in the process in which the script runs (`perfsuite.worker.script.attach`).
         """
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
 def _check_module_and_name(shown: str, text: str, *, example: str, advice: str) -> None:
-    """Raise `ValueError`, which shows the value as `shown`, if `text` is not of the form `module:name`."""
+    """Raise `ValueError` if `text` is not of the form `module:name`. The message calls the value `shown`."""
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is None:
         raise ValueError(f"{shown} is not of the form module:name, such as {example!r}. {advice}")
     module, _, name = text.partition(":")
@@ -288,8 +293,8 @@ def _check_module_and_name(shown: str, text: str, *, example: str, advice: str) 
 def _name(words: Sequence[str]) -> str:
     """Return a short name for a command.
 
-    This is the stem of the first Python file, or the module after `-m`, or the program and its first
-    argument.
+    This is the stem of the first Python file. If there is none, it is the module after `-m`. If there is no
+    module either, it is the program and its first argument.
     """
     file = next((word for word in words if word.endswith(".py")), None)
     if file is not None:
@@ -302,7 +307,7 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _from_here(path: str | None) -> str | None:
-    """Return a path inside the current directory as a relative path, which is the same in all clones."""
+    """Make a path relative if it is in the current directory, because it is then the same in all clones."""
     if path is None:
         return None
     where = Path(path)
@@ -310,7 +315,7 @@ def _from_here(path: str | None) -> str | None:
 
 
 def _executable(program: str) -> str | None:
-    """Return the absolute path of a program, next to this Python or on PATH. None if there is none."""
+    """Return the absolute path of a program that is next to this Python or on PATH. None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     executable = shutil.which(program, path=path)
     return None if executable is None else str(Path(executable).absolute())

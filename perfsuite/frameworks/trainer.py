@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, unmodified: DDP, or FSDP with its `fsdp` argument."""
+"""The unmodified Hugging Face Trainer, with DDP or with FSDP (its argument `fsdp`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARDINGS = {  # the Trainer's word -> torch's FSDP1 strategy; FSDP2 supports on
 class Trainer(ByAccelerate):
     """The Hugging Face Trainer.
 
-    Its options are `fsdp` of `TrainingArguments`, the `version` in `fsdp_config`, and the sizes in
+    The options come from `TrainingArguments`: `fsdp`, the `version` in `fsdp_config`, and the sizes in
     `parallelism_config`.
     """
 
@@ -43,8 +43,8 @@ class Trainer(ByAccelerate):
     cp_size: Size = 1
     tp_size: Size = 1
     float8: Literal["tensorwise"] | None = None
-    """Train in float8 with accelerate's `mixed_precision="fp8"` and torchao. The Trainer has only this
-    recipe."""
+    """Train in float8 with accelerate's `mixed_precision="fp8"` and torchao. The Trainer has no other recipe
+    than `tensorwise`."""
 
     @field_validator("fsdp")
     @classmethod
@@ -129,22 +129,23 @@ class Trainer(ByAccelerate):
         arguments = transformers.TrainingArguments(
             directory.name, **self._arguments(case, on_cpu=on_cpu), **given
         )
-        # The Trainer applies activation checkpointing itself, and moves its batches to the device.
+        # The Trainer itself applies activation checkpointing, and moves batches to the device.
         plain = case.replace(activation_checkpointing="none")
         model: Any = degrees.model(plain, parallelism, ranks.device)
         data_rank = ranks.rank // degrees.alike
         data_parallel = ranks.world_size // degrees.alike
         data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
-        # The Trainer's own AdamW would not decay norms and biases, unlike AdamW in the other frameworks.
+        # Do not use the Trainer's own AdamW. Unlike AdamW in the other frameworks, it does not apply weight
+        # decay to norms and biases.
         optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
             model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
         settings |= degrees.observed(trainer.accelerator)
-        # The Trainer would create the same recipe, but neither emulate float8 on a CPU nor turn off gathering
-        # for DDP.
+        # The Trainer would create the same recipe, but it would not emulate float8 on a CPU, and it would not
+        # turn off gathering for DDP.
         if self.float8 is not None:
             recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=self.fsdp != "")
             trainer.accelerator.ao_recipe_handler = recipe
@@ -181,7 +182,7 @@ class Trainer(ByAccelerate):
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0.0,
             "train_sampling_strategy": "sequential",
-            # Nothing may be logged, saved or read from the device before the end.
+            # Before the end, the Trainer must not log or save anything, and must not read from the device.
             "logging_strategy": "no",
             "logging_nan_inf_filter": False,
             "save_strategy": "no",
@@ -197,7 +198,7 @@ class Trainer(ByAccelerate):
 
 
 class _Data:
-    """The samples of all data-parallel ranks, in the Trainer's order. Only this rank's samples exist."""
+    """The samples of all ranks, in the Trainer's order. The Trainer reads only the samples of this rank."""
 
     def __init__(self, batches: list[Any], case: Case, rank: int, ranks: int) -> None:
         self._batches = batches
@@ -218,16 +219,17 @@ class _Data:
 
 
 def _keep_losses(model: Any) -> list[Any]:
-    """Return a list to which the model appends the loss of each micro-batch, as a tensor on the device.
+    """Return a list. From now on, the model appends the loss of each micro-batch to it.
 
-    The loss is the mean over the tokens of the micro-batch.
+    Each loss is a tensor on the device: the mean over the tokens of the micro-batch.
     """
     losses = OwnList[Any]()
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         loss = output.loss.detach()
         items = inputs.get("num_items_in_batch")
-        # The Trainer makes the model divide by the number of tokens in all micro-batches of all ranks.
+        # The Trainer makes the model divide the loss by the number of tokens in all micro-batches of all
+        # ranks.
         if items is not None:
             loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
         losses.append(loss)

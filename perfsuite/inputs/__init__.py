@@ -1,1 +1,1 @@
-"""Read other people's files, pytest's settings, and git's commits."""
+"""Read files that perfsuite did not write, pytest's settings, and git's commits."""

@@ -1,4 +1,4 @@
-"""Read other people's files safely: only regular files, and only up to a size limit. Imports only errors.
+"""Read files of unknown origin safely: only regular files, and only up to a size limit. Imports only errors.
 
 A FIFO or a device can be endless, so reading it could hang or fill the machine's memory. A pipe that a shell
 opened for this process (`<(command)`, `/dev/stdin`) is allowed, because it has a writer and an end.
@@ -14,14 +14,14 @@ from typing import BinaryIO
 from perfsuite.errors import FileError
 
 OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""Directories of open files, which can be pipes with a writer."""
+"""Directories that list this process's open files. A pipe in them has a writer."""
 LARGEST = 200_000_000
 """Maximum size of a file with settings, or of a line of a trace, in bytes."""
 LARGEST_DOCUMENT = 1_000_000_000
 """Maximum size of a perfsuite document, in bytes. Reading one takes four times as much memory. The results of
 1,000 cases with 8 launches on 2 ranks take 216 MB."""
 LARGEST_LOG = 2_000_000_000
-"""Maximum size of a TensorBoard log, in bytes. It is read record by record and can contain pictures."""
+"""Maximum size of a TensorBoard log, in bytes. A log can contain pictures. It is read record by record."""
 LARGEST_OWN = 1_000_000
 """Maximum size of one of perfsuite's own small files, such as a lease or a rank's progress, in bytes."""
 _CHUNK = 1 << 20
@@ -36,13 +36,13 @@ _KINDS = {
 def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
     """Open a regular file of at most `most` bytes, or a pipe of this process, for reading.
 
-    Raises `FileError` for anything else, and OSError like `open`.
+    Raises `FileError` for anything else, and OSError for the same reasons as `open`.
     """
-    # Check before opening: opening a device can have effects, and a socket cannot be opened.
+    # Check the file before opening it, because opening a device can have effects, and opening a socket fails.
     _check(path, os.stat(path), most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)  # another file might have replaced it in the meantime
+        status = os.fstat(descriptor)  # check again: another file might have replaced this one meanwhile
         _check(path, status, most)
         if stat.S_ISFIFO(status.st_mode):
             os.set_blocking(descriptor, True)  # wait for the writer
@@ -53,9 +53,10 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return the contents of a file. Raises the errors of `open_file`, also for a file that grows too large.
+    """Return the contents of a file. Raises the same errors as `open_file`.
 
-    The size that the kernel reports is not enough: a file can grow, and files in /proc have size 0.
+    The bytes are counted while they are read. The size that the kernel reports is not enough, because a file
+    can grow, and files in /proc have size 0.
     """
     content = io.BytesIO()
     with open_file(path, most) as file:
@@ -67,7 +68,10 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST, *, errors: str = "strict") -> str:
-    """Read UTF-8 text; lines end in `\\n`. Raises UnicodeDecodeError, and the errors of `read_bytes`."""
+    """Return the UTF-8 text of a file, with `\\n` at the ends of lines.
+
+    Raises UnicodeDecodeError, and the same errors as `read_bytes`.
+    """
     text = read_bytes(path, most).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

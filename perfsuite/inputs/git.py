@@ -1,14 +1,14 @@
 """Run git, and locate commits in their branch. Imports neither torch nor pytest.
 
 The configuration of a repository can name programs that git then runs: filters, external diffs and many more.
-Anyone who can write `.git/config` could therefore run code as a user who only wants a report. For this
-reason:
+If somebody else can write `.git/config`, they could make a user who only wants a report run their code. For
+this reason:
 
-- Commands that read do not run any such program.
-- Commands that write, or contact a remote, are run deliberately in the user's own checkout. They keep the
-  repository's settings, for example the ssh command of a deploy key.
+- Commands that read do not run any program that the repository names.
+- Commands that write, or contact a remote, run only if the user asks for them, in the user's own checkout.
+  They keep the repository's settings, for example the ssh command of a deploy key.
 - No command runs a file monitor or hooks.
-- The users' own settings (--global) always apply.
+- The user's own settings (--global) always apply.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from perfsuite.inputs.files import LARGEST
 OF_A_HOOK = frozenset(
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
-"""Variables that git sets when it runs a hook. A git command that inherited them would use the hook's
-repository, whatever its working directory is."""
+"""Variables that git sets when it runs a hook. If a git command inherited them, it would use the hook's
+repository instead of the one in its working directory."""
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
-"""Options of git for commits by perfsuite where no user is configured, as in a job."""
+"""Options with which perfsuite makes commits if git knows no user name, for example in a CI job."""
 READS = frozenset(
     [
         "cat-file",
@@ -50,8 +50,8 @@ READS = frozenset(
 ALWAYS = {"core.fsmonitor": "", "core.hooksPath": os.devnull}
 """Settings for every git command that perfsuite runs."""
 AS_COMMITTED = {"GIT_NO_REPLACE_OBJECTS": "1"}
-"""Variables for every command. Without them, `git replace` could make commits differ from those in other
-clones."""
+"""Variables for every git command. Without them, commits that `git replace` has replaced in this clone would
+differ from those in other clones."""
 _OF_READING = {
     "diff.submodule": "short",  # a submodule has its own configuration
     "log.showSignature": "false",  # True would run gpg.program
@@ -65,23 +65,23 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Settings that make a reading command run a program, with the values used if only the repository sets
-them."""
+"""Settings that make a reading command run a program -> the values that replace them if only the repository
+has such a setting."""
 _PROTOCOLS = "http:https"
-"""Protocols for fetching the missing parts of a partial clone. Other protocols run programs of the
-repository."""
+"""Protocols with which git can fetch the missing parts of a partial clone. With other protocols, git could
+run a program that the repository names."""
 _OF_THE_USER = ("system", "global", "command")
 _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singularity.d"))
 
 
 def git(*arguments: str, cwd: Path) -> str:
-    """Return the output of a git command. Raises `GitError` with git's message, or if git is missing."""
-    # Files and their names are not always UTF-8.
+    """Return the output of a git command. Raises `GitError` if git fails or is missing."""
+    # Files and their names are not always in UTF-8.
     return output(*arguments, cwd=cwd).decode(errors="backslashreplace")
 
 
 def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
-    """Return the output of a git command with `text` on its standard input. Raises the errors of `git`."""
+    """Return the output of a git command that gets `text` on its standard input. Raises `GitError`."""
     name = f"git {' '.join(arguments)}"
     usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     usual |= AS_COMMITTED
@@ -90,7 +90,7 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
         is_refused = done.returncode != 0 and b"safe.directory" in done.stderr
         top = _trusted(cwd) if is_refused else None
         if top is not None:
-            # Before version 2.38, git reads `safe.directory` only from files.
+            # Versions of git before 2.38 read `safe.directory` only from files.
             with tempfile.TemporaryDirectory() as home:
                 escaped = re.sub(r'[\\"]', r"\\\g<0>", str(top)).replace("\n", "\\n")
                 (Path(home) / "git").mkdir()
@@ -102,7 +102,8 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
         message = done.stderr.decode(errors="backslashreplace").strip() or "failed"
         if replaced:
             message += (
-                f" (without {', '.join(replaced)} of the repository, which run programs: set them --global)"
+                f" (git ran without {', '.join(replaced)} of the repository, because such settings run "
+                "programs. To use them, set them with --global)"
             )
         raise GitError(f"{name}: {message}")
     return done.stdout
@@ -121,7 +122,7 @@ def _run(
         variables.setdefault("GIT_ALLOW_PROTOCOL", _PROTOCOLS)
         replaced = _replaced(command, cwd, usual)
     for name, value in replaced:
-        if "=" not in name:  # other names need variables, which require git 2.31
+        if "=" not in name:  # a name with "=" must be passed in variables, which git reads since version 2.31
             command += ["-c", f"{name}={value}"]
             continue
         count = int(variables.get("GIT_CONFIG_COUNT") or 0)
@@ -134,7 +135,8 @@ def _run(
 def _command(cwd: Path) -> list[str]:
     top = _trusted(cwd)
     command = ["git", *([] if top is None else ["-c", f"safe.directory={top}"])]
-    if not _is_bare(cwd):  # if allowed, a directory above could pretend to be a bare repository
+    # Without this option, git could take a directory above for a bare repository, and use its configuration.
+    if not _is_bare(cwd):
         command += ["-c", "safe.bareRepository=explicit"]
     for name, fixed in ALWAYS.items():
         command += ["-c", f"{name}={fixed}"]
@@ -142,9 +144,9 @@ def _command(cwd: Path) -> list[str]:
 
 
 def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the repository's settings with which git would run a program, as (name, replacement).
+    """Return the repository's settings that make git run a program, as (name, replacement).
 
-    If users set a value of their own, it is the replacement.
+    If the user has also set this name, the user's value is the last replacement.
     """
     settings = [*_settings([*command, "config", "--null", "--list"], cwd, environment)]
     values = list[tuple[str, str]]()
@@ -157,13 +159,13 @@ def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str])
 
 
 def _without_filters(cwd: Path) -> list[str]:
-    """Return a pathspec that excludes files with a filter, if the repository's own filters are not run.
+    """Return a pathspec that excludes files with a filter, if the repository has filters that are not run.
 
-    Without its filter, for example git-lfs, such a file differs from the commit even if it is unchanged.
+    Without its filter (for example git-lfs), a file differs from the commit even if nobody has changed it.
     """
     try:
         values = dict(_replaced(_command(cwd), cwd, os.environ))
-    except OSError:  # if git is missing, the command itself reports that
+    except OSError:  # git is missing. The command for which the pathspec is meant will report that
         return []
     is_filtered = any(name.startswith("filter.") and value == "" for name, value in values.items())
     return ["--", ":(top,attr:!filter)"] if is_filtered else []
@@ -172,7 +174,7 @@ def _without_filters(cwd: Path) -> list[str]:
 def _settings(
     listing: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield scope, name and value of each setting. The scope is empty before git 2.26."""
+    """Yield scope, name and value of each setting. Before git 2.26, the scope is an empty string."""
     done = subprocess.run([*listing, "--show-scope"], cwd=cwd, env=environment, capture_output=True)
     has_scopes = done.returncode == 0
     if not has_scopes:
@@ -185,17 +187,18 @@ def _settings(
 
 
 def _top(directory: Path) -> Path | None:
-    """Return the top of the repository or worktree that contains a directory; None outside git."""
+    """Return the top of the repository or worktree that contains a directory. None outside git."""
     here = directory.resolve()
     return next((place for place in (here, *here.parents) if os.path.lexists(place / ".git")), None)
 
 
 def _trusted(cwd: Path) -> Path | None:
-    """Return the top of the repository that contains a directory, if git can treat it as safe; or None.
+    """Return the top of the repository that contains a directory, or None if git must not treat it as safe.
 
-    The current user must own it. In a container, a checkout can belong to the user who created it outside, so
-    root also trusts a repository that belongs entirely to another user. It must not be writable by everybody:
-    in a directory such as /tmp, anybody could create a `.git`.
+    The current user must own the repository. There is an exception in containers, where a checkout can belong
+    to the user who created it outside the container. There, root also trusts a repository that belongs
+    entirely to one other user. The top of this repository must not be writable by everybody, because anybody
+    can create a `.git` in a directory such as /tmp.
     """
     top = _top(cwd)
     if top is None:
@@ -234,7 +237,8 @@ _OF_TRACKED = ("--untracked-files=no", "--ignore-submodules=dirty")
 def _submodules(directory: Path) -> list[Path]:
     """Return the submodules that are checked out in a repository.
 
-    git itself would enter them with their own configuration, not with that of the repository (`_replaced`).
+    perfsuite runs git in each of them, because each has its own settings that could run programs. If git
+    itself entered a submodule, only the settings of the outer repository would be replaced (`_replaced`).
     """
     top = _top(directory)
     if top is None or not (top / ".gitmodules").is_file():
@@ -258,7 +262,7 @@ class Revision(NamedTuple):
 
 
 def revision(directory: Path) -> Revision:
-    """Return the revision that is checked out around `directory`. Outside git, its commit is None."""
+    """Return the revision of the checkout that contains `directory`. Outside git, its commit is None."""
     try:
         asked = ("status", "--porcelain=v2", "--branch", *_OF_TRACKED, *_without_filters(directory))
         lines = git(*asked, cwd=directory).splitlines()
@@ -268,7 +272,7 @@ def revision(directory: Path) -> Revision:
         is_inside = _top(here) is not None
         workspace = os.environ.get("GITHUB_WORKSPACE")
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
-            return Revision(os.environ.get("GITHUB_SHA"), False)  # in an image without git, there is no .git
+            return Revision(os.environ.get("GITHUB_SHA"), False)  # without git in the image, there is no .git
         return Revision(None, False, str(error) if is_inside else None)
     commit = next(line.split()[2] for line in lines if line.startswith("# branch.oid "))
     if commit == "(initial)":
@@ -279,9 +283,9 @@ def revision(directory: Path) -> Revision:
 
 
 def changes(directory: Path) -> str | None:
-    """Return a digest of the uncommitted changes to tracked files; None if there are none, and outside git.
+    """Return a digest of the uncommitted changes to tracked files. None if there are none, and outside git.
 
-    For files larger than `LARGEST`, it covers only size and modification time.
+    Of files larger than `LARGEST`, the digest covers only size and modification time.
     """
     try:
         filtered = _without_filters(directory)
@@ -308,7 +312,7 @@ _OF_DIFF = ("--no-relative", "--no-ext-diff", "--no-textconv", "--ignore-submodu
 
 
 def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return size and modification time of changed files so large that git might need hours to read them."""
+    """Return size and modification time of the changed files that git might need hours to read."""
     top = _top(directory)
     if top is None:
         return {}
@@ -322,7 +326,7 @@ def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[
 
 
 def commit_of(ref: str, *, cwd: Path) -> str:
-    """Return the commit for the name of a branch, tag or commit. Raises `GitError` if there is none.
+    """Return the commit to which a branch, a tag or the name of a commit refers. Raises `GitError` if none.
 
     Names that begin with a dash are refused, because git would take them for options.
     """
@@ -333,14 +337,17 @@ def commit_of(ref: str, *, cwd: Path) -> str:
 
 
 def no_option(name: str) -> str:
-    """Return the name of a branch or commit. Raises `GitError` if git would take it for an option."""
+    """Return `name` unchanged. Raises `GitError` if git would take it for an option."""
     if name.startswith("-"):
         raise GitError(f"{name!r} is an option: name a commit, a branch or a tag")
     return name
 
 
 def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
-    """Return the contents of existing files at a commit. `names` are relative to the top, which is `cwd`."""
+    """Return the contents of files at a commit. Files that the commit does not have are left out.
+
+    `names` are relative to the top of the repository, which is `cwd`.
+    """
     if not names:
         return {}
     asked = [name for name in names if "\n" not in name]  # git reads one name per line
@@ -362,19 +369,22 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
 
 
 def current_branch(repo: Path) -> str:
-    """Return the name of the branch that is checked out; HEAD if there is no branch."""
+    """Return the name of the branch that is checked out, or HEAD if no branch is."""
     return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
 
 
 def dates(repo: Path, branch: str) -> dict[str, int]:
-    """Return the commits on a branch itself (its first parents), oldest first, with dates in seconds."""
+    """Return the date in seconds of each commit on a branch itself (first parents), the oldest first."""
     asked = ("log", "--first-parent", "--reverse", "--format=%H %ct", no_option(branch), "--")
     lines = git(*asked, cwd=repo).splitlines()
     return {commit: int(seconds) for commit, seconds in map(str.split, lines)}
 
 
 def unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
-    """Return why commits are not among the `dates` of a branch. Raises `GitError` if the clone is shallow."""
+    """Return, for each commit, why it is not among the `dates` of a branch.
+
+    Raises `GitError` if commits are missing because the clone is shallow.
+    """
     if not commits:
         return {}
     missing = commits - set(git("rev-list", "--all", cwd=repo).split())

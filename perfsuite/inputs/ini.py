@@ -29,10 +29,11 @@ class Ini:
 
 
 def read_ini(directory: Path) -> Ini:
-    """Return the settings for a session in `directory`, from the nearest file upwards that has settings.
+    """Return the settings for a session in `directory`.
 
-    If there is no such file, the root is the directory of the nearest pyproject.toml, as in pytest. If there
-    is none either, it is `directory` itself. Raises `FileError` if a file cannot be read.
+    The settings come from the nearest file with settings, in `directory` or a directory above it. If there is
+    no such file, the root is the directory of the nearest pyproject.toml, as in pytest. If there is no
+    pyproject.toml either, the root is `directory` itself. Raises `FileError` if a file cannot be read.
     """
     for root in (directory, *directory.parents):
         for name in FILES:
@@ -44,7 +45,7 @@ def read_ini(directory: Path) -> Ini:
 
 
 def settings(file: Path) -> Mapping[str, Any] | None:
-    """Return pytest's settings in a file; None if there is no such file or section."""
+    """Return pytest's settings in a file. None if the file does not exist or has no section for pytest."""
     try:
         text = files.read_text(file)
     except (FileNotFoundError, NotADirectoryError):
@@ -55,7 +56,10 @@ def settings(file: Path) -> Mapping[str, Any] | None:
 
 
 def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
-    """Parse pytest's settings in the text of a file; None without such a section. Raises `FileError`."""
+    """Parse a file's text, and return pytest's settings in it. None if it has no section for pytest.
+
+    Raises `FileError` if the text cannot be parsed.
+    """
     file = Path(file)
     try:
         if file.suffix == ".toml":
@@ -75,7 +79,7 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
 
 
 def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return pytest's settings in a TOML file; None for a pyproject.toml without settings."""
+    """Return pytest's settings in a TOML file. None for a pyproject.toml without settings."""
     if file.name != "pyproject.toml":
         return dict(content.get("pytest", {}))
     table = content.get("tool", {}).get("pytest", {})

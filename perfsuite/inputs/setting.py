@@ -7,13 +7,13 @@ from typing import Any
 
 from perfsuite.errors import CaseError
 
-Parse = Callable[[str], Any]  # parses a value; the text of its `ValueError` follows `give` in the message
+Parse = Callable[[str], Any]  # parses a value. A message consists of "give " and the text of its `ValueError`
 
 OFF = ("", "0", "f", "false", "n", "no", "off")  # values in an ini file that turn a flag off
 
 
 def words(value: str) -> list[str]:
-    """Split a text into words, like a shell."""
+    """Split a text into words, as a shell would do."""
     try:
         return shlex.split(value)
     except ValueError as error:
@@ -28,11 +28,11 @@ class Setting:
     help: str  #: The text for pytest's help, and for the page of options.
     page: str = ""  #: Further text for the page, in Markdown.
     metavar: str = ""
-    """Placeholder of the value; empty for a flag. For `one|other`, the second word means True."""
+    """Placeholder for the value. It is empty for a flag. With `one|other`, the second word means True."""
     parse: Parse = str
-    """Parses a value. Raises `ValueError` with the allowed values, which follow `give` in the message."""
-    default: str = ""  #: The default as text, parsed like any other value; empty for None.
-    ini: bool = False  #: Whether a repository can set it in pytest's ini file.
+    """Parses a value. If the value is wrong, it raises `ValueError`, whose text gives the allowed values."""
+    default: str = ""  #: The default as text, which is parsed like any other value. Empty: None.
+    ini: bool = False  #: Whether a repository can give this setting in pytest's ini file.
 
     @property
     def is_flag(self) -> bool:
@@ -51,11 +51,11 @@ class Setting:
 
     @property
     def help_with_default(self) -> str:
-        """The help with the default, for the command line."""
+        """The help for the command line, including the default."""
         return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | list[str] | None) -> Any:
-        """Parse a value. Raises `CaseError`, which names the setting in its `spelled` form.
+        """Parse a value. If it is wrong, raises `CaseError`, which names the setting as `spelled`.
 
         A list, which is possible in TOML, is read as the words of a shell command.
         """

@@ -1,7 +1,7 @@
 """The agent: run one node's part of a job until the job ends or the driver stops it.
 
-Run as `python -m perfsuite.node.agent RUNDIR`. The agent adopts processes of the job whose parent has ended,
-and leaves no process behind.
+The driver starts it as `python -m perfsuite.node.agent RUNDIR`. The agent adopts processes of the job when
+their parent ends, and leaves no process behind.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
-"""An environment variable. Its value is the name of the scheduler's variable that contains the number of this
-node (from 0). If it is not set, this is node 0."""
-# An agent that has lost its driver waits at most this many seconds for another thread to write its file.
+"""An environment variable. Its value is the name of another variable, in which the scheduler gives the number
+of this node (from 0). If it is not set, this is node 0."""
+# Seconds for which an agent without a driver waits while another of its threads writes the launch file.
 LATCH_S = 5
-PEERS_S = 5  # seconds for which a node that ends the job waits for the stacks of the other nodes
+PEERS_S = 5  # seconds for which a node waits for the stacks of the other nodes before it ends the job
 
 
 def main(path: str) -> int:
@@ -59,8 +59,8 @@ def main(path: str) -> int:
 def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
     """Give each node except the first its own directories for compiler caches.
 
-    On NFS, if one node replaces a file while another reads it, the read fails. torch names its temporary
-    files by process and thread id, which can be the same on two nodes.
+    On NFS, a read fails if another node replaces the file meanwhile. In addition, torch names its temporary
+    files after process and thread ids, which can be the same on two nodes.
     """
     caches = run_dir.compile_caches.resolve()
     for name in COMPILE_CACHES:
@@ -77,11 +77,13 @@ def _watched(
 ) -> list[Failure]:
     """Run the job and sample the node's health, until the job ends or the driver stops it.
 
-    The first thread that acquires the lock `ending` writes this node's launch file, once. It is the agent's
-    thread if all ranks have ended or cannot be started, or the lease's thread if the driver ends the job. If
-    the driver is gone, nothing is written, because ranks that are killed for that reason have not failed.
+    Only one thread writes this node's launch file: the first that acquires the lock `ending`. If all ranks
+    have ended or cannot be started, this is the agent's thread. If the driver ends the job, it is the lease's
+    thread. If the driver is gone, nothing is written, because ranks that are killed for that reason have not
+    failed.
     """
-    # Not imported at the top, because this imports psutil: ranks load this module and must not need psutil.
+    # Do not import this at the top. It imports psutil, which ranks must not need, and ranks import this
+    # module.
     from perfsuite.node.health_sampler import HealthWatch, sampler
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
@@ -101,7 +103,7 @@ def _watched(
         documents.write(job.run_dir.launch(job.node), content)
 
     def tell(failures: Sequence[Failure]) -> None:
-        with ending, contextlib.suppress(FileError):  # the last `write` raises it
+        with ending, contextlib.suppress(FileError):  # if writing still fails at the end, that error counts
             write(failures, is_over=False)
 
     def end() -> None:
@@ -111,7 +113,7 @@ def _watched(
             write()
             _wait_for_peers(job)
         finally:
-            # With another exit status, a scheduler might kill nodes that are still writing.
+            # End with status 0. Otherwise a scheduler might kill other nodes, which are still writing.
             _end("the driver ends the job", 0)
 
     def lost(why: str) -> None:
@@ -121,7 +123,7 @@ def _watched(
     new_lease(job.run_dir.lease, end, lost).hold()
     watch.begin()
     if watch.sampler.only_visible is not None:
-        # transformers' Trainer without a process group would train on every GPU that it sees.
+        # Without a process group, transformers' Trainer would train on every GPU that it sees.
         os.environ["CUDA_VISIBLE_DEVICES"] = watch.sampler.only_visible
     try:
         failures = run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
@@ -137,10 +139,10 @@ def _watched(
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes of our control group the kernel has killed for lack of memory; 0 if unknown.
+    """Return how many processes of our control group the kernel has killed for lack of memory. 0 if unknown.
 
-    Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
-    memory.oom_control).
+    Linux counts them as `oom_kill`, in the file `memory.events` (control groups v2) or `memory.oom_control`
+    (v1).
     """
     kills = 0
     with contextlib.suppress(OSError, ValueError):
@@ -156,7 +158,10 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _wait_for_peers(job: AgentJob) -> None:
-    """Wait until every node has written its stacks, because ranks end early if their peers are killed."""
+    """Wait until every node has written its stacks.
+
+    If this node's ranks were killed before that, ranks of other nodes might end without writing their stacks.
+    """
 
     def is_over(node: int) -> bool:
         launch = documents.read_or_none(job.run_dir.launch(node), LaunchFile)
@@ -166,7 +171,8 @@ def _wait_for_peers(job: AgentJob) -> None:
 
 
 def _sweep() -> None:
-    tracker = getattr(resource_tracker, "_resource_tracker", None)  # it cleans up and then ends by itself
+    # Spare Python's resource tracker, which cleans up and then ends by itself.
+    tracker = getattr(resource_tracker, "_resource_tracker", None)
     sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
 
 

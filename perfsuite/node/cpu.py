@@ -13,7 +13,7 @@ from perfsuite.case.case import Case
 class Cpu:
     """The time of all cores that a job may use, in seconds since boot."""
 
-    processes_s: float  # time in processes of all users, without interrupts, which belong to no process
+    processes_s: float  # time in processes of all users. Interrupts are left out: they belong to no process
     steal_s: float  # time taken by the hypervisor
     total_s: float
 
@@ -21,8 +21,8 @@ class Cpu:
 def node_variables(case: Case, device: str) -> dict[str, str]:
     """Return the environment variables that depend on the node: threads per rank, and gloo's interface.
 
-    On a GPU, variables that the user has set are kept. On a CPU, the number of threads is always set, because
-    it is part of the measurement.
+    On a GPU, variables that the user has set are kept. On a CPU, perfsuite always sets the number of threads,
+    because it is part of the measurement.
     """
     topology = case.topology
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
@@ -32,10 +32,10 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int], ranks: int = 1) -> None:
-    """Bind a new process to `cores`, except for cores that this process must not use.
+    """Bind a new process to `cores`, without cores that this process is not allowed to use.
 
-    `ranks` is the number of processes that share the cores. The new process is not bound if there is less
-    than one core for each of them, for example because the job runs on another socket.
+    `ranks` is the number of processes that share the cores. The new process is not bound if fewer than
+    `ranks` cores remain, for example because the job runs on another socket.
     """
     allowed = os.sched_getaffinity(0)
     near = cores & allowed
@@ -46,9 +46,9 @@ def bind(pid: int, cores: frozenset[int], ranks: int = 1) -> None:
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
-    """Return the time of these cores, read from /proc/stat; None if its format is unknown.
+    """Return the time of these cores, read from /proc/stat. None if the format of the file is unknown.
 
-    psutil cannot be used, because it does not report the numbers of the cores.
+    psutil cannot be used, because it does not report which core a time belongs to.
     """
     processes = steal = total = 0
     try:

@@ -1,8 +1,9 @@
 """Sample the machine's health during a run, for `analysis.health`: clocks, power, memory, other users.
 
-This runs in the agent of each node. A value that a device does not provide is None, never 0. Only the samples
-during the steps count. If there are too few of them, the sample at the beginning of training counts as well,
-or, on a CPU, the sample at the beginning of the launch.
+This runs in the agent of each node. A value that a device does not provide is None, never 0.
+
+Only the samples during the steps count. If there are too few of them, the sample at the beginning of training
+counts as well. On a CPU, if training has not begun, the sample at the beginning of the launch counts instead.
 """
 
 import os
@@ -25,13 +26,13 @@ from perfsuite.results.run import DeviceHealth, Health
 
 T = TypeVar("T")
 EVERY_S = 0.25
-"""Seconds between samples. A sample is also taken when the step count changes, so that the first and the last
+"""Seconds between samples. A sample is also taken when the step count changes. So the first and the last
 sample are taken at the end of a step. Rank 0 reports its steps at most twice a second."""
-WHOLE_EVERY_S = 1.0  # seconds between samples of slow values: utilisation, temperature, memory
+WHOLE_EVERY_S = 1.0  # seconds between samples of values that change slowly: utilisation, temperature, memory
 LOOK_S = 0.06  # seconds between checks of the number of finished steps
 RESCAN_S = 2.0  # seconds between checks for new processes of the job
-FREE_POLL_S = 0.5  # seconds between checks of the GPUs' memory, until it is free before a launch
-SILENT_S = 5.0  # seconds in which NVML should answer; it usually takes milliseconds
+FREE_POLL_S = 0.5  # seconds between checks whether the GPUs' memory is free. A launch waits for this
+SILENT_S = 5.0  # seconds after which NVML is assumed not to answer. It usually takes milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Sampler:
     def __init__(
         self,
         *,
-        devices: int = 0,  # pragma: no mutate 0: without NVML, nobody reads this number
+        devices: int = 0,  # pragma: no mutate 0: nothing reads this number if there is no NVML
         nvml: Any | None = None,
         job: JobProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -63,19 +64,19 @@ class Sampler:
         self._job = job or JobProcesses(os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
-        # The cores near each GPU, after `prepare`; empty if unknown.
+        # After `prepare`: the cores near each GPU. Empty if they are unknown.
         self.near_cores: tuple[frozenset[int], ...] = ()
-        # The value of CUDA_VISIBLE_DEVICES with which the job sees only its GPUs, after `prepare`. None if
-        # the job sees no other GPUs anyway.
+        # After `prepare`: the value of CUDA_VISIBLE_DEVICES with which the job sees only its own GPUs. None
+        # if the job sees no other GPUs anyway.
         self.only_visible: str | None = None
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
-        self._step = 0  # pragma: no mutate 0: the first sample is due, whatever the number is
+        self._step = 0  # pragma: no mutate 0: the first sample is due with any number
         self._sampled_at = -EVERY_S
-        self._whole_at = -WHOLE_EVERY_S  # pragma: no mutate -: the first sample is due, whatever the sign is
+        self._whole_at = -WHOLE_EVERY_S  # pragma: no mutate -: the first sample is due with any sign
         self._scanned_at = -RESCAN_S
-        # The sample at the beginning of training. On a CPU, until training begins, the sample at the
-        # beginning of the launch.
+        # The sample at the beginning of training. On a CPU, this is the sample at the beginning of the launch
+        # until training begins.
         self._first: _Sample | None = None
         self._has_begun = False
 
@@ -97,15 +98,15 @@ class Sampler:
     def sample(self, step: int | None, *, is_last: bool = False) -> None:
         """Take a sample if one is due.
 
-        This is called often, with the number of steps finished so far, or None before the training begins.
-        `is_last` means that the job is over. A sample is then due if the step count has changed.
+        This is called often. `step` is the number of steps finished so far, or None before the training
+        begins. `is_last` means that the job is over. A sample is then due if the number of steps has changed.
 
-        Only samples after the first step and before the end of the last step count. Later samples, or samples
-        in a hang, do not count, because `step` no longer changes.
+        A sample counts only if it is taken after the first step and before the end of the last step. Later
+        samples, or samples in a hang, do not count, because `step` no longer changes after them.
         """
         now = self._clock()
         has_begun = step is not None
-        if not step:  # GPUs are not read before the job's processes use them
+        if not step:  # do not read the GPUs before the job's processes use them
             if not self._has_begun and (has_begun or not (self._first or self._gpus)):
                 self._has_begun = has_begun
                 self._first = self._read(now, 0, rescan=True)
@@ -121,16 +122,16 @@ class Sampler:
             self._pending.clear()
 
     def end(self) -> None:
-        """Note what happened to the links of the GPUs during the launch. Like `sample`, it calls NVML."""
+        """Note the errors of the GPUs' links during the launch. Like `sample`, this calls NVML."""
         if self._gpus is not None:
             self._gpus.note_link_errors()
 
     def finish(self) -> Health | None:
-        """Shut NVML down, and return the health that was sampled; None if there is nothing to report."""
+        """Shut NVML down, and return the sampled health. None if there is nothing to report."""
         return self.seen(*(() if self._gpus is None else self._gpus.finish()))
 
     def seen(self, *notes: str) -> Health | None:
-        """Return the health that was sampled so far, with these notes; None if there is nothing to report."""
+        """Return the health sampled so far, with these notes. None if there is nothing to report."""
         counted = self._counted
         if len(counted) < 2 and self._first is not None:
             counted = [self._first, *counted]
@@ -149,7 +150,8 @@ class Sampler:
             whole = rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S
             if whole:
                 self._whole_at = now
-            # Only the first and the last counted sample need the energy. Both are taken at the end of a step.
+            # The energy is needed only in the first and the last counted sample. Both are taken at the end of
+            # a step.
             gpus = self._gpus.read(whole=whole, energy=rescan or step > self._step)
         cpu = read_cpu(self._proc / "stat", self._cores)
         return _Sample(at=now, step=step, gpus=gpus, cpu=cpu, job_s=self._job.cpu_s())
@@ -159,7 +161,7 @@ class HealthWatch:
     """Samples health in a thread of the agent, and waits at most `SILENT_S` for NVML to answer."""
 
     def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
-        """`steps` returns the number of steps that rank 0 has finished; None before it trains."""
+        """`steps` returns the number of steps that rank 0 has finished, or None before rank 0 trains."""
         self.sampler = sampler
         self._steps = steps
         self._error: str | None = None
@@ -176,7 +178,7 @@ class HealthWatch:
         self._is_prepared.wait(FREE_S + SILENT_S)
 
     def finish(self) -> Health | None:
-        """Stop sampling and return the health. If NVML still does not answer, the thread is abandoned."""
+        """Stop sampling and return the health. If NVML does not answer, the thread is left behind."""
         self._is_over.set()
         if self._thread.ident is not None:  # the thread was started
             self._thread.join(SILENT_S)
@@ -193,7 +195,7 @@ class HealthWatch:
                 self.sampler.sample(self._steps())
             self.sampler.sample(self._steps(), is_last=True)
             self.sampler.end()
-        except Exception as error:  # a launch must not fail because of its health
+        except Exception as error:  # a launch must not fail because its health cannot be sampled
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 
@@ -233,9 +235,9 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Return shares of the cores' time between the first and the last sample.
+    """Return how the cores' time between the first and the last sample was shared.
 
-    Shorter periods would be inaccurate, because the kernel counts in ticks of 10 ms.
+    Shares of shorter periods would be inaccurate, because the kernel counts in ticks of 10 ms.
     """
     if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
         return {}
@@ -253,7 +255,7 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     before = readings[0].energy_j
     after = readings[-1].energy_j
     energy_j = None
-    if before is not None and after is not None and after > before:  # neither reset nor missing
+    if before is not None and after is not None and after > before:  # the counter was not reset
         energy_j = round(after - before, 3)
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes

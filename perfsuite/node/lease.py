@@ -3,9 +3,9 @@
 There are two leases, because either of them can get lost:
 
 - An agent's stdin is a pipe that closes when the driver ends. In a Slurm step, the pipe goes through `srun`.
-- The driver keeps changing the text in `RunDir.lease`. The text stops changing if the driver dies together
-  with `srun`. It can also request the end of the job. The text is overwritten in place, which works on a full
-  disk and is visible at once on NFS.
+- The driver keeps changing the text in the file `RunDir.lease`. The text stops changing if the driver dies
+  together with `srun`. The text can also request the end of the job. It is overwritten in place, which works
+  on a full disk and is visible at once on NFS.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from perfsuite.inputs.files import LARGEST_OWN, read_text
 BEAT_S = 1.0  # seconds until the driver writes the next text
 LOOK_S = 0.25  # seconds between an agent's checks of the text
 LOST_S = 300.0
-"""Seconds without a new text after which the driver is considered dead, although stdin is still open.
+"""Seconds without a new text after which the driver is assumed to be dead, although stdin is still open.
 
-The driver's writes alone can stall for 30 to 120 s, while its server of a shared file system fails over, and
-an agent's reads can return an old text from a cache. Only the death of the driver together with `srun` leaves
-stdin open.
+This must be long. When a shared file system fails over to another server, the driver cannot write for 30 to
+120 s. In addition, an agent might read an old text from a cache. And it need not be short: stdin stays open
+after the driver's death only if `srun` dies as well.
 """
 LEASE_S = "PERFSUITE_LEASE_S"
-"""Environment variable with the value of `LOST_S` for an agent whose driver is on another machine. On the
-same machine, the kernel reports the driver's death, and a driver that is merely stopped keeps its job."""
+"""Environment variable that an agent gets if its driver is on another machine. Its value is `LOST_S`. On the
+same machine, the kernel reports the driver's death. There, a driver that is only stopped keeps its job."""
 NO_SIGN = "no sign of the driver"
 
 Wish = Literal["go", "end"]
 
 
 class Beats:
-    """The driver's side: writes the text from a separate thread. Write errors are ignored."""
+    """The driver's side, which writes the text from a separate thread. Errors of these writes are ignored."""
 
     def __init__(self, file: Path, *, beat_s: float = BEAT_S) -> None:
         self._file = file
@@ -83,7 +83,7 @@ def text_of(count: int, wish: Wish) -> str:
 
 
 class Lease:
-    """An agent's side: calls `on_end` when the driver ends the job, and `on_lost` when the driver is gone."""
+    """An agent's side. It calls `on_end` if the driver ends the job, and `on_lost` if the driver is gone."""
 
     def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
         self._file = file
@@ -122,6 +122,6 @@ class Lease:
                 self._on_lost(f"{NO_SIGN} for {self._lost_s:g} s")
                 return
             time.sleep(LOOK_S)
-            # The duration of a read does not count, because the driver cannot write either while a shared
-            # file system stalls.
+            # Do not count the time that the read took. While a shared file system makes reads slow, the
+            # driver cannot write either.
             silent_s += LOOK_S

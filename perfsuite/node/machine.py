@@ -21,10 +21,10 @@ HIDDEN = ("", "-1", "NoDevFiles")
 
 
 def detect() -> Machine:
-    """Return this machine. GPUs are found with NVML, so torch need not be imported.
+    """Return this machine. NVML finds the GPUs, so that torch need not be imported.
 
-    Raises `MachineError` if NVML does not answer, if NVML cannot read a visible GPU, or if a visible GPU is
-    split by MIG.
+    Raises `MachineError` if NVML does not answer, if it cannot read a visible GPU, or if MIG splits a visible
+    GPU.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
         return detect_here()
@@ -32,7 +32,7 @@ def detect() -> Machine:
 
 
 def detect_here() -> Machine:
-    """Return this machine like `detect`, but call NVML in this process, without a deadline."""
+    """Do the same as `detect`, but call NVML in this process and without a deadline."""
     try:
         return _detect_gpu()
     except _NoGpu as reason:
@@ -73,12 +73,15 @@ def _detect_gpu() -> Machine:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves visible. Raises `MachineError`."""
+    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+
+    Raises `MachineError` if CUDA_VISIBLE_DEVICES names no GPU of this machine.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()
     entries = map(str, range(count)) if visible is None else visible.split(",")
     named = (_named(pynvml, entry.strip(), count) for entry in entries)
-    # Like CUDA, ignore everything from the first bad entry on.
+    # Like CUDA, ignore the first bad entry and everything after it.
     handles = list(itertools.takewhile(lambda handle: handle is not None, named))
     if not handles and visible is not None:
         if count == 0 or visible.split(",")[0].strip() in HIDDEN:
@@ -91,7 +94,7 @@ def visible_handles(pynvml: Any) -> list[Any]:
 
 
 def _named(pynvml: Any, entry: str, count: int) -> Any | None:
-    """Return the handle for an entry of CUDA_VISIBLE_DEVICES, an index or a whole UUID; None if unknown."""
+    """Return the handle for an entry of CUDA_VISIBLE_DEVICES: an index or a whole UUID. None if unknown."""
     with readable(pynvml, entry):
         if entry.isdigit():
             return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if int(entry) < count else None
@@ -101,7 +104,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
 
 
 def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
-    """Return the PCI bus id of a card, as `nvidia-smi` prints it; None if NVML does not provide it."""
+    """Return the PCI bus id of a card, as `nvidia-smi` prints it. None if NVML does not provide it."""
     try:
         return str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
     except Exception:
@@ -110,7 +113,7 @@ def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
 
 @contextlib.contextmanager
 def readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
-    """Turn an NVML error about one GPU into a `MachineError` that names it."""
+    """Turn an NVML error in the `with` block into a `MachineError` that names the GPU."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -126,10 +129,10 @@ def _gpu_name(pynvml: Any, gpu: str, handle: Any) -> str:
 
 
 def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
-    """Raise `MachineError` if MIG splits a GPU: CUDA then sees an instance, not the card that NVML names."""
+    """Raise `MachineError` if MIG splits a GPU: CUDA sees an instance, which is only a part of the card."""
     try:
         is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-    except pynvml.NVMLError:  # a card without MIG, or an instance
+    except pynvml.NVMLError:  # the card has no MIG, or this is already an instance
         return
     if is_split:
         raise MachineError(
@@ -140,7 +143,7 @@ def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
 
 
 def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
-    """Return a machine with `count` GPUs of these NVML names.
+    """Return a machine with `count` GPUs. `names` are the different names that NVML gives them.
 
     A GPU with an unknown name has a hardware class, but no peak FLOP/s.
     """
@@ -167,7 +170,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 
 def detect_cpu(reason: str) -> Machine:
-    """Return this machine without GPUs. `reason` says why there are none, and becomes the machine's note."""
+    """Return this machine without GPUs. `reason` says why it has none. It becomes the machine's note."""
     cores = len(os.sched_getaffinity(0))
     name = _cpu_name()
     return Machine(

@@ -1,6 +1,6 @@
 """Read the job's GPUs with NVML at one moment. A value that a device does not provide is None, never 0.
 
-Any call can block if the GPU driver no longer answers, so `node.health_sampler` makes the calls in a thread.
+If the GPU driver no longer answers, any call can block. So `node.health_sampler` makes the calls in a thread.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from perfsuite.node.processes import JobProcesses
 from perfsuite.results.run import DeviceHealth
 
 LINK_ERRORS = ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
-"""Counters of NVLink errors: NVML_FI_DEV_NVLINK_..._ERROR_COUNT_TOTAL."""
-UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT: the type of a field's value. Other counters have 64 bits.
+"""Counters of NVLink errors. NVML calls them NVML_FI_DEV_NVLINK_..._ERROR_COUNT_TOTAL."""
+UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT, the type of 32-bit counters. All other counters have 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Gpu:
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
-    energy_j: float | None = None  # since the driver was loaded
+    energy_j: float | None = None  # energy used since the driver was loaded
     reasons: frozenset[str] | None = None
     utilisation: float | None = None
     temperature_c: float | None = None
@@ -52,12 +52,12 @@ class Gpus:
         try:
             self._nvml.nvmlInit()
             return visible_handles(self._nvml)[: self._count]
-        except Exception as error:  # includes the error that CUDA_VISIBLE_DEVICES names no GPU
+        except Exception as error:  # such as a `MachineError`, if CUDA_VISIBLE_DEVICES names no GPU
             self._notes[f"the GPUs' health is unknown: {error}"] = None
             return []
 
     def only_visible(self) -> str | None:
-        """Return the value of CUDA_VISIBLE_DEVICES that hides all other GPUs; None if no other is visible."""
+        """Return a CUDA_VISIBLE_DEVICES that hides all other GPUs, or None if no others are visible."""
         if not self._handles or len(visible_handles(self._nvml)) == self._count:
             return None
         entries = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -77,7 +77,7 @@ class Gpus:
     def _reasons(self) -> dict[int, str]:
         """The names of the bits in nvmlClocksEventReasons.
 
-        The names are taken from the older nvmlClocksThrottleReasons, which names more of the bits.
+        They come from the older nvmlClocksThrottleReasons, which has names for more of the bits.
         """
         prefix = "nvmlClocksThrottleReason"
         others = ("All", "None", "UserDefinedClocks")
@@ -88,7 +88,7 @@ class Gpus:
         self._notes[f"{self._names[index]}: {text}"] = None
 
     def _ask(self, index: int, what: str, *arguments: Any) -> Any | None:
-        """Call `nvmlDeviceGet...` for a GPU of the job; `what` is the end of the function's name."""
+        """Call `nvmlDeviceGet...` for a GPU of the job. `what` is the end of the function's name."""
         nvml = self._nvml
         function = f"nvmlDeviceGet{what}"
         try:
@@ -117,17 +117,18 @@ class Gpus:
         return tuple(self._notes)
 
     def used_bytes(self) -> list[int | None]:
-        """Return the used memory of each GPU in bytes; None if it is unknown.
+        """Return the used memory of each GPU in bytes. None if it is unknown.
 
-        Memory that the driver reserves is not included. The first version of NVML's call would include it.
+        This does not include memory that the driver reserves. The first version of NVML's call would include
+        it.
         """
         infos = [self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2) for index in self._indices]
         return [None if memory is None else int(memory.used) for memory in infos]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
-        """Return the cores near each GPU, on its socket or NUMA node; empty if unknown.
+        """Return the cores near each GPU: on its socket or NUMA node. They are empty if unknown.
 
-        See nvmlDeviceGetCpuAffinity: 64-bit words with one bit per core, from core 0 on.
+        nvmlDeviceGetCpuAffinity returns 64-bit words with one bit per core, beginning with core 0.
         """
         words = -(-(os.cpu_count() or 1) // 64)
         masks = [self._ask(index, "CpuAffinity", words) or () for index in self._indices]
@@ -137,11 +138,11 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return the identity and settings of each card. `held` are the bytes in use before the job."""
+        """Return identity and settings of each card. `held` are the bytes in use on each before the job."""
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
-        """Return the state and status of each GPU's NVLink fabric (nvmlGpuFabricInfo_t); None without one."""
+        """Return state and status of each GPU's NVLink fabric (nvmlGpuFabricInfo_t), or None without one."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
         answers = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [
@@ -150,10 +151,10 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool, energy: bool = True) -> tuple[Gpu, ...]:
-        """Read every GPU of the job. Without `whole`, read only clocks and power: each call takes a lock.
+        """Read every GPU of the job. Each call takes a lock, so values are left out if they are not needed.
 
-        The counter of energy is only read if `energy` is true, because the difference of two readings is
-        enough.
+        Without `whole`, only clocks, power and energy are read. The counter of energy is read only if
+        `energy` is true, because the difference between the first and the last reading is enough.
         """
         gpus = [self._read(index, energy=energy) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
@@ -180,7 +181,7 @@ class Gpus:
             memory_pending=pending,
             nvlinks=up,
             nvlinks_down=down,
-            # The generation is not read, because it drops while a card is idle.
+            # The PCIe generation is not read, because it drops while a card is idle.
             pcie_lanes=self._ask(index, "CurrPcieLinkWidth"),
             pcie_lanes_most=self._ask(index, "MaxPcieLinkWidth"),
             held_before_bytes=held,
@@ -188,11 +189,12 @@ class Gpus:
         )
 
     def _memory_faults(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the memory faults of a card, and the memory repairs that wait for a reset, with advice."""
+        """Return texts about the memory faults of a card, and about memory repairs that wait for a reset."""
         faults = []
         pending = []
         nvml = self._nvml
-        which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
+        # Volatile counters count since the last reset.
+        which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         uncorrected = self._ask(index, "TotalEccErrors", *which)
         if uncorrected:
             faults.append(f"{uncorrected} memory errors that ECC could not correct: reset the GPU")
@@ -206,16 +208,19 @@ class Gpus:
         return tuple(faults), tuple(pending)
 
     def _nvlinks(self, index: int) -> tuple[int | None, int | None]:
-        """Return the number of NVLinks that are up, and the number that are down; None without NVLink."""
+        """Return the number of NVLinks that are up, and the number that are down. None without NVLink."""
         nvml = self._nvml
         states: list[int] = []
-        with contextlib.suppress(Exception):  # this product has fewer links, or none
+        with contextlib.suppress(Exception):  # a product can have fewer links than the maximum, or none
             for link in range(nvml.NVML_NVLINK_MAX_LINKS):
                 states.append(int(nvml.nvmlDeviceGetNvLinkState(self._handles[index], link)))
         return (sum(states), len(states) - sum(states)) if any(states) else (None, None)
 
     def _link_errors(self, index: int) -> dict[str, int]:
-        """Return the errors of all NVLinks since the driver was loaded, without counters that NVML lacks."""
+        """Return, for each counter, the number of errors of all NVLinks since the driver was loaded.
+
+        Counters that NVML does not have are left out.
+        """
         fields = [getattr(self._nvml, f"NVML_FI_DEV_NVLINK_{name}_ERROR_COUNT_TOTAL") for name in LINK_ERRORS]
         answers = self._ask(index, "FieldValues", fields) or ()
         return {
@@ -229,7 +234,7 @@ class Gpus:
         self._link_errors_before = [self._link_errors(index) for index in self._indices]
 
     def note_link_errors(self) -> None:
-        """Note the NVLink errors since `count_link_errors`. Only counters that answered both times are used.
+        """Note the NVLink errors since `count_link_errors`. A counter must have answered both times.
 
         NVLink repairs such errors by sending the data again, which takes time.
         """
@@ -265,7 +270,7 @@ class Gpus:
         )
 
     def _foreign_bytes(self, index: int) -> int | None:
-        """Return the bytes that other jobs use; None if NVML does not even list this job's processes."""
+        """Return the bytes that other jobs use. None if NVML does not even list this job's own processes."""
         processes = self._ask(index, "ComputeRunningProcesses")
         if processes is None:
             return None
@@ -278,5 +283,5 @@ class Gpus:
         if not pids & self._job.pids:
             return None
         self._own_seen.add(index)
-        # With MIG, for example, the memory of a process is None, so only its presence is known.
+        # The memory of a process can be None, for example with MIG. It then counts as 0.
         return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)

@@ -1,4 +1,4 @@
-"""Call NVML in a separate process with a deadline. The driver makes no calls: they might never return."""
+"""Call NVML in a separate process with a deadline. perfsuite's driver must not call it: calls can hang."""
 
 import contextlib
 import ctypes
@@ -10,8 +10,8 @@ from typing import Any
 
 from perfsuite.errors import MachineError
 
-LIBRARY = "libnvidia-ml.so.1"  # NVML; a machine without it has no NVIDIA driver
-# Seconds in which NVML must answer. NVML takes milliseconds, and Python takes a second to start.
+LIBRARY = "libnvidia-ml.so.1"  # NVML. A machine without this library has no NVIDIA driver
+# Seconds within which NVML must answer. NVML itself takes milliseconds, and Python takes a second to start.
 ANSWER_S = 30.0
 
 
@@ -25,7 +25,7 @@ def has_library() -> bool:
 
 
 def ask(module: str, *words: str) -> Any:
-    """Run a module with these arguments and return its `answer`. Raises `MachineError` if there is none."""
+    """Run a module with these arguments, and return its `answer`. Raises `MachineError` if it has none."""
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -51,7 +51,7 @@ def ask(module: str, *words: str) -> Any:
 
 
 def answer(asked: Callable[[], Any]) -> None:
-    """Print the result of `asked`, or its `MachineError`. This runs in the child process of `ask`."""
+    """Print the result of `asked`, or its `MachineError`. This runs in the process that `ask` starts."""
     try:
         print(json.dumps({"answer": asked()}))
     except MachineError as error:

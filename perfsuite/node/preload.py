@@ -1,7 +1,7 @@
 """Load the modules that every rank needs, once in the fork server. Only the fork server imports this module.
 
-This module also makes the server end with the agent. The server's pipe does not close early enough for that,
-because the ranks hold the pipe open as well, and they only end with the server.
+This module also makes the fork server end when the agent ends. Otherwise, it would only end when its pipe
+closes. But the ranks hold this pipe open too, and they end only with the server.
 
 The clock of the ranks' start-up begins here. It is paused while perfsuite is imported and ranks are forked.
 """
@@ -14,7 +14,7 @@ from perfsuite.worker.clock import startup_clock
 
 startup_clock.begin(startup_clock.PERFSUITE)
 
-import torch  # noqa: E402, F401  imported once here instead of once per rank, like all modules below
+import torch  # noqa: E402, F401  all modules in this file are imported once, instead of once per rank
 
 startup_clock.pause()
 
@@ -24,9 +24,9 @@ from perfsuite.worker.leash import die_with_parent  # noqa: E402
 
 die_with_parent()
 startup_clock.go_on()
-# The case's variables are already set. Imports do not read the variables that a rank changes later
-# (accelerate's).
+# The variables of the case are already set, so the imports below can read them. A rank changes only
+# accelerate's variables later, which no import reads.
 for name in os.environ.get(MODEL_CODE, "").split():
     with contextlib.suppress(Exception):  # a rank that needs the module will report the error
         importlib.import_module(name)
-startup_clock.pause()  # each rank resumes it
+startup_clock.pause()  # each rank resumes its copy of the clock

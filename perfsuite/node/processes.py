@@ -1,7 +1,7 @@
 """Find the processes of a job, request their stacks and collective calls, wait for them, and kill them.
 
-A process of a job has the job's mark in its environment, or descends from the agent. The agent adopts
-processes whose parent has ended.
+A process belongs to a job if it has the job's mark in its environment, or if it descends from the agent. The
+agent adopts processes whose parent has ended.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import psutil
 
 POLL_S = 0.05  # seconds between checks whether a child has ended
-KILL_S = 60  # seconds in which a killed process must be gone
-STACKS_S = 5  # seconds to wait for stacks and collective calls, if a process does not write them
+KILL_S = 60  # seconds within which a killed process must be gone
+STACKS_S = 5  # maximum seconds to wait for stacks and collective calls
 STACKS_POLL_S = 0.1
 # Environment variable that a job's processes inherit. Its value is different for each job.
 JOB_MARK = "PERFSUITE_JOB"
@@ -31,7 +31,7 @@ JOB_MARK = "PERFSUITE_JOB"
 def captured(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
     """Run a command without stdin, and return its output and exit status.
 
-    `how` has further arguments for `subprocess.run`.
+    `how` contains further arguments for `subprocess.run`.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     return subprocess.run(command, check=False, **pipes, **how)
@@ -69,12 +69,14 @@ class JobProcesses:
     def __init__(self, pid: int) -> None:
         import psutil
 
-        self.pids = {pid}  # all processes that the job ever had: NVML lists dead processes for a while
+        # All processes that the job has had so far. Keep dead ones, because NVML still lists them for a
+        # while.
+        self.pids = {pid}
         self._agent = psutil.Process(pid)
         self._processes = [self._agent]
 
     def scan(self) -> None:
-        """Look for new processes of the job. This reads every process of the machine."""
+        """Look for new processes of the job. This reads all processes of the machine."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -82,7 +84,7 @@ class JobProcesses:
             self.pids |= {process.pid for process in self._processes}
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of living processes, and of dead processes that their parent has reaped."""
+        """Return the CPU seconds of living processes, and of ended processes that their parent has reaped."""
         import psutil
 
         seconds = 0.0
@@ -96,13 +98,14 @@ class JobProcesses:
 def ask_for_stacks(
     run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0, *, wait_s: float = STACKS_S
 ) -> None:
-    """Make the processes of a node that called `leash.listen` write their stacks and collective calls.
+    """Make processes of a node write their stacks and collective calls, if they have called `leash.listen`.
 
-    Returns when all of them have written their calls, and the stacks have stopped growing.
+    Returns when all of them have written their calls, and when the files of stacks have stopped growing.
+    Waits at most `wait_s`.
     """
     import psutil
 
-    # If a process has two files, the later one is used: the file that names its rank.
+    # If a process has two files, use the later one, which names its rank.
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}
     expected = []
     calls = []
@@ -124,20 +127,21 @@ def ask_for_stacks(
 
 
 def _takes_request(address: str) -> bool:
-    """Ask the process with this address for its collective calls. Returns whether it listens."""
+    """Ask the process with this address for its collective calls. Return whether the process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
         requests.setblocking(False)
         try:
             requests.sendto(b"?", address)
-        except OSError:  # the process has no process group
+        except OSError:  # the process does not listen, because it has no process group
             return False
     return True
 
 
 def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:
-    """Kill a job's processes, found by mark or descent, except `agent`, this process and `spare`.
+    """Kill the processes that have the job's mark or descend from `agent`.
 
-    Raises `LaunchError` if some of them survive.
+    `agent` itself, this process and the processes in `spare` are not killed. Raises `LaunchError` if
+    processes survive.
     """
     import psutil
 
@@ -159,12 +163,12 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Return whether a child has ended.
 
-    `Popen.poll` is not used, because an interrupt in it might leave its lock held forever.
+    `Popen.poll` is not used, because an interrupt (Ctrl-C) during the call might leave its lock held forever.
     """
     if process.returncode is None:
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
-        except ChildProcessError:  # already waited for, just before an interrupt; Popen assumes 0 as well
+        except ChildProcessError:  # reaped already, just before an interrupt. Like Popen, assume status 0
             process.returncode = 0
         else:
             process.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -172,12 +176,12 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for at most `seconds` until a child has ended. Returns whether it has."""
+    """Wait for at most `seconds` until a child has ended. Return whether it has ended."""
     return wait_until(lambda: has_ended(process), seconds)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for at most `seconds` until a condition holds. Returns whether it does."""
+    """Wait for at most `seconds` until a condition is true. Return whether it is true."""
     until = time.monotonic() + seconds
     while not condition():
         left_s = until - time.monotonic()

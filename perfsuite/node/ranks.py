@@ -1,9 +1,9 @@
 """Start the ranks of a job on this node, and wait for them.
 
 - Ranks of perfsuite's own worker are forked from a server that has imported torch once (`node.preload`). They
-  are in this process's group, so that one `killpg` ends them all.
-- Ranks of a script are plain processes, or are started by a command. They measure themselves
-  (`worker.startup`).
+  belong to this process's group, so that one `killpg` ends them all.
+- Ranks of a script are plain processes. This process starts them, or a command that it runs does so. They
+  measure themselves (`worker.startup`).
 - Ranks that train nothing are forked from this process.
 """
 
@@ -44,25 +44,28 @@ from perfsuite.worker.rank import LEAVE_S
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """Environment variable that determines what NCCL's watchdog does after an error. Like torchrun, perfsuite
-sets it to 1 unless the user has set it. The ranks of a script then behave in the same way.
+sets it to 1 unless the user has set it, so that a script behaves as it does under torchrun.
 
-With 1, the watchdog aborts the communicators before it ends the process. With 3, it only ends the process. An
-abort could once prevent the file of the flight recorder (pytorch issue 121055). Now the watchdog lets all
-ranks write their files, and waits, before it aborts (`Watchdog::runLoop` in ProcessGroupNCCL.cpp).
-perfsuite's own records do not depend on the abort: ranks write them while the watchdog still waits."""
+With 1, the watchdog aborts the communicators before it ends the process. With 3, it only ends the process. In
+older versions of torch, an abort could prevent the flight recorder from writing its file (pytorch issue
+121055). Now the watchdog lets all ranks write their files, and waits, before it aborts (`Watchdog::runLoop`
+in ProcessGroupNCCL.cpp). The abort does not affect perfsuite's own records, because ranks write these while
+the watchdog still waits."""
 OF_A_LAUNCHER = re.compile(
     f"{RANK}|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
     "|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
     "|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE)|PMIX_RANK|MV2_COMM_WORLD_.*|MPI_LOCAL(RANKID|NRANKS)"
 )
 """Environment variables with which torchrun, MPI and similar launchers assign a rank to a process. If pytest
-was started with them, they describe a rank of another job, and our processes must not take over that rank."""
-GRACE_S = 5  # seconds in which the other ranks can end and report why, after one rank has failed
-SERVER_S = 1.0  # seconds to wait for the exit of the fork server after its connections were closed
-# Seconds after the last report until ranks are killed. Their alarm ends them earlier, unless they block it.
+was started with such variables, they describe a rank of another job. Our processes must not take over that
+rank."""
+GRACE_S = 5  # seconds for which the other ranks can end and report why, after one rank has failed
+SERVER_S = 1.0  # seconds to wait until the fork server has ended, after its connections were closed
+# Seconds after the last report until ranks are killed. The ranks' alarm ends them earlier, unless they block
+# it.
 STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
-# multiprocessing reports this exit code if the fork server is gone, but a rank can use it as well.
+# multiprocessing reports this exit code if the fork server is gone, but a rank can also end with it.
 NO_EXIT_CODE = "exit code 255"
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
@@ -75,9 +78,9 @@ class AgentJob:
     run_dir: RunDir
     request: CaseFile
     node: int = 0  # the number of this node, from 0
-    # The cores near the GPU of each rank of this node, if known.
+    # For each rank of this node: the cores near its GPU. Empty if they are unknown.
     near_cores: tuple[frozenset[int], ...] = ()
-    # Called with the failures so far, while other ranks still run.
+    # A function to call with the failures so far, while other ranks still run.
     tell: Callable[[Sequence[Failure]], object] = lambda failures: None
 
     @property
@@ -93,7 +96,7 @@ class AgentJob:
 
 
 def run(job: AgentJob) -> list[Failure]:
-    """Run this node's ranks until they have ended. Returns their failures."""
+    """Run this node's ranks until they have ended. Return their failures."""
     case = job.request.case
     files = job.run_dir.files
     files.mkdir(exist_ok=True)  # another node might have created it
@@ -105,7 +108,7 @@ def run(job: AgentJob) -> list[Failure]:
     given = os.environ.get(JOB_VARIABLES, "").split()
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
         del os.environ[name]
-    # Take the variables from the version of perfsuite that runs in this process.
+    # Use the variables of the perfsuite version in this process, which can differ from the driver's version.
     ours = {**cpu.node_variables(case, job.request.device), **plan.environment}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
     if plan.command is not None:
@@ -114,17 +117,18 @@ def run(job: AgentJob) -> list[Failure]:
         return _fork(job, multiprocessing.get_context("fork").Process, {})
     os.environ |= _model_code(job.request)
     multiprocessing.set_forkserver_preload(["perfsuite.node.preload"])
-    # The server imports torch, which takes seconds. Because it is started here, it imports torch while this
-    # node waits for the port of node 0.
+    # The server needs seconds to import torch. Start it here, so that it does this while this node waits for
+    # the port of node 0.
     forkserver.ensure_running()
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         return _fork(job, multiprocessing.get_context("forkserver").Process, meeting)
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """Return the variable `MODEL_CODE`; empty unless each rank would import transformers.
+    """Return the variable `MODEL_CODE`, which names modules to import before ranks are forked.
 
-    It is also empty on a GPU, because the import may touch the GPU.
+    Without it, each rank would import transformers itself. The result is empty if ranks do not need
+    transformers. It is also empty on a GPU, because the import might use the GPU.
     """
     model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
@@ -154,12 +158,12 @@ def _fork(
     _bind(job, ranks.values())
     failures = _wait(job, ranks)
     if any(failure.message == NO_EXIT_CODE for failure in failures):
-        return _server_ended(server_s) or failures  # the ranks die with the server
+        return _server_ended(server_s) or failures  # if the server has ended, its ranks have ended with it
     return failures
 
 
 def _server_ended(server_s: float) -> list[Failure]:
-    """Return the failure of the fork server; empty if the server has not ended or does not exist."""
+    """Return the failure of the fork server, or nothing if the server still runs or was never started."""
     import psutil
 
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
@@ -172,23 +176,25 @@ def _server_ended(server_s: float) -> list[Failure]:
 
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
-    """Keep each rank on the cores near its GPU: on another socket's cores, host-bound steps are slower."""
+    """Keep each rank on the cores near its GPU. On another socket's cores, host-bound steps are slower."""
     for process, cores in zip(ranks, job.near_cores, strict=False):
         if process.pid is not None:
             cpu.bind(process.pid, cores, job.near_cores.count(cores))
 
 
 def _run(command: Command, job: AgentJob) -> list[Failure]:
-    """Run a command once, or once per rank. Its Python processes find `perfsuite.worker.startup`."""
+    """Run a command once, or once per rank. PYTHONPATH makes its Python processes measure themselves."""
     environment = {**os.environ, RUN_DIR: str(job.run_dir.path)}
     first = {"PYTHONPATH": Path(worker.__file__).parent / "startup", "PATH": Path(sys.executable).parent}
     for name, path in first.items():
         environment[name] = os.pathsep.join(filter(None, [str(path), os.environ.get(name)]))
-    for rank in job.ranks:  # on NFS, other nodes see changes to an existing file at once, but a new file late
+    # Create these files now. On NFS, other nodes see a new file late, but a change to an existing file at
+    # once.
+    for rank in job.ranks:
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
         return _wait(job, {None: _start(command, job, environment, None)})
-    if job.topology.world_size == 1:  # as a user would start it, without a launcher or a rendezvous
+    if job.topology.world_size == 1:  # start it as a user would, without a launcher or a rendezvous
         return _wait_for_ranks(command, job, {0: environment})
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         environment |= meeting
@@ -201,7 +207,7 @@ def _run(command: Command, job: AgentJob) -> list[Failure]:
 def _wait_for_ranks(
     command: Command, job: AgentJob, environments: Mapping[int, Mapping[str, str]]
 ) -> list[Failure]:
-    """Start a process of `command` for each rank, with its environment, and wait for all of them."""
+    """Start `command` once for each rank, with the rank's environment, and wait for all these processes."""
     ranks: dict[int | None, Process] = {
         rank: _start(command, job, {**environment, RANK: str(rank)}, job.run_dir.rank_log(rank))
         for rank, environment in environments.items()
@@ -213,7 +219,7 @@ def _wait_for_ranks(
 def _start(
     command: Command, job: AgentJob, environment: Mapping[str, str], log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """Start a process of `command`. Its output goes to `log`, or to this process's own output."""
+    """Start `command`. Its output goes to `log` or, if that is None, to this process's own output."""
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             [moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
@@ -227,9 +233,9 @@ def _start(
 
 
 def moved(word: str) -> str:
-    """Map the path of a file in the repository into the worktree that replaces the repository.
+    """If `word` is the path of a file in the repository, return its path in the worktree of this arm.
 
-    Files of this Python environment are not mapped.
+    Files of this Python environment keep their paths, and so does everything if there is no worktree.
     """
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
@@ -269,10 +275,10 @@ def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
 
 
 def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
-    """Wait until the ranks, or the command that starts all of them (None), have ended. Returns the failures.
+    """Wait until the ranks have ended, or the command that starts them (key None). Return the failures.
 
-    A failure is reported at once. Processes that have not ended are killed `GRACE_S` after a failure, or
-    `STAY_S` after all ranks of the job have reported.
+    Failures are also passed to `job.tell` at once. Processes that have not ended are killed `GRACE_S` after a
+    failure, or `STAY_S` after all ranks of the job have reported.
     """
     running = dict(processes)
     ours = _children()
@@ -303,7 +309,7 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
-        process.kill()  # its own child processes are killed later (`sweep`)
+        process.kill()  # `sweep` kills the children of this process later
         if time.monotonic() >= stay_until:
             failed(f"{'the command' if rank is None else 'it'} {STAYED}", rank)
     return failures
@@ -324,9 +330,10 @@ def _bury(ours: Collection[int]) -> None:
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
-    """Return how a rank, or the command that starts all ranks (None), failed; None if it did not fail.
+    """Return how a rank failed, or the command that starts all ranks (if `rank` is None).
 
-    Missing reports are not failures here, because the driver notices them.
+    Returns None if there was no failure. If perfsuite's worker has left no report, this is not treated as a
+    failure here, because the driver notices it.
     """
     is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
     if is_script and not is_reported:

@@ -1,6 +1,7 @@
 """Let the ranks of a job meet: the agent of node 0 chooses a port and publishes it in a file.
 
-Ranks are assigned in the order of the nodes' numbers. torch's "c10d" rendezvous would put n10 before n2.
+Ranks are assigned in the order of the nodes' numbers. torch's own rendezvous ("c10d") would put n10 before
+n2.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from perfsuite.errors import LaunchError
 from perfsuite.node.processes import wait_until
 from perfsuite.results.run_dir import RunDir
 
-# Seconds in which node 0 must publish its port. Python can start slowly on a shared file system.
+# Seconds within which node 0 must publish its port. On a shared file system, Python can start slowly.
 MEET_S = 300
 
 
@@ -20,7 +21,7 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     """Yield MASTER_ADDR and MASTER_PORT, torch's environment variables for the rendezvous.
 
     Node 0 chooses a port that is free on every address, because torch listens on all addresses. Until the
-    `with` block ends, the kernel does not assign this port to a process that requests any free port.
+    `with` block ends, the kernel does not give this port to another process that asks for any free port.
 
     Raises `LaunchError` if node 0 does not publish the port in time.
     """
@@ -37,7 +38,7 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("", 0))
-        # The name under which other nodes reach this node.
+        # The name with which other nodes can reach this node.
         host = "127.0.0.1" if nodes == 1 else socket.gethostname()
         port = str(reserved.getsockname()[1])
         file.write_text(f"{host}:{port}\n")

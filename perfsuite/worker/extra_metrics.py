@@ -1,4 +1,4 @@
-"""Record the metrics of other packages in one rank, between steps. This module itself imports no torch."""
+"""Record metrics from other packages in one rank, between steps. This module itself imports no torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from perfsuite.results.metric import MetricRecorder, find_metric
 
 
 class ExtraMetrics:
-    """The recorders of the metrics that a case file names. `result` raises the first error of a recorder."""
+    """The recorders of the metrics that a case file names. If one fails, `result` raises its error."""
 
     def __init__(self, names: Sequence[str], model: Callable[[], Any], rank: int, world_size: int) -> None:
         self._recorders: dict[str, MetricRecorder] = {}
@@ -27,7 +27,7 @@ class ExtraMetrics:
                 self._recorders[name] = self._call(name, metric.recorder)
 
     def boundary(self, step: int) -> None:
-        """Begin every recorder after the first step, and call its `boundary` after each later step."""
+        """Call `begin` of each recorder after the first step, and its `boundary` after each later step."""
         for name, recorder in self._recorders.items():
             if step == 1:
                 self._call(name, recorder.begin, self._model(), self._rank, self._world_size)
@@ -35,7 +35,7 @@ class ExtraMetrics:
                 self._call(name, recorder.boundary, step)
 
     def result(self) -> dict[str, float]:
-        """Return the values of the metrics that have one. Raises `ExtensionError` if a recorder failed."""
+        """Return the values of the metrics that have one. If a recorder failed, raises `ExtensionError`."""
         values = {name: self._call(name, recorder.result) for name, recorder in self._recorders.items()}
         numbers = {
             name: self._call(name, float, value) for name, value in values.items() if value is not None

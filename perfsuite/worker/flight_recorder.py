@@ -1,7 +1,8 @@
 """Write the last collective calls of this process on request, even while its training hangs.
 
-A thread waits for the request. It runs no Python code before that, so it costs the training nothing and is
-not counted. `perfsuite.node.processes` sends the request before it ends a job that hangs.
+A thread waits for the request. Until the request arrives, the thread runs no Python code, so it costs the
+training nothing and is not counted. `perfsuite.node.processes` sends the request before it ends a job that
+hangs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from perfsuite.results.run_dir import NODE, RunDir
 from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
 from perfsuite.worker.hooks.named import replace_everywhere
 
-MOST_CALLS = 50  # maximum number of calls per group that are written; the newest calls are chosen
+MOST_CALLS = 50  # maximum number of calls to write for each group. The newest calls are written
 MOST_SIZES = 8  # maximum number of tensors of a call whose sizes are written
-MOST_NAME = 80  # maximum number of characters of a name that torch or the training chose
+MOST_NAME = 80  # maximum length of a name that torch or the training has chosen
 GLOO = "gloo"
 OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 OF_LIBRARIES = tuple(
@@ -40,17 +41,17 @@ OF_LIBRARIES = tuple(
         Path(__file__).parents[1],
     )
 )
-OF_HOOKS = f"{Path(__file__).parent}{os.sep}"  # they wrap functions of torch, so they are in many stacks
-# Modules outside torch through which its decorated functions are called.
+OF_HOOKS = f"{Path(__file__).parent}{os.sep}"  # our hooks wrap functions of torch, so they are in many stacks
+# Modules outside of torch that contain decorators of torch's functions, so they are in many stacks.
 OF_DECORATORS = ("typing_extensions.py", "contextlib.py")
 
-_listening = 0  # id of the process whose thread waits; a forked child has no such thread
+_listening = 0  # id of the process whose thread waits. A forked child has another id, and no such thread
 
 
 def watch(run_dir: RunDir) -> None:
     """Call `listen` as soon as this process has created its process group.
 
-    A script that forks before that has no additional thread.
+    It is not called earlier, because a script that forks should not have an additional thread at that time.
     """
     function = getattr(dist, "init_process_group", None)
     if function is None or hasattr(function, "is_recorded"):
@@ -73,11 +74,12 @@ def listen(run_dir: RunDir) -> None:
     if _listening == os.getpid():
         return
     _listening = os.getpid()
-    # Without a socket or a thread, the calls of this process are unknown, which must not end the training.
+    # If there can be no socket or no thread, the calls of this process are unknown. This must not end the
+    # training.
     with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
         requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))
-        # Do not use `threading.Thread`: a script can list such threads, and starting one calls Python code.
+        # Do not use `threading.Thread`. A script can list such threads, and starting one runs Python code.
         _thread.start_new_thread(_serve, (requests, run_dir))
         opened.pop_all()  # the thread keeps the socket open
 
@@ -85,7 +87,7 @@ def listen(run_dir: RunDir) -> None:
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
     with contextlib.suppress(OSError):  # a script can close all its files
         while requests.recv(1):
-            with contextlib.suppress(Exception):  # the hang then has no explanation
+            with contextlib.suppress(Exception):  # after an error, the hang is not explained
                 documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
 
 
@@ -104,7 +106,7 @@ def read() -> CollectiveCallsFile:
 
 
 def ranks_of_groups() -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each process group of this process, by torch's name of the group."""
+    """Return the global ranks of each process group of this process. The keys are torch's group names."""
     world = private.or_none("process_groups")
     groups = [] if world is None else list(world.pg_map)
     return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in groups}
@@ -113,7 +115,7 @@ def ranks_of_groups() -> dict[str, tuple[int, ...]]:
 def groups_of(
     entries: Iterable[Mapping[str, Any]], ranks: Mapping[str, tuple[int, ...]], *, now_ns: int
 ) -> list[GroupCalls]:
-    """Return the calls in a flight recorder's entries, by group. Groups of unknown ranks are left out."""
+    """Return the calls of each group in a flight recorder's entries. Groups of unknown ranks are left out."""
     collectives: dict[tuple[str, str, str], list[CollectiveCall]] = {}
     messages: dict[tuple[str, str, str], list[CollectiveCall]] = {}
     for entry in entries:
@@ -126,7 +128,7 @@ def groups_of(
         earlier = collectives.setdefault(key, [])
         if not entry["is_p2p"]:
             if call.number == 1 and earlier and earlier[-1].number > 1:
-                earlier.clear()  # they belong to a destroyed group of the same name
+                earlier.clear()  # the earlier calls belong to a destroyed group of the same name
             earlier.append(call)
         elif not call.is_done:
             messages.setdefault(key, []).append(call)
@@ -144,7 +146,7 @@ def groups_of(
 
 
 def _newest(calls: list[CollectiveCall]) -> tuple[CollectiveCall, ...]:
-    """Return the newest calls, and the oldest call that is not done: other ranks might not have made it."""
+    """Return the newest calls, and the oldest call that is not done: another rank might not have made it."""
     kept = calls[-MOST_CALLS:]
     is_open = next((call for call in calls if not call.is_done), None)
     return tuple(kept if is_open is None or is_open in kept else [is_open, *kept])
@@ -166,15 +168,16 @@ def _call(entry: Mapping[str, Any], function: str, *, is_gloo: bool, now_ns: int
 
 
 def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return file and line of the innermost frame in the training's own code.
+    """Return the place (file and line) from which the training has made a call.
 
-    If there is none, returns those of the innermost frame outside torch and perfsuite's hooks. `frames` are
-    the frames of a call, the innermost first. Returns None if torch alone made the call.
+    `frames` are the frames of the call, the innermost first. The place is the innermost frame in the
+    training's own code. If there is none, it is the innermost frame outside of torch and perfsuite's hooks.
+    If there is none either, torch alone made the call, and the result is None.
     """
     outside = [
         frame
         for frame in frames
-        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))  # `<string>` starts a fork server
+        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))  # `<string>` is in a fork server
         and Path(frame["filename"]).name not in OF_DECORATORS
     ]
     own = [frame for frame in outside if not str(frame["filename"]).startswith(OF_LIBRARIES)]

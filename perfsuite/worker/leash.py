@@ -8,18 +8,21 @@ from pathlib import Path
 
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
-# Signals on which an agent ends its job. A rank restores their default action.
+# An agent ends its job when it gets one of these signals. A rank restores their default action.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Make the kernel signal this process when its parent dies. Exits if `ANCESTOR_PID` is already dead."""
+    """Make the kernel signal this process when its parent dies.
+
+    If the process `ANCESTOR_PID` is already dead, this process exits at once.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     ancestor = os.environ.get(ANCESTOR_PID)
     if ancestor is not None and not is_alive(int(ancestor)):
-        os._exit(1)  # the ancestor died before the kernel started watching
+        os._exit(1)  # the ancestor died before the kernel began to watch it
 
 
 def adopt_orphans() -> None:
@@ -30,7 +33,7 @@ def adopt_orphans() -> None:
 def is_alive(pid: int) -> bool:
     """Return whether a process is alive.
 
-    A zombie is not alive: it only waits for its parent to read its exit code.
+    A zombie is not alive, because it only waits until its parent reads its exit code.
     """
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
@@ -47,9 +50,9 @@ def ancestors() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) that follow the process name; empty if there is no such process.
+    """Return the fields of proc_pid_stat(5) that follow the process name, or nothing if there is no process.
 
-    The name can contain spaces and parentheses.
+    The fields are split only after the name, because the name can contain spaces and parentheses.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -58,7 +61,10 @@ def _stat(pid: int) -> list[str]:
 
 
 def listen(run_dir: RunDir, rank: int | None) -> None:
-    """Dump this process's stacks into a file at each `STACKS_SIGNAL`. `rank` is None if it is unknown."""
+    """From now on, dump this process's stacks into a file at each `STACKS_SIGNAL`.
+
+    `rank` is None if the rank is unknown.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     file = os.open(run_dir.stacks(rank, os.getpid(), int(os.environ.get(NODE, "0"))), flags, 0o644)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)

@@ -1,4 +1,4 @@
-"""Run one rank of our own training loop: build the case, train under the clock, write `rank-N.json`."""
+"""Run one rank of our own training loops: build the case, train under the clock, and write `rank-N.json`."""
 
 import contextlib
 import multiprocessing
@@ -26,7 +26,7 @@ from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_o
 
 
 def main(path: str) -> None:
-    """Measure as rank RANK of WORLD_SIZE. A failure is written to the report before it is raised."""
+    """Measure as rank RANK of WORLD_SIZE. If this fails, write the failure to the report, then raise it."""
     run_dir = RunDir(Path(path))
     report = empty_report()
     leash.die_with_parent()
@@ -47,7 +47,7 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
     """Call `main` in a process that was forked as a rank. Its output goes to the log of the rank."""
     for number in leash.ENDING:  # undo the handlers inherited from the parent process
         signal.signal(number, signal.SIG_DFL)
-    # Processes that the rank starts use the default start method.
+    # Restore the default start method for processes that the rank starts.
     multiprocessing.set_start_method(None, force=True)
     os.environ.update(environment)
     file = RunDir(Path(path)).rank_log(int(os.environ["RANK"]))
@@ -65,7 +65,7 @@ def _simulate(rank: Rank) -> RankReport:
 
 
 def _measure(rank: Rank) -> RankReport:
-    """Train and measure. Memory allocated before `memory_for` is called does not count as the model's."""
+    """Train and measure. Memory that is allocated before `memory_for` does not count as the model's."""
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -88,7 +88,7 @@ def _measure(rank: Rank) -> RankReport:
     flight_recorder.watch(rank.run_dir)
     events.watch()
     if rank.request.counts:
-        with contextlib.suppress(Exception):  # a name that torch lacks is reported when a step is counted
+        with contextlib.suppress(Exception):  # if a name of torch is missing, counting a step will report it
             from perfsuite.worker.counting import loader_workers
 
             loader_workers.watch(rank.run_dir)
@@ -103,7 +103,7 @@ def _measure(rank: Rank) -> RankReport:
     rank.framework.load(case, device)
     with Part(PERFSUITE):
         _warm_up(device, counts=rank.request.counts)
-        # Probe while nothing else runs. On a CPU, the probe raises peak memory.
+        # Probe now, while nothing else runs. On a CPU, probing later would also raise the peak memory.
         rank.device_probe = device_probe(device)
         memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
@@ -115,7 +115,7 @@ def _measure(rank: Rank) -> RankReport:
     with contextlib.suppress(ProfileTaken):
         rank.start()
         startup_clock.begin_loop()
-        # Do not read the losses yet, because reading a loss on a GPU waits for its step.
+        # Do not read the losses yet. On a GPU, reading a loss waits for its step.
         losses = rank.workload.run(case.total_steps)
         rank.recorder.finish()
     if rank.is_profiled:
@@ -125,7 +125,7 @@ def _measure(rank: Rank) -> RankReport:
 
 
 def _after_build(rank: Rank, device: Any) -> None:
-    """Look at what the framework has built, and use the process groups that it has only now created."""
+    """Observe what the framework has built, and finish what needs the process groups that it has created."""
     from perfsuite.worker.probes.node_probe import all_reduce_probe
 
     if device.type == "cuda":
@@ -136,7 +136,7 @@ def _after_build(rank: Rank, device: Any) -> None:
 
 
 def _preflight(rank: Rank) -> RankReport:
-    """Probe the nodes. Rank 0 reports each round as a step, so the nodes' health is sampled in between."""
+    """Probe the nodes. Rank 0 reports each round as a step, so that health is sampled during the rounds."""
     from perfsuite.worker import flight_recorder
     from perfsuite.worker.probes.node_probe import node_probe
 
@@ -151,9 +151,9 @@ def _preflight(rank: Rank) -> RankReport:
 def wait_as_long_as_the_driver(case: Case) -> None:
     """Set the timeout of all process groups of this rank.
 
-    Otherwise, groups that a framework creates would have NCCL's default timeout of 10 minutes. If the first
-    step of one rank compiled for longer than that, NCCL's watchdog would end the ranks that wait for it. A
-    group that the training loop itself creates keeps NCCL's default.
+    Otherwise, groups that a framework creates would have NCCL's default timeout of 10 minutes. If one rank
+    compiled for more than 10 minutes in its first step, NCCL's watchdog would end the ranks that wait for
+    this rank. Groups that the training loop creates later keep NCCL's default.
     """
     with contextlib.suppress(PrivateNameError):
         from perfsuite.frameworks.common.private import process_groups, set_pg_timeout
@@ -163,15 +163,15 @@ def wait_as_long_as_the_driver(case: Case) -> None:
 
 
 def _nccl_timeout(case: Case) -> timedelta:
-    """Return NCCL's timeout. The driver ends a job that hangs, and NCCL must not end a rank before that."""
+    """Return NCCL's timeout. It is longer than the driver's, which ends a hanging job before NCCL does."""
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
     """Create the process group.
 
-    With `connects_at_once`, NCCL gets the device and connects all ranks now instead of in the first
-    collective.
+    With `connects_at_once`, NCCL gets the device, and connects all ranks now. Otherwise, it connects them in
+    the first collective.
     """
     import torch.distributed as dist
 
@@ -184,12 +184,12 @@ def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> N
 
 
 def _leave_process_group() -> None:
-    """Leave the process group together with the other ranks. An alarm ends a process that hangs here."""
+    """Leave the process group together with the other ranks. If this hangs, an alarm ends this process."""
     import torch.distributed as dist
 
     signal.alarm(WAIT_S + LEAVE_S)
     if dist.is_initialized():
-        dist.barrier()  # a rank that left early would break the connections of the other ranks
+        dist.barrier()  # if one rank left early, this would break the connections of the others
         dist.destroy_process_group()
 
 
@@ -205,7 +205,7 @@ def _device(request: CaseFile) -> Any:
 
 
 def _warm_up(device: Any, *, counts: bool) -> None:
-    """Run one small training step, in which libraries load and allocate the memory that they keep."""
+    """Run one small training step, so that libraries load now, and allocate now what they keep."""
     import torch
 
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
@@ -213,9 +213,9 @@ def _warm_up(device: Any, *, counts: bool) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
-    with contextlib.suppress(Exception):  # a name that torch lacks is reported when a step is counted
+    with contextlib.suppress(Exception):  # if a name of torch is missing, counting a step will report it
         from perfsuite.worker.counting.steps import warm_up
 
-        # Host memory includes the modules that counting loads; a GPU's allocator does not see them.
+        # Load the modules that counting needs, because host memory includes them. A GPU's memory does not.
         if counts and device.type == "cpu":
             warm_up()

@@ -1,6 +1,7 @@
 """Assemble the measurement of one rank of a job, and write its report.
 
-`worker.main` does this for our own training loops, and `worker.script.attach` for the loops of scripts.
+`worker.main` uses this module for our own training loops, and `worker.script.attach` for the loops of
+scripts.
 """
 
 from __future__ import annotations
@@ -42,25 +43,26 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
     from perfsuite.worker.observation.observe import Observer
 
-# Seconds that a rank waits for the other ranks' reports. If it left earlier, their connections would break.
+# Seconds that a rank waits for the other ranks' reports. If it left earlier, it would break their
+# connections.
 WAIT_S = 60
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""System errors that are the machine's fault: the disk is full or cannot be written to."""
+"""System errors that are the machine's fault: the disk is full, or cannot be written to."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
 OF_NCCL = "NCCL error"
 LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S.*)")
-"""Matches the line of an NCCL error that names the cause. It is several lines below the first line."""
+"""Matches the line that names the cause in a message of NCCL, several lines below the first line."""
 NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
-LEAVE_S = 30  # seconds in which a rank must exit after all measurements; then an alarm ends it
+LEAVE_S = 30  # seconds after all measurements within which a rank must exit. After that, an alarm ends it
 
 
 class Rank:
-    """The measurement of one process. `report` identifies the rank, and has no measurements yet."""
+    """The measurement of one process. `report` identifies the rank. It has no measurements yet."""
 
-    workload: Workload  # the training job; set by `build`
-    recorder: Recorder  # the clock; set by `build`
-    observer: Observer | None = None  # set by `observe`; None in a simulated job
+    workload: Workload  # the training job, which `build` sets
+    recorder: Recorder  # the clock, which `build` sets
+    observer: Observer | None = None  # set by `observe`. None in a simulated job
 
     def __init__(self, run_dir: RunDir, request: CaseFile, report: RankReport) -> None:
         self.run_dir = run_dir
@@ -69,10 +71,10 @@ class Rank:
         self.framework = framework_of(request.case)
         self.plan = self.framework.plan(request.case)
         self.report = report
-        self.device: Any = None  # the `torch.device`, set by `build`; None in a simulated job
+        self.device: Any = None  # the `torch.device`, which `build` sets. None in a simulated job
         self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.probes.node_probe`)
         self.notes: list[str] = []  # notes for readers of the results
-        # The last step in which `_show` passed on each optimizer, by the optimizer's id.
+        # Id of an optimizer -> the last training step in which `_show` passed on a step of this optimizer.
         self._shown_in: dict[int, int] = {}
         self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
@@ -99,7 +101,7 @@ class Rank:
         profiling = None
         if self.request.profile:
             profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
-            probe = None  # the probe's operators are not part of the step
+            probe = None  # the profile must not contain the probe's operators
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
         self.recorder.profiling = profiling
         if device is not None:
@@ -113,7 +115,7 @@ class Rank:
     def observe(self) -> None:
         """Create the observer of the job that `build` created.
 
-        From then on, `before_optimizer_step` must be called for every step.
+        After this, `before_optimizer_step` must be called before every optimizer step.
         """
         from perfsuite.worker.observation.observe import Observer
 
@@ -124,8 +126,8 @@ class Rank:
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Pass an optimizer step to the observer and the counting. This is a hook for torch's optimizers.
 
-        If an engine takes several steps with an optimizer in one training step, only the first is passed on.
-        Raises `MismatchError` if the training cannot be observed.
+        An engine can step an optimizer several times in one training step. Only the first of these steps is
+        passed on. Raises `MismatchError` if the training cannot be observed.
         """
         assert self.observer is not None
         with Part(PERFSUITE):
@@ -147,7 +149,7 @@ class Rank:
         return self.recorder.profiling is not None and self.recorder.profiling.is_over
 
     def profiled(self) -> RankReport:
-        """Stop the clock and write the profile. Returns a report without measurements."""
+        """Stop the clock and write the profile. Return a report without measurements."""
         self.recorder.finish()
         assert self.recorder.profiling is not None
         self.recorder.profiling.write(self.run_dir, self.report.rank)
@@ -165,12 +167,12 @@ class Rank:
             )
             return
         if self.recorder.profiling is None:  # a profiled launch ends before the last step
-            # By step `first`, counting has freed the data that it kept about steps.
+            # Begin after the counted steps, when counting has freed the data that it kept about them.
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-            Memory.model_rebuild()  # creates objects, which must not count as kept by steps
-        try:  # torch might lack a private name
+            Memory.model_rebuild()  # creates objects now. Later, they would count as kept by steps
+        try:  # a private name of torch might be missing
             from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
@@ -183,7 +185,7 @@ class Rank:
             self._start()
 
     def _start(self) -> None:
-        self._tell_progress()  # before everything else, because the file system can be slow
+        self._tell_progress()  # do this first, because the file system can be slow
         if self.request.metrics:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
@@ -201,7 +203,7 @@ class Rank:
         self.recorder.start()
 
     def model(self) -> Any:
-        """Return the model that trains; None while it is unknown."""
+        """Return the model that is trained, or None while it is unknown."""
         return self.workload.model if self.observer is None else self.observer.model
 
     def _training(self) -> tuple[Any, Any]:
@@ -213,7 +215,7 @@ class Rank:
         The report contains a failure if the training did not match the case.
         """
         self.recorder.finish()
-        # Read memory first, because the observer's fingerprint and the losses use memory as well.
+        # Read the memory first, because the observer's fingerprint and the losses also use memory.
         own_memory = self.workload.memory
         memory: Any = self.recorder.peak_memory() if own_memory is None else own_memory()
         report = self.report.replace(
@@ -257,7 +259,7 @@ class Rank:
         graphs = software.compiled_graphs()
         if graphs is None:
             self.notes.append(GRAPHS_UNKNOWN)
-        # Call `result` before `evidence`, which compares with the fingerprint that `result` takes.
+        # Call `result` before `evidence`, because `evidence` needs the fingerprint that `result` takes.
         observed = observer.result()
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
@@ -269,12 +271,12 @@ class Rank:
         )
         try:
             observer.check(observed)
-        except errors.MismatchError as error:  # all ranks get this error, so none waits for another
+        except errors.MismatchError as error:  # all ranks get this error, so no rank waits for another one
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
     def _gc_s(self) -> tuple[float, ...]:
-        """Return the seconds that Python's garbage collector took in each step; empty if unknown."""
+        """Return the seconds that Python's garbage collector took in each step. Empty if they are unknown."""
         collector = self.recorder.collector
         if collector is None or collector.error is None:
             return tuple(self.recorder.gc_s)
@@ -283,18 +285,18 @@ class Rank:
         return ()
 
     def _levels(self) -> dict[str, dict[int, int]]:
-        """Return the bytes of memory in use between steps, by kind of memory and by step number."""
+        """Return memory in use after steps: kind of memory -> number of the step -> bytes."""
         if self.recorder.levels is None:
             return {}
         self.notes += self.recorder.levels.notes
         return self.recorder.levels.bytes_at
 
     def _spans(self) -> dict[str, SpanTimes]:
-        """Return the times of the events and phases of the training, by name."""
+        """Return the times of each event and each phase of the training."""
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return all counts, including loader workers, kept objects and spans; None if not counted."""
+        """Return all counts, including loader workers, kept objects and spans, or None if not counted."""
         counts = counting.result()
         if counts is None:
             return None
@@ -332,19 +334,19 @@ class Rank:
                     hook.abandon()
 
     def write(self, report: RankReport) -> None:
-        """Write the report of this rank, changed by the injected fault if there is one."""
+        """Write the report of this rank. If a fault is injected, the fault first changes the report."""
         changed = report if self._injector is None else self._injector.report(report)
         if changed is not None:
             documents.write(self.run_dir.rank(report.rank), changed)
 
     def _tell_progress(self) -> None:
-        """Report progress from a thread, so that the other ranks do not wait for a slow file system."""
+        """Report progress in a separate thread, so that ranks do not wait for a slow file system."""
         tokens = self.workload.tokens_per_step(self.case)
         writer = threading.Thread()
 
         def tell(step: int) -> None:
             nonlocal writer
-            if step >= self.case.total_steps:  # nothing is measured after the last stamp
+            if step >= self.case.total_steps:  # write in this thread, because nothing is measured any more
                 if writer.ident is not None:
                     writer.join(WAIT_S)
                 self.tell(step, tokens)
@@ -358,14 +360,17 @@ class Rank:
             self.recorder.on_progress = tell
 
     def tell(self, steps: int, tokens: int) -> None:
-        """Write the number of steps that have ended, and the tokens per step, if this is rank 0."""
+        """If this is rank 0, write the number of steps that have ended, and the tokens per step."""
         if self.report.rank == 0:
-            with contextlib.suppress(OSError):  # writing the report will fail as well, and be reported
+            with contextlib.suppress(OSError):  # if writing the report fails too, that error is reported
                 self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
 def empty_report(rank: int | None = None, world_size: int | None = None) -> RankReport:
-    """Return a report without measurements. By default, torchrun's variables give the rank and world size."""
+    """Return a report without measurements.
+
+    By default, rank and world size come from torchrun's environment variables.
+    """
     if rank is None or world_size is None:
         rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -380,8 +385,8 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return the `Failure` that describes an error in the rank's report.
 
-    The failure of a `ScriptError` has no traceback, because the script has ended. That of a `MismatchError`
-    has none either, because it would only show perfsuite's code, and the message says what to change.
+    For a `ScriptError`, there is no traceback, because the script has ended. For a `MismatchError`, there is
+    none either. It would show only perfsuite's code, and the message says what to change.
     """
     has_none = isinstance(error, errors.ScriptError | errors.MismatchError)
     message = errors.message_of(error)
@@ -397,9 +402,10 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return the class and the first line of an error, and those of the error that caused it.
+    """Return class and first line of an error, and class and first line of the error that caused it.
 
-    Libraries that import lazily raise their own error, which might only say where to look for the cause.
+    The cause is needed because libraries that import lazily raise an error of their own. It might only say
+    where to look for the cause.
     """
     message = _class_and_message(error)
     root = _root(error)
@@ -429,7 +435,7 @@ def _first_line(message: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the original error of a chain of `raise ... from` and failed imports."""
+    """Return the original error at the end of a chain of `raise ... from` and failed imports."""
     seen = [error]
     while (cause := _cause(seen[-1])) is not None and cause not in seen:
         seen.append(cause)
@@ -439,7 +445,7 @@ def _root(error: BaseException) -> BaseException:
 def _cause(error: BaseException) -> BaseException | None:
     if error.__cause__ is not None or error.__suppress_context__:
         return error.__cause__
-    # The context can be an unrelated error that was being handled at the time. It is then not the cause.
+    # The context is not always the cause: it can be an unrelated error that was being handled at the time.
     is_of_import = isinstance(error, ImportError) or "import" in errors.message_of(error)
     return error.__context__ if is_of_import and isinstance(error.__context__, ImportError) else None
 
@@ -468,7 +474,7 @@ def _kind(error: BaseException) -> FailureKind:
         return "mismatch"
     if isinstance(error, errors.DryRunError):
         return "not_dry"
-    # torch's CPU allocator and the driver raise a plain RuntimeError.
+    # If memory runs out, torch's CPU allocator and the GPU's driver raise only a RuntimeError.
     is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, errors.message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"

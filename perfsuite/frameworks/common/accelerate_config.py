@@ -99,7 +99,7 @@ class FsdpFields(Data):
         """The sharding strategy of FSDP1.
 
         accelerate 1.15 ignores `fsdp_reshard_after_forward` if the file does not also have
-        `fsdp_sharding_strategy`. The worker rejects such a run.
+        `fsdp_sharding_strategy`. The worker rejects a run with such a file.
         """
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
@@ -118,7 +118,8 @@ class LaunchFields(Data):
     compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
     gpu_ids: Literal["all"] | None = None
 
-    # How `accelerate launch` starts and connects processes. perfsuite ignores these: it starts them itself.
+    # These fields say how `accelerate launch` starts and connects processes. perfsuite ignores them, because
+    # it starts the processes itself.
     machine_rank: int = 0
     main_process_ip: str | None = None
     main_process_port: int | None = None
@@ -194,7 +195,7 @@ class LaunchConfig(ConfigFile):
 
 
 def clear_environment() -> None:
-    """Remove every environment variable that accelerate reads: only the case may configure it."""
+    """Remove every environment variable that accelerate reads, because only the case may configure it."""
     for key in [key for key in os.environ if key.startswith(VARIABLES)]:
         del os.environ[key]
 
@@ -235,7 +236,7 @@ def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
 
     from perfsuite.frameworks.common.private import validate_accelerator
 
-    # Both must change, because each new AcceleratorState copies the attributes of PartialState.
+    # Change both state objects, because each new AcceleratorState copies the attributes of PartialState.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
         state.device = torch.device("cpu")

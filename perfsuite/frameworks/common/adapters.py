@@ -13,7 +13,7 @@ from perfsuite.case.case import LoRA
 from perfsuite.frameworks.common.private import checkpointed_module, compiled_module, fsdp_module
 
 WRAPPERS = frozenset({checkpointed_module.name, compiled_module.name, fsdp_module.name, "base_layer"})
-"""Parts of module names that wrappers added after peft matched the names."""
+"""Parts of module names that wrappers added. peft matched the names without these parts."""
 COPIES = frozenset({"modules_to_save", "original_module"})  # copies of layers that peft trains in full
 
 
@@ -60,7 +60,10 @@ def adapted(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def chosen(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> list[Layer]:
-    """Return the layers that should have an adapter according to `lora`, in a model with these blocks."""
+    """Return those of a model's `layers` that should have an adapter according to `lora`.
+
+    `blocks` are the model's transformer blocks.
+    """
     if lora.targets == ():
         inside = {part for block in blocks for part in block.modules()}
         return [layer for layer in layers if layer.module in inside]
@@ -88,7 +91,8 @@ def short_names(layers: Sequence[Layer]) -> list[str]:
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
     """Return whether the adapters match `lora`, even if only some layers of the same name have an adapter.
 
-    This is for a case that gives only the name of its model. The layers of the model are then unknown.
+    This is for a case that gives only the name of its model, so that it is unknown which layers the model
+    has.
     """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)
@@ -102,9 +106,10 @@ def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bo
 def described(
     layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
 ) -> str:
-    """Describe the adapters of some of `layers`, by rank and alpha. `of` maps these layers to their adapters.
+    """Describe the adapters of some of `layers`, grouped by rank and alpha.
 
-    With `exactly`, the names of layers are long enough to match no other layer.
+    `of` maps these layers to their adapters. With `exactly`, the names of layers are long enough to match no
+    other layer.
     """
     descriptions = []
     for rank, alpha in sorted({pair for pairs in of.values() for pair in pairs}):
@@ -158,9 +163,9 @@ _KINDS = ("lora_A", "lora_embedding_A")
 
 
 def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
-    """Return Python code for the `targets` that match only a group of `layers`.
+    """Return Python code for `targets` that match the layers of `group`, but no other layers.
 
-    These are the ends of names or, if no ends match only the group, a regular expression.
+    The targets are ends of names. If ends would also match other layers, `targets` is a regular expression.
     """
     ends = sorted(set(_ends(layers, group)))
     lora = LoRA(rank=1, alpha=1, targets=tuple(ends))
@@ -171,7 +176,7 @@ def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
 
 
 def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
-    """Return, for each layer of a group, the shortest end of its name that no layer outside the group has."""
+    """Return, for each layer in `group`, the shortest end of its name that no layer outside `group` has."""
     everywhere = Counter(end for layer in layers for end in _possible_ends(layer.name))
     inside = Counter(end for layer in group for end in _possible_ends(layer.name))
     return [

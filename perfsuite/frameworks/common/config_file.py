@@ -13,7 +13,7 @@ from perfsuite.redaction import masked
 
 
 class ConfigFile(Data):
-    """The text of a configuration file. The case keeps it, so ranks and later readers do not need the file.
+    """The text of a configuration file. The case contains this text, so the file is not needed later.
 
     The format is YAML, unless a subclass overrides `parse`.
     """
@@ -31,12 +31,15 @@ class ConfigFile(Data):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Its name is the file name without the suffix. Raises `FileError` or `CaseError`."""
+        """Read a file. The object's `name` is the file's name without its suffix.
+
+        Raises `FileError` or `CaseError`.
+        """
         return cls.model_validate({"name": path.stem, "text": cls.read_text(path)})
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        """Parse a text, and return its content. Raises `ValueError`, which says what is wrong with it."""
+        """Parse a text, and return its content. If this fails, raises `ValueError` with the reason."""
         import yaml
 
         try:
@@ -66,7 +69,7 @@ class ConfigFile(Data):
             raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
         before = text.splitlines()
         after = masked(text).splitlines()
-        if before != after:  # the message gives the line number, because the line would reveal the secret
+        if before != after:  # give only the number of the line, because the line itself reveals the secret
             line = next(n for n in range(1, len(before) + 1) if before[n - 1 : n] != after[n - 1 : n])
             raise FileError(
                 f"{path}: line {line} looks like a secret, but results, baselines and reports contain the "

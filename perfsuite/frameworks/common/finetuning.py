@@ -21,7 +21,7 @@ NOT_PEFTS = "not peft's, rank "  # prefix of the observed value if another libra
 
 
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Return the linear layers of these modules and their names in the modules. Adapters are left out."""
+    """Return the linear layers in these blocks, with their names within a block. Adapters are left out."""
     return [
         (name.removesuffix(".base_layer"), module)
         for block in blocks
@@ -33,7 +33,10 @@ def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def quantise_layers(
     kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
 ) -> None:
-    """Replace linear layers with quantised ones without values. 4-bit weights are packed in `dtype`."""
+    """Replace linear layers with quantised layers that have no values yet.
+
+    4-bit weights are packed into elements of `dtype`.
+    """
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for block in blocks:
@@ -48,7 +51,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """Quantise the values of `full` like the parameter `empty`, which `quantise_layers` created."""
+    """Quantise the values of `full` as the parameter `empty` requires, which `quantise_layers` created."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):
@@ -69,7 +72,7 @@ def add_adapters(
 ) -> None:
     """Freeze `model` and add adapters, which have no values yet, to its linear layers.
 
-    By default, only the linear layers of its blocks get an adapter.
+    By default, only the linear layers in the model's blocks get an adapter.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -98,7 +101,7 @@ def add_adapters(
 
 
 def observed(model: nn.Module) -> dict[str, str]:
-    """Return the settings that show which parameters are trained and, if some are frozen, the adapters."""
+    """Return settings that show which parameters are trained and, if some are frozen, the adapters."""
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if all(trains.values()):
         return {"trained": "all"}
@@ -121,7 +124,7 @@ def observed(model: nn.Module) -> dict[str, str]:
 def expected(
     case: Case, model: nn.Module, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
-    """Return the required result of `observed` for a model with these blocks. None allows any value.
+    """Return the values that `observed` must return for a model with these blocks. None allows any value.
 
     `lora_observed` is the observed value of `lora`. If the adapters are not from peft, at most their rank is
     known. If the case gives only the name of the model, the number of adapters is unknown.
@@ -146,7 +149,7 @@ def expected(
     if lora != lora_observed:
         short = adapters.described(layers, of, exactly=False)
         if short != lora_observed:
-            lora = short  # for the reader, because there can be hundreds of full names
+            lora = short  # short names for the message, because there can be hundreds of full names
     unused = adapters.unused(case.lora, layers)
     if unused:
         lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)} (no layer has such a name)"]))
@@ -199,8 +202,8 @@ def _is_adapter(name: str) -> bool:
 def _ranks_not_pefts(model: nn.Module) -> set[int]:
     """Return the ranks of adapters that are not from peft.
 
-    The rank is read from a field of the layer, because one matrix A of loralib can hold q, k and v. If a
-    layer has no such field, the shape of A gives the rank.
+    The rank is read from a field of the layer, because the shape of a matrix A of loralib does not show it if
+    the matrix holds q, k and v. If a layer has no such field, the shape of A gives the rank.
     """
     ranks = set()
     for module in model.modules():
@@ -209,14 +212,14 @@ def _ranks_not_pefts(model: nn.Module) -> set[int]:
         weight = getattr(a, "weight", a)
         if isinstance(weight, torch.Tensor):
             said = getattr(module, "r", getattr(module, "rank", None))
-            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # a flat parameter does not show it
+            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # a flat parameter hides it
             ranks.add(said if isinstance(said, int) else by_shape)
     return ranks - {0}
 
 
 def quantization_of(module: nn.Module) -> str | None:
     """Return `4bit` or `8bit` for a linear layer of bitsandbytes, and None for any other module."""
-    # peft's wrappers of these layers have the same class names, but are not `nn.Linear`.
+    # peft's wrappers around these layers have classes of the same names, but these are not `nn.Linear`.
     if not isinstance(module, nn.Linear):
         return None
     return {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}.get(type(module).__name__)

@@ -1,4 +1,4 @@
-"""Train with torchao's float8 matmuls, and find the modules with low precision. For the worker."""
+"""Train with torchao's float8 matmuls, and find modules with matmuls below 16 bits. For the worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """torchao's scales: one per tensor, one per row, or one per row with weight gradients in 16 bits."""
-LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # class name prefixes of modules with matmuls below 16 bits
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # prefixes of the class names of modules with such matmuls
 GATHERED = ", gathered in float8"  # suffix of the setting if FSDP2 gathers weights in 8 bits
 MULTIPLE = 16  # the sizes of float8 matmuls on a GPU must be multiples of this
 
@@ -44,7 +44,7 @@ def unsupported(
 def expected(
     recipe: Recipe | None, case: Case, *, kept: int = 0, gathered: bool = False
 ) -> Mapping[str, str]:
-    """Return the settings that the worker must observe: the number of float8 layers in the blocks.
+    """Return the settings that the worker must observe. They give the number of float8 layers in the blocks.
 
     The first `kept` linear layers stay in higher precision. `gathered` means that the wrapper gathers weights
     in float8 if the recipe allows it.
@@ -86,7 +86,7 @@ def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
 
 
 def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
-    """Return accelerate's `AORecipeKwargs`. For `tensorwise`, they are accelerate's own defaults."""
+    """Return accelerate's `AORecipeKwargs`. For `tensorwise`, these are accelerate's own defaults."""
     from accelerate.utils import AORecipeKwargs
     from torchao.float8 import Float8LinearConfig
 
@@ -118,7 +118,10 @@ def low_precision(things: Iterable[Any]) -> str:
 
 
 def _kind(thing: Any) -> str:
-    """Return the class name of a module, or of a configuration's module, without FSDP's prefix."""
+    """Return the class name of a module, or of the module that a configuration describes.
+
+    The prefix that FSDP adds to class names is removed.
+    """
     name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
     return name.removeprefix("FSDP")
 
@@ -127,8 +130,9 @@ def flops_in_float8(modules: Iterable[Any]) -> float | None:
     """Return the FLOPs per token in torchao's linear layers. None if some of them are unknown.
 
     They are unknown if a layer is emulated, or belongs to another class with low precision.
-    The output, the gradient of the input and the gradient of the weight are matmuls with 2 FLOPs per weight
-    each. If a recipe computes the gradient of the weight in more bits, this matmul is not counted.
+    A layer has three matmuls: for its output, for the gradient of its input and for the gradient of its
+    weight. Each has 2 FLOPs per weight. If a recipe computes the gradient of the weight in more than 8 bits,
+    this matmul is not counted.
     """
     flops = 0.0
     for module in modules:

@@ -4,7 +4,7 @@ from typing import Any
 
 from perfsuite.case.model import Model
 
-USUAL_SHAPE = {  # default sizes of a Llama, for the keys that its configuration leaves out
+USUAL_SHAPE = {  # default sizes of a Llama, for keys that a configuration leaves out
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_attention_heads": 32,
@@ -12,7 +12,7 @@ USUAL_SHAPE = {  # default sizes of a Llama, for the keys that its configuration
     "vocab_size": 32000,
 }
 PLAIN = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
-"""Options of transformers' Llama that such a library lacks, each with the only value that it supports."""
+"""Options of transformers' Llama -> the only value that such a library supports."""
 
 
 def cannot_build(library: str, model: Model) -> str | None:

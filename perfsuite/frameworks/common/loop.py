@@ -1,4 +1,4 @@
-"""The training loop for frameworks whose library has none. Nothing in a step waits for the device."""
+"""The training loop for frameworks whose library has no loop. Nothing in a step waits for the device."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -16,7 +16,8 @@ from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, build_optimizer, synthetic_batches
 from perfsuite.frameworks.common.own_list import OwnList
 
-# For fp16-mixed. torch starts at 65536, and skips the first steps until it has found a lower scale.
+# The loss scale for fp16-mixed. torch would start at 65536, and skip the first steps until it has found a
+# lower scale.
 LOSS_SCALE = 1024.0
 
 
@@ -36,13 +37,13 @@ def training(
 ) -> Workload:
     """Return a workload that trains a wrapped model on synthetic data. Losses stay on the device.
 
-    `backward` takes the mean loss of a micro-batch. It divides the loss by the number of micro-batches, adds
-    its gradients, and returns the divided loss. Forward and backward run inside the context manager
+    `backward` takes the mean loss of a micro-batch. It divides this loss by the number of micro-batches, adds
+    the gradients, and returns the divided loss. Forward and backward run inside the context manager
     `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step` steps
     the optimizer and clears the gradients. `scaler` is the gradient scaler, which must not skip a step.
-    `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` prepares the model's
-    inputs from a batch; forward and backward run inside this context manager. `tensor_parallel` is the number
-    of neighbouring ranks that see the same data.
+    `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` returns a context
+    manager that prepares the model's inputs from a batch. Forward and backward also run inside it.
+    `tensor_parallel` is the number of neighbouring ranks that see the same data.
     """
     inputs = inputs or (lambda batch: nullcontext({"input_ids": batch, "labels": batch}))
     batches = synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device)
@@ -88,10 +89,10 @@ def data_parallel_workload(
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
-    """Return the `training` of a model that one of torch's own wrappers has wrapped. The optimizer is AdamW.
+    """Return a workload (`training`) for a model in one of torch's own wrappers. The optimizer is AdamW.
 
-    With `autocast`, torch's autocast mixes the precisions instead of the wrapper. All micro-batches except
-    the last run inside `no_sync`.
+    With `autocast`, torch's autocast does the mixed precision instead of the wrapper. All micro-batches
+    except the last run inside `no_sync`.
     """
     optimizer = build_optimizer(case, model)
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
@@ -104,8 +105,8 @@ def data_parallel_workload(
         return loss
 
     def step() -> None:
-        # `step` does not unscale for a fused optimizer, and only the `unscale_` of `ShardedGradScaler` makes
-        # all ranks agree on an overflow.
+        # Call `unscale_` for two reasons. `step` does not call it for a fused optimizer. And in
+        # `ShardedGradScaler`, only `unscale_` makes all ranks agree whether there was an overflow.
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()

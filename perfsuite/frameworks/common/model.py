@@ -1,4 +1,4 @@
-"""The model, optimizer and data of frameworks that do not bring their own. For the worker; imports torch."""
+"""Model, optimizer and data for frameworks that do not bring their own. For the worker; imports torch."""
 
 import copy
 from functools import partial
@@ -19,7 +19,7 @@ DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), 
 """A case's precision -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """A case's precision -> dtype of the matmuls."""
-DISTINCT_BATCHES = 16  # number of batches, which are created before the clock starts and then repeated
+DISTINCT_BATCHES = 16  # number of batches that are created before the clock starts. Training repeats them
 ALPHABET = 64  # number of distinct tokens in the synthetic text
 
 _NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json` that do not change the model
@@ -37,12 +37,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def transformers_config(model: Model) -> Any:
     """Return the transformers configuration object of `model`. Raises `MismatchError` for an unknown key.
 
-    transformers ignores unknown keys and builds the default model, so a misspelt `hidden_size` would go
-    unnoticed.
+    transformers ignores unknown keys. So it would build a model of the default size if `hidden_size` were
+    misspelt.
     """
     from transformers import AutoConfig
 
-    # A deep copy, because transformers changes nested parts (rope_parameters) in place.
+    # Make a deep copy, because transformers changes nested parts (rope_parameters) in place.
     settings: dict[str, Any] = {**copy.deepcopy(dict(model.config)), "use_cache": False}
     model_type = settings.pop("model_type")
     try:
@@ -62,7 +62,10 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Build a model with random weights on the default device. A model without attention uses `eager`."""
+    """Build a model with random weights on the default device.
+
+    For a model without attention, `attention` is ignored.
+    """
     from transformers import AutoModelForCausalLM
 
     attention = attention if has_attention(config) else "eager"
@@ -71,7 +74,7 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 
 def has_attention(config: Any) -> bool:
-    """Return whether a transformers configuration is for a model with attention, unlike Mamba."""
+    """Return whether a transformers configuration is for a model with attention. A Mamba has none."""
     # A script can use a version of transformers before 4.45, which has no `get_text_config`.
     text = getattr(config, "get_text_config", lambda: config)()
     return hasattr(text, "num_attention_heads")
@@ -80,8 +83,8 @@ def has_attention(config: Any) -> bool:
 def build_model(case: Case, device: torch.device) -> nn.Module:
     """Build the case's model in training mode, with the same weights on every rank.
 
-    Blocks are checkpointed and compiled as the case says. This only changes the `forward` of a block, so
-    wrappers can still be applied to the block.
+    Blocks are checkpointed and compiled if the case says so. Both change only a block's `forward`, so the
+    blocks can still be wrapped.
     """
     model = model_without_weights(case, device)
     initialise(model, blocks(model), seed=case.seed, device=device)
@@ -89,7 +92,10 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 
 def model_without_weights(case: Case, device: torch.device) -> nn.Module:
-    """Build the model with its parameters on the meta device. Shard it, if necessary, before `initialise`."""
+    """Build the case's model with its parameters on the meta device.
+
+    If the model is to be sharded, shard it before `initialise`.
+    """
     dtype = DTYPES[case.precision]
     compute = COMPUTE_DTYPES[case.precision]
     with device, parameters_on_meta():
@@ -127,7 +133,7 @@ def is_checkpointed(mode: str, index: int) -> bool:
 
 
 def _save_expensive_ops() -> Any:
-    """Apply torchtitan's policy: save attention, reductions and every second matmul, recompute the rest."""
+    """Apply torchtitan's policy: save attention, reductions and every second matmul; recompute the rest."""
     aten = torch.ops.aten
     expensive = {
         aten.mm.default,
@@ -137,7 +143,7 @@ def _save_expensive_ops() -> Any:
         aten._scaled_dot_product_cudnn_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
-    matmuls = {False: 0, True: 0}  # whether this is the recomputation -> number of matmuls so far
+    matmuls = {False: 0, True: 0}  # number of matmuls so far in forward (False) and recomputation (True)
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = op in expensive
@@ -150,7 +156,10 @@ def _save_expensive_ops() -> Any:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW, fused on a GPU, for all parameters that are not frozen. Wrap the model first."""
+    """Return an AdamW optimizer for all parameters that are not frozen. Wrap the model before this.
+
+    On a GPU, the optimizer is fused.
+    """
     fused = next(model.parameters()).device.type == "cuda"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
@@ -159,8 +168,8 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
     """Return `DISTINCT_BATCHES` batches of learnable tokens: [micro_batch, sequence_length], int64.
 
-    The text is a Markov chain over `ALPHABET` tokens. Nine times out of ten, the next token is given by a
-    fixed permutation; one time out of ten, it is random. A model that learns at all reduces its loss from
+    The text is a Markov chain over `ALPHABET` tokens. In nine of ten cases, a fixed permutation gives the
+    next token. In one of ten, the next token is random. A model that learns at all reduces its loss from
     ln(vocabulary) to below ln(ALPHABET) within a few dozen steps.
     """
     return list(_markov_chain(case, data_rank).to(device).split(case.micro_batch))

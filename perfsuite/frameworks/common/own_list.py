@@ -11,7 +11,7 @@ _lists: list[weakref.ref["OwnList[object]"]] = []
 
 
 class OwnList(list[T]):
-    """A list whose elements do not count as objects that training keeps, such as the losses of all steps."""
+    """A list, for example of all losses, whose elements do not count as objects that the training keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,14 +19,14 @@ class OwnList(list[T]):
 
 
 def tracked_elements() -> Iterator[object]:
-    """Yield the elements of all `OwnList`s that Python's garbage collector tracks."""
+    """Yield those elements of all `OwnList`s that Python's garbage collector tracks."""
     for reference in _lists:
         own = reference()
         yield from filter(gc.is_tracked, () if own is None else own)
 
 
 def clear(kind: type) -> None:
-    """Empty the lists whose elements have this type. Call it only where nobody will read them."""
+    """Empty the lists whose elements have this type. Call this only if nobody reads these lists later."""
     for reference in _lists:
         own = reference()
         if own and isinstance(own[-1], kind):

@@ -26,18 +26,18 @@ from perfsuite.frameworks.common.sharding import dry_plan, expected_shards, tens
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Package -> the first version that has everything that is used here.
+# Package -> the first version that has all the functions used here.
 NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
 
 Size = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Degrees(Data):
-    """The sizes of the mesh axes, outermost first. If all of them are 1, all ranks shard."""
+    """The sizes of the mesh axes, outermost first. If all sizes are 1, all ranks shard the model."""
 
-    dp_replicate_size: Size  # number of groups that replicate; each group shards
-    dp_shard_size: Size  # number of ranks that shard
-    cp_size: Size  # number of neighbouring ranks that split the sequences, and also shard
+    dp_replicate_size: Size  # number of groups of ranks. Each group holds one replica, sharded over its ranks
+    dp_shard_size: Size  # number of ranks that shard a replica
+    cp_size: Size  # number of neighbouring ranks that split the sequences. They shard the replica too
     tp_size: Size  # number of neighbouring ranks that split each layer and see the same data
 
     @property
@@ -66,7 +66,7 @@ class Degrees(Data):
                 f"{self}: the product is {product}, but the topology of the case has {ranks} processes; "
                 "change one of them"
             )
-        # Each rank has two parts of a sequence, one from each end.
+        # Each rank gets two parts of a sequence, one from each half.
         if self.cp_size > 1 and (case.sequence_length or 0) % (2 * self.cp_size):
             raise CaseError(
                 f"sequence_length={case.sequence_length} is not a multiple of {2 * self.cp_size}, twice the "
@@ -94,7 +94,7 @@ class Degrees(Data):
         return tensor_parallel_unsupported(case, "tp_size", self.tp_size) if split else None
 
     def expected(self) -> dict[str, str]:
-        """Return the mesh and the placements that the worker must observe. accelerate names the axes."""
+        """Return the mesh, with accelerate's names, and the placements that the worker must observe."""
         if not self.given:
             return {"sharding": "Shard(0)"}
         replicate = self.dp_replicate_size
@@ -103,9 +103,10 @@ class Degrees(Data):
         return expected | ({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {})
 
     def observed(self, accelerator: Any) -> dict[str, str]:
-        """Return the observed setting `context_parallel`, if it is used.
+        """Return the observed setting `context_parallel`, or an empty dict without context parallelism.
 
-        The parameters do not show it, because FSDP2 shards them over `dp_shard` and `cp` as one axis.
+        The parameters do not show this setting, because FSDP2 shards them over `dp_shard` and `cp` as one
+        axis.
         """
         if self.cp_size == 1:
             return {}
@@ -127,9 +128,9 @@ class Degrees(Data):
     def _told_by_positions(self, find: Any) -> Any:
         """Replace transformers' search for gaps in positions, because a dry run does not know their values.
 
-        With context parallelism, a rank has two parts of a sequence, at the same distance from its two ends.
-        The parts are adjacent only on the last rank. On the other ranks, transformers takes them for two
-        sequences and creates a mask, which accelerate drops.
+        With context parallelism, a rank has two parts of a sequence. One part is as far from the sequence's
+        start as the other is from its end. The two parts are adjacent only on the last rank. On the other
+        ranks, transformers takes them for two sequences and creates a mask, which accelerate drops.
         """
         import torch.distributed as dist
 
@@ -146,7 +147,7 @@ class Degrees(Data):
     def inputs(self, accelerator: Any, tokens: Tensor) -> Iterator[Mapping[str, Tensor]]:
         """Yield the inputs of the model. Inside the `with`, they are cut in place to this rank's parts.
 
-        They are the same inputs as in accelerate's example `nd_parallel.py`.
+        accelerate's example `nd_parallel.py` has the same inputs.
         """
         import torch
         from torch.nn import functional
@@ -171,7 +172,7 @@ class Degrees(Data):
         return ParallelismConfig(**self.model_dump()) if self.given else None
 
     def model(self, case: Case, config: Any, device: Any) -> Any:
-        """Build the case's model. Tensor parallelism splits it by transformers' plan for its class."""
+        """Build the case's model. Tensor parallelism follows transformers' plan for the model's class."""
         from perfsuite.frameworks.common.model import blocks, build_model, model_without_weights
         from perfsuite.frameworks.common.private import resolve_parallel_plans
         from perfsuite.frameworks.common.weights import initialise

@@ -1,4 +1,4 @@
-"""Replace private names of torch and other packages for a dry run. No name is looked up before a dry run."""
+"""Replace private names of torch and other packages for a dry run. Names are looked up only in a dry run."""
 
 import importlib
 import sys

@@ -40,7 +40,7 @@ def ddp() -> None:
             asked = kwargs.get("bucket_cap_mb")  # if no size is given, the first bucket is small
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             as_rebuilt = functools.partial(_as_rebuilt, assign, limits)
-            # A reducer with a static graph learns the graph in the first step, so it cannot be replaced.
+            # A reducer for a static graph learns the graph in the first step, so it cannot be replaced then.
             is_rebuilt = not (kwargs.get("static_graph") or kwargs.get("find_unused_parameters"))
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             used = 0  # length of the map of used parameters
@@ -79,7 +79,7 @@ def _arguments_of(owner: Any, name: str) -> Iterator[list[Any]]:
 
 
 def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:
-    """Return the buckets that DDP creates in step 2: gradients arrive in the reverse order of parameters."""
+    """Return the buckets that DDP creates in step 2, if gradients arrive in reverse order of parameters."""
     last = len(parameters) - 1
     buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
     in_order = [[last - index for index in bucket] for bucket in buckets]
@@ -87,20 +87,20 @@ def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse
 
 
 def _reversed(as_rebuilt: Any, *args: Any) -> Any:
-    """Return the rebuilt buckets for `DistributedDataParallel.__init__`, which reverses the two lists."""
+    """Return reversed lists of rebuilt buckets, because `DistributedDataParallel.__init__` reverses them."""
     in_order, sizes = as_rebuilt(*args)
     return in_order[::-1], sizes[::-1]
 
 
 def _rebuilt(arguments: list[Any], as_rebuilt: Callable[..., Any]) -> Any:
-    """Return a reducer with rebuilt buckets, but otherwise like the reducer that `arguments` made."""
+    """Return a reducer with rebuilt buckets. `arguments` are those that made the reducer it replaces."""
     parameters, at_first, _, group, sparse, *more = arguments
     buckets, sizes = as_rebuilt(parameters, at_first, sparse)
     return attribute(dist, "Reducer")(parameters, buckets, sizes, group, sparse, *more)
 
 
 def _like_in_c(method: Callable[..., Any]) -> Any:
-    """Return a method that torch.compile handles like one in C++: it breaks the graph and is not traced."""
+    """Return a method that torch.compile treats as if it were in C++: not traced, with a graph break."""
     make: Any = ctypes.pythonapi.PyInstanceMethod_New
     make.argtypes = [ctypes.py_object]
     make.restype = ctypes.py_object
@@ -115,10 +115,10 @@ class _NoLog:
 class _Reducer:
     """The C++ reducer of a DDP model. A new reducer replaces it when torch rebuilds the buckets.
 
-    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. When real torch
-    rebuilds the buckets, it keeps the same reducer (unlike this stand-in), and sends the indices of the new
-    buckets to the other ranks. `used` is the length of the map of used parameters, which has one int32 per
-    parameter. `rebuild` returns the new reducer. It is None if torch does not rebuild the buckets.
+    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. Real torch keeps
+    the same reducer then, unlike this class, and sends the indices of the new buckets to the other ranks.
+    `used` is the length of the map of used parameters, which has one int32 per parameter. `rebuild` returns
+    the new reducer. It is None if torch does not rebuild the buckets.
     """
 
     def __init__(self, model: Any, used: int, rebuild: Callable[[], Any] | None) -> None:
@@ -136,8 +136,8 @@ class _Reducer:
     @_like_in_c
     def _rebuild_buckets(self) -> bool:
         if self.has_reduced and self._rebuild is not None:
-            # A launch does this in C++. If this code were compiled, it would add graph breaks that a launch
-            # does not have.
+            # In a launch, C++ code does this. If this Python code were compiled, it would add graph breaks
+            # that a launch does not have.
             torch.compiler.disable(self._replace_reducer)(self._rebuild)
             self._rebuild = None
         return False

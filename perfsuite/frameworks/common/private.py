@@ -1,11 +1,11 @@
-"""The private names of torch, accelerate and transformers that perfsuite uses, with their known versions.
+"""The private names of torch, accelerate and transformers that perfsuite uses, with versions that have them.
 
-Any release of a package can drop a private name. All of them are listed here, in the lowest folder that needs
-one. Frameworks, ranks and dry runs import them like this:
+Any release of a package can drop a private name. All private names that perfsuite uses are listed in this
+module, which is in the lowest folder that needs one. Frameworks, ranks and dry runs import them like this:
 
     from perfsuite.frameworks.common.private import active_fake_mode
 
-Such an import looks up the name at that moment. Nothing is loaded earlier, and the importer gets torch's own
+Each name is looked up when it is imported. Nothing is loaded earlier, and the importer gets torch's own
 object, so calls have no overhead. If the installed version does not have the name, the import raises
 `PrivateNameError`, which says what perfsuite cannot do without it. pytest's private names are in
 `perfsuite.plugin.private`.
@@ -34,8 +34,8 @@ Kind = Literal["object", "reader", "attribute"]
 """What an importer gets.
 
 `object`: the object itself. `reader`: a fast function that reads the attribute from objects like the one in
-the path. `attribute`: an `Attribute`, because only the instances of the class in the path have it, after
-`__init__`.
+the path. `attribute`: an `Attribute`. This kind is for attributes that a class does not have, but that its
+`__init__` sets on each instance.
 """
 
 
@@ -64,7 +64,10 @@ class Name(NamedTuple):
         return self.path.rpartition(".")[2]
 
     def owner(self) -> Any:
-        """Return the module, class or object that has the name. Raises `PrivateNameError` if it is gone."""
+        """Return the module, class or object that has the name.
+
+        Raises `PrivateNameError` if there is no such owner any more.
+        """
         try:
             owner: Any = sys.modules.get(self.module) or importlib.import_module(self.module)
             for part in self.path.split(".")[:-1]:
@@ -79,7 +82,7 @@ class Name(NamedTuple):
         return owner
 
     def look_up(self) -> Any:
-        """Return the object for the importer (`Kind`). Raises `PrivateNameError` if the name is gone."""
+        """Return what an importer gets (see `Kind`). Raises `PrivateNameError` if the name is gone."""
         if self.kind == "attribute":
             return Attribute(self)
         owner = self.owner()
@@ -102,7 +105,7 @@ class Name(NamedTuple):
 
 
 class Attribute:
-    """Reads a private attribute of an object. `name` is for `hasattr`, `setattr` and the like."""
+    """Reads a private attribute of an object. For `hasattr`, `setattr` and the like, use `name`."""
 
     def __init__(self, entry: Name) -> None:
         self.name = entry.last
@@ -454,8 +457,8 @@ NAMES: Mapping[str, Name] = {
         {"validate_accelerator": "accelerate.parallelism_config:ParallelismConfig._validate_accelerator"},
     ),
 }
-"""perfsuite's own name -> the private name. `tests/frameworks/common/test_private.py` checks that each
-exists."""
+"""perfsuite's own name -> the private name. `tests/frameworks/common/test_private.py` checks that all of them
+exist."""
 
 
 def __getattr__(name: str) -> Any:
@@ -479,7 +482,7 @@ def if_loaded(name: str) -> Any:
 
 
 def place(name: str) -> tuple[Any, str]:
-    """Return owner and name of a private attribute to replace (`perfsuite.frameworks.common.patches`)."""
+    """Return the owner and the name of a private attribute, for `perfsuite.frameworks.common.patches`."""
     return NAMES[name].owner(), NAMES[name].last
 
 

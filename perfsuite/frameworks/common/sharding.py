@@ -1,4 +1,4 @@
-"""Reasons why a case cannot be sharded, and torch's names of options. Imports torch only when needed."""
+"""Check whether a case can be sharded, and describe shards and meshes. Imports torch only when needed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -50,7 +50,7 @@ def fsdp1_unsupported(
 ) -> str | None:
     """Return why FSDP1 cannot shard `case` with these options, or None.
 
-    `shard_group` is the number of ranks in a group of HYBRID_SHARD. None: the ranks of a node.
+    `shard_group` is the number of ranks in a group of HYBRID_SHARD. None: the ranks of a node are a group.
     """
     offload = offload_unsupported("cpu_offload", machine) if cpu_offload else None
     reason = offload or sharded_quantization_unsupported(case)
@@ -66,7 +66,7 @@ def fsdp1_unsupported(
 
 
 def hybrid_unsupported(group: int, case: Case) -> str | None:
-    """Return why ranks cannot be split into at least two groups of `group` ranks that each shard, or None."""
+    """Return why ranks cannot form at least two sharding groups of `group` ranks each, or None."""
     ranks = case.topology.world_size
     if group >= 2 and ranks % group == 0 and ranks // group >= 2:
         return None
@@ -106,7 +106,9 @@ def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | No
     """
     config = {**USUAL_SHAPE, **case.model.config}
     name = case.model.name
-    if case.compile:  # with torch 2.13, the second loss differs by 0.2%; uncompiled blocks train like DDP
+    # With torch 2.13 and compiled blocks, the second loss differs by 0.2% from DDP's. Without compilation, it
+    # is the same.
+    if case.compile:
         return f"{option} trains differently if blocks are compiled: leave compile off"
     if case.lora is not None:
         return f"{option} cannot split lora adapters"
@@ -134,10 +136,13 @@ def meshes_text(meshes: Iterable[Mapping[str, int]]) -> str:
 
 
 def expected_shards(axis: str, *, replicate: int, shard: int, tensor: int) -> dict[str, str]:
-    """Return the mesh and placements that the worker must observe with FSDP2. `axis`: the sharding axis."""
+    """Return the mesh and the placements that the worker must observe with FSDP2.
+
+    `axis` is the name of the axis over which parameters are sharded.
+    """
     mesh = {"dp_replicate": replicate, axis: shard, "tp": tensor}
     placements = ["Shard(0)"]
-    if tensor > 1:  # norms, row-parallel matrices, column-parallel matrices
+    if tensor > 1:  # the placements of norms, row-parallel matrices and column-parallel matrices
         placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
     return {
         "mesh": meshes_text([{name: size for name, size in mesh.items() if size > 1 or name == axis}]),

@@ -21,11 +21,11 @@ from perfsuite.frameworks.common.private import init_weights, own_parameters
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside the `with`, put parameters of new modules on the meta device. Buffers are created as usual."""
+    """Inside the `with`, create the parameters of new modules on the meta device, but buffers as usual."""
 
     def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
-            return None  # leave it unchanged, because tied parameters would otherwise no longer be tied
+            return None  # leave the parameter unchanged: tied parameters would otherwise no longer be tied
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     handle = register_module_parameter_registration_hook(to_meta)
@@ -39,13 +39,13 @@ def parameters_on_meta() -> Iterator[None]:
 def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: torch.device) -> None:
     """Move all parameters of `model` from the meta device to `device`, and create their values.
 
-    `units` are parts of the model, such as its blocks. Only one unit is in memory unsharded at a time: it
-    gets its values before the iterator is asked for the next unit. Raises `MismatchError` for a parameter
-    that no rule initialises.
+    `units` are parts of the model, such as its blocks. Only one unit at a time is in memory unsharded,
+    because each unit gets its values before the next one is taken from the iterator. Raises `MismatchError`
+    for a parameter that no rule initialises.
     """
     names = {
-        # The name seeds the values. A layer inside an adapter gets the name that it has without an adapter,
-        # and therefore the same weights.
+        # A module's name seeds its values. A layer inside an adapter gets the name that it would have without
+        # the adapter. It then also gets the same weights as without the adapter.
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }
@@ -64,10 +64,10 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
         full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
         whole[parameter] = nn.Parameter(full, requires_grad=parameter.requires_grad)
     _replace(names, whole)
-    # Seed only the generator of this device: without a GPU, `torch.manual_seed` takes 100 times as long.
+    # Seed only the generator of this device. On a CPU, `torch.manual_seed` would take 100 times as long.
     generator: Any = torch.cuda if device.type == "cuda" else torch.default_generator
     module: Any
-    # Children first, because a parent can have its own rules for the weights of its children.
+    # Initialise children first, because a parent can have its own rules for the weights of its children.
     for module, name in reversed(names.items()):
         generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4]))
         if _is_adapter(module):
@@ -91,7 +91,7 @@ def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> No
 
 
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
-    """Return the parameter that this rank keeps: the full parameter, quantised if necessary, or its shard."""
+    """Return the parameter that this rank keeps: its shard, or the full parameter, quantised if necessary."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     _check_initialised(full)

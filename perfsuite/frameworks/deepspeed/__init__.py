@@ -33,9 +33,9 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.frameworks.deepspeed.engine import LIBRARY, NOT_DRY
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
-"""Supported precisions of a case. `bf16` is DeepSpeed's section `bf16`, with fp32 copies of the parameters in
-the optimizer. `bf16-mixed` is its section `torch_autocast`, with parameters in fp32."""
-TAKEN = frozenset(  # accepted keys: DeepSpeed itself ignores unknown keys
+"""Supported precisions of a case. `bf16` turns on DeepSpeed's section `bf16`, with fp32 copies of the
+parameters in the optimizer. `bf16-mixed` turns on the section `torch_autocast`, with parameters in fp32."""
+TAKEN = frozenset(  # accepted keys. Other keys are refused, because DeepSpeed itself would ignore them
     "bf16 checkpoint communication_data_type data_types disable_allgather fp16 "  # noqa: SIM905
     "gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor log_level "
     "optimizer prescale_gradients scheduler steps_per_print torch_autocast train_batch_size "
@@ -45,7 +45,7 @@ TAKEN = frozenset(  # accepted keys: DeepSpeed itself ignores unknown keys
 SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that must be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # values for "auto" if the case has no field for a key; the other frameworks use the same values
+USUAL = {  # values for "auto" in keys that no field of the case determines, as in the other frameworks
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
@@ -53,8 +53,8 @@ USUAL = {  # values for "auto" if the case has no field for a key; the other fra
 OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" means DeepSpeed's own default
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-"""Attributes of the optimizer that hold a rank's shards of the trained parameters. They belong, in this
-order, to ZeRO 3, to ZeRO 1 and 2, and to ZeRO 1 with bf16."""
+"""Attributes of the optimizer that hold a rank's shards of the trained parameters. ZeRO 3 has the first one,
+ZeRO 1 and 2 have the second one, and ZeRO 1 with bf16 has the third one."""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
 """Attributes of the optimizer that are true if it offloads optimizer state or parameters."""
 
@@ -104,12 +104,12 @@ class ZeroConfig(ConfigFile):
 
     @property
     def uses_cpu_adam(self) -> bool:
-        """Whether the optimizer is DeepSpeed's own AdamW for the CPU although no optimizer is configured."""
+        """Whether DeepSpeed uses its own AdamW for the CPU if no optimizer is configured."""
         return "optimizer" in self.offloaded and bool(self.flat.get("zero_force_ds_cpu_optimizer", True))
 
     @property
     def own_optimizer(self) -> str | None:
-        """The name of DeepSpeed's operator that updates the parameters; None if torch's optimizer does."""
+        """The name of DeepSpeed's operator that updates the parameters. None if torch's optimizer does so."""
         if self.content.get("optimizer") is None:
             return "cpu_adam" if self.uses_cpu_adam else None
         is_adam = str(self.flat.get("optimizer.type", "")).lower() in ("adam", "adamw")
@@ -123,9 +123,9 @@ class DeepSpeed(Framework):
 
     Examples: `DeepSpeed(config="zero3.json")`, `DeepSpeed(config={"zero_optimization": {"stage": 3}})`.
 
-    The case determines batch size, precision and learning rate: in the configuration, they must be missing,
-    "auto" or the same. If the configuration has no section `optimizer`, the optimizer is torch's AdamW or,
-    with `offload_optimizer`, DeepSpeed's own AdamW.
+    The case determines batch size, precision and learning rate. In the configuration, they must be missing,
+    "auto" or the same as in the case. If the configuration has no section `optimizer`, the optimizer is
+    torch's AdamW or, with `offload_optimizer`, DeepSpeed's own AdamW.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -169,7 +169,7 @@ class DeepSpeed(Framework):
             "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
             "rank_holds": _shares(ranks if stage == 3 else 1, ranks if stage else 1),
             "offload": " and ".join(self.config.offloaded) or "none",
-            "optimizer_parameters": None,  # cannot be checked: the optimizer holds copies of a shard
+            "optimizer_parameters": None,  # cannot be checked, because the optimizer holds copies of a shard
         }
 
     def load(self, case: Case, device: Any) -> None:
@@ -177,10 +177,11 @@ class DeepSpeed(Framework):
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
-        # DeepSpeed imports this module when it gets an optimizer. Do that now, because it loads dynamo.
+        # DeepSpeed would import this module, which loads dynamo, when it gets an optimizer. Import it now.
         with suppress(ImportError):
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-        # On a CPU, DeepSpeed would compile an operator, which takes minutes and bypasses gloo.
+        # On a CPU, DeepSpeed would compile an operator for collectives. Compiling it takes minutes, and the
+        # operator would bypass gloo.
         if device.type == "cpu":
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -221,7 +222,7 @@ class DeepSpeed(Framework):
 
         def units() -> Iterator[Any]:
             for block in blocks(model):
-                yield block  # `initialise` creates its weights before it asks for the next block
+                yield block  # `initialise` creates the block's weights before it takes the next block
                 if self.config.stage == 3:
                     deepspeed.zero.Init(module=block, config_dict_or_path=copy.deepcopy(config))
 
@@ -248,7 +249,7 @@ class DeepSpeed(Framework):
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return path -> value for all sections, without nulls. An example path is `zero_optimization.stage`."""
+    """Return all values that are not null, by their path, such as `optimizer.params.lr`."""
     values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -259,7 +260,7 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _has_nvcc() -> bool:
-    """Return whether torch would find NVIDIA's compiler. This function looks in the same places."""
+    """Return whether torch would find NVIDIA's compiler. This function looks where torch looks."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return shutil.which("nvcc") is not None or Path(home, "bin", "nvcc").is_file()
 
@@ -275,7 +276,7 @@ def _is_built(operator: str) -> bool:
 
 
 def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
-    """Return path -> the field of the case that determines the value, and the required value."""
+    """Return the values that the case determines: path -> the field of the case, and the required value."""
     batch = case.micro_batch * case.gradient_accumulation
     precision = f"precision {case.precision!r}"
     decided: dict[str, tuple[str, Any]] = {
@@ -294,7 +295,7 @@ def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]
 
 
 def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
-    """Return a configuration in which all values that the case determines are set."""
+    """Return a copy of the configuration in which all values that the case determines are set."""
     result: dict[str, Any] = copy.deepcopy(config.content)
     result.setdefault("gradient_clipping", "auto")
     if config.uses_cpu_adam:

@@ -1,7 +1,7 @@
-"""Facts about DeepSpeed for ranks: the step of its engine is the training step.
+"""Facts about DeepSpeed for ranks. A step of DeepSpeed's engine is a training step.
 
-The steps of torch's optimizer cannot be counted, because ZeRO steps it several times in a training step, over
-flat partitions.
+The steps of torch's optimizer cannot be counted instead. In one training step, ZeRO steps this optimizer
+several times, each time for a flat partition of the parameters.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ZeroEngine(Engine):
         return zero, getattr(zero, "optimizer", None)
 
     def sharding(self, engine: Any) -> str | None:
-        """Return the ZeRO stage as text, because each stage partitions different data. None for stage 0."""
+        """Return the ZeRO stage as text. The stage determines what is partitioned. None for stage 0."""
         stage = int(engine.zero_optimization_stage())
         return f"DeepSpeed ZeRO-{stage}" if stage else None
 
     def gradient_norm(self, engine: Any) -> float | None:
-        """Return the norm that the engine has kept. The gradients themselves are already gone."""
+        """Return the norm that the engine has kept, because the gradients themselves are already freed."""
         norm = engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 

@@ -1,7 +1,7 @@
 """nanotron 0.4: data, tensor and pipeline parallelism, with its own Llama, trainer and configuration file.
 
-nanotron creates the initial weights itself, and they depend on the degrees of parallelism. `compat` lists the
-changes that nanotron needs to run.
+nanotron creates the initial weights itself, and these weights depend on the degrees of parallelism. nanotron
+does not run without changes, which `compat` lists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Nanotron(Framework):
-    """Options of nanotron's configuration file, with nanotron's names, or the path of such a file."""
+    """Either the path of nanotron's configuration file, or options from it, under nanotron's names."""
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
@@ -72,16 +72,15 @@ class Nanotron(Framework):
     pp_engine: Literal["1f1b", "afab"] = "1f1b"
     """Pipeline schedule. `1f1b`: one forward, one backward. `afab`: all forwards, then all backwards."""
     zero_stage: Literal[0, 1] = 0
-    """1: each data-parallel process keeps only its share of the optimizer state."""
+    """With 1, each data-parallel process keeps only its share of the optimizer state."""
     accumulate_grad_in_fp32: bool = False
     """Keep gradients and the optimizer's copy of the bf16 parameters in fp32."""
     resume: bool = False
-    """Train two steps, save a checkpoint, rebuild everything from the checkpoint, and measure from there
-    on."""
+    """Train two steps, save a checkpoint, rebuild everything from the checkpoint, and only then measure."""
     config: TrainingConfig | None = None
-    """Path of a configuration file, which is read when the case is created. No other option can be given. The
-    file is used unchanged, but training ends after the case's steps, and `data` and `tokenizer` are
-    ignored."""
+    """Path of a configuration file, which is read when the case is created. It cannot be combined with any
+    other option. The file is used unchanged, except that training ends after the case's steps, and that
+    `data` and `tokenizer` are ignored."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Nanotron:
@@ -94,9 +93,10 @@ class Nanotron(Framework):
         return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Return the plan: ranks connect lazily, as with nanotron's launcher, because sends are not batched.
+        """Return the plan.
 
-        Overlapped tensor-parallel communication needs a single hardware queue to the GPU.
+        Ranks connect lazily, because nanotron does not batch its sends. nanotron's own launcher does the
+        same. Overlapped tensor-parallel communication needs a single hardware queue to the GPU.
         """
         is_overlapped = self.tp_linear_async_communication
         if self.config is not None:
@@ -109,7 +109,7 @@ class Nanotron(Framework):
 
     def check(self, case: Case) -> None:
         if case.precision not in DTYPES:
-            return  # `unsupported` reports it
+            return  # `promises` excludes this precision, so the case is refused anyway
         config = self.configuration(case)
         problems = [*size_problems(config, case)]
         if self.config is not None:
@@ -142,7 +142,7 @@ class Nanotron(Framework):
             "pp_engine": get(config, "parallelism.pp_engine") or "afab",
         }
         if zero or in_fp32:
-            # Cannot be checked: the optimizer holds slices or copies of the model's parameters.
+            # This cannot be checked, because the optimizer holds slices or copies of the model's parameters.
             expected["optimizer_parameters"] = None
         return expected
 
@@ -154,8 +154,8 @@ class Nanotron(Framework):
         from perfsuite.frameworks.common.model import transformers_config
         from perfsuite.frameworks.nanotron import trainer as nanotron_trainer
 
-        transformers_config(case.model)  # rejects keys that no Llama has; nanotron would ignore them
-        patched = _load(case, ranks.device)  # already imported: this only returns the list of changes
+        transformers_config(case.model)  # rejects keys that Llama does not have. nanotron would ignore them
+        patched = _load(case, ranks.device)  # only returns the list of changes: nanotron is already imported
         if self.config is not None:
             trainer, batches = nanotron_trainer.started(case, self.config.text, ranks)
         else:
@@ -179,7 +179,7 @@ class Nanotron(Framework):
         )
 
     def configuration(self, case: Case) -> Config:
-        """Return the configuration in the user's file or, if there is no file, the one from the options."""
+        """Return the content of the user's file or, if there is none, a configuration from the options."""
         return self.from_options(case) if self.config is None else self.config.content
 
     def from_options(self, case: Case, files: Path = Path(), *, fused_adam: bool = False) -> Config:
@@ -188,7 +188,7 @@ class Nanotron(Framework):
 
 
 def _load(case: Case, device: Any) -> str:
-    """Import nanotron, if it has not been imported. Return a short list of the changes made to it."""
+    """Import nanotron, unless it has been imported. Return a short list of the changes made to it."""
     from perfsuite.frameworks.nanotron import compat
 
     return compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")

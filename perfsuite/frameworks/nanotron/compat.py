@@ -1,4 +1,4 @@
-"""Changes that nanotron 0.4 needs to run. For the worker; imports torch. Importing this changes nothing.
+"""Change nanotron 0.4 so that it runs. For the worker; imports torch. Only `load` changes anything.
 
 `load` imports nanotron through its own finder, which changes nanotron's source text in memory. No installed
 file is changed, no `.pyc` of nanotron is read or written, and nothing outside nanotron is replaced.
@@ -72,7 +72,7 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """A finder for nanotron's modules. Their loader changes the source text."""
+    """Finds nanotron's modules, and gives them a loader that changes their source text."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
@@ -112,7 +112,7 @@ def _send_without_waiting() -> None:
     on_their_way: list[tuple[Any, Tensor]] = []
 
     def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> None:
-        copy = tensor.clone()  # the original is a buffer for shapes and strides, which nanotron reuses
+        copy = tensor.clone()  # because nanotron reuses the original, a buffer for shapes and strides
         on_their_way.append((distributed.isend(copy, dst, group=group, tag=tag), copy))
 
     def send_tensors(self: Any, tensors: list[Tensor], to_rank: int, tag: int = 0) -> None:
@@ -137,9 +137,10 @@ def _send_without_waiting() -> None:
         schedule.train_batch_iter = until_received(schedule.train_batch_iter)
 
 
-# Fallbacks for flash_attn in plain torch, with the names and signatures that nanotron's training uses.
+# Replacements for flash_attn in plain torch. They have the names and signatures that nanotron's training
+# uses.
 
-bert_padding = flash_attn_with_kvcache = None  # imported by nanotron, but used only to generate text
+bert_padding = flash_attn_with_kvcache = None  # nanotron imports these, but uses them only to generate text
 
 
 def flash_attn_varlen_func(
@@ -155,7 +156,10 @@ def flash_attn_varlen_func(
     causal: bool,
     **_: Any,
 ) -> Tensor:
-    """Compute attention over sequences of equal length: [sequences * length, heads, size] in and out."""
+    """Compute attention over sequences of equal length.
+
+    Inputs and output have the shape [sequences * length, heads, size].
+    """
     sequences = cu_seqlens_q.numel() - 1
     assert q.shape[0] == sequences * max_seqlen_q, "sequences must have no padding"
     assert k.shape[0] == sequences * max_seqlen_k, "sequences must have no padding"

@@ -1,4 +1,4 @@
-"""nanotron's configuration file, from a case or from the user. Fields are checked with nanotron's source."""
+"""Make or check a configuration file of nanotron. Fields are checked against nanotron's source code."""
 
 import ast
 import functools
@@ -37,7 +37,7 @@ NOT_IN_A_MEASUREMENT = (  # fields that must not be set, because they add work t
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
 """Sections that training needs, although most of them are optional in nanotron's classes."""
 
-# An interval that no training reaches: nothing is saved, and nanotron logs only step 1.
+# An interval that is longer than any training, so that nothing is saved and nanotron logs only step 1.
 UNREACHED_STEPS = 10**9
 
 Config = dict[str, Any]
@@ -117,7 +117,7 @@ class TrainingConfig(ConfigFile):
 def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
     """Yield a message for each field of the user's file that contradicts the case or disturbs a measurement.
 
-    `expected` is the configuration that the case gives.
+    `expected` is the configuration that would be made from the case.
     """
     for path, field in DECIDED_BY_THE_CASE.items():
         has = get(config, path)
@@ -195,7 +195,7 @@ def get(config: Mapping[str, Any], path: str) -> Any:
 def _unknown(section: Config, kind: str, path: str = "") -> Iterator[str]:
     """Yield a message for each unknown, wrong or missing field of a section.
 
-    `kind` is nanotron's dataclass for the section, and `path` is the prefix for names of fields.
+    `kind` is the name of nanotron's dataclass for the section. `path` is the prefix of field names.
     """
     fields = _schema()[kind]
     for name, value in section.items():
@@ -212,7 +212,7 @@ def _unknown(section: Config, kind: str, path: str = "") -> Iterator[str]:
             yield f"{path}{name}: missing, and nanotron has no default for it"
 
 
-REQUIRED = object()  # stands for the default in `_schema` if nanotron has none
+REQUIRED = object()  # in `_schema`, the "default" of a field for which nanotron has no default
 PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
 """Annotation -> types of valid values. nanotron itself checks fields with other annotations."""
 
@@ -246,7 +246,7 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def _kind_of(annotation: str) -> str:
-    """Return the dataclass that an annotation names, or "". For a choice of models, it is Llama's."""
+    """Return the name of the dataclass in an annotation, or "". For a union of models, return Llama's."""
     if annotation == "NanotronConfigs":
         return "LlamaConfig"
     name = annotation.removeprefix("Optional[").removesuffix("]")

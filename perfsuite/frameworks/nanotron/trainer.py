@@ -26,13 +26,16 @@ STEPS_BEFORE_RESUME = 2
 
 
 def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Return a trainer, and the data, for a configuration or the text of a configuration file."""
+    """Return a trainer and its data. `config` is a configuration or the text of a configuration file."""
     trainer = _new_trainer(config, ranks)
     return trainer, _micro_batches(case, trainer, ranks)
 
 
 def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Train and save with one trainer. Return a new trainer from that checkpoint, and the remaining data."""
+    """Train with one trainer and save a checkpoint. Return a new trainer that resumes from this checkpoint.
+
+    Also return the data that remain.
+    """
     before = copy.deepcopy(config)
     after = copy.deepcopy(config)
     before["tokens"]["train_steps"] = before["checkpoints"]["checkpoint_interval"] = STEPS_BEFORE_RESUME
@@ -41,7 +44,7 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
     trainer = _new_trainer(before, ranks, "nanotron-before.yaml")
     batches = _micro_batches(case, trainer, ranks)
     trainer.train(batches)
-    del trainer  # free its memory before the next trainer needs as much
+    del trainer  # free its memory, because the next trainer needs as much
     trainer = _new_trainer(after, ranks)
     dist.barrier()  # wait until all ranks have loaded the checkpoint
     if ranks.rank == 0:
@@ -57,7 +60,7 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
     from nanotron.trainer import DistributedTrainer
 
     class Trainer(DistributedTrainer):  # type: ignore[misc]
-        """nanotron's trainer, which also keeps the loss of each step on the device."""
+        """nanotron's trainer, changed so that it keeps the loss of each step on the device."""
 
         def __init__(self, file: str) -> None:
             super().__init__(file)
@@ -74,7 +77,7 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
 
 
 def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """Yield perfsuite's tokens on the pipeline stages that need them. A label is the next token."""
+    """Yield perfsuite's tokens on the pipeline stages that need them. A token's label is the next token."""
     from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
 
     context = trainer.parallel_context
@@ -112,7 +115,7 @@ def losses_on_every_rank(trainer: Any, ranks: Ranks) -> list[Tensor]:
 
 
 def settings_of(trainer: Any) -> dict[str, str]:
-    """Return the settings that are observed in process groups, in modules and in the optimizer."""
+    """Return the settings that can be seen in the process groups, the modules and the optimizer."""
     from nanotron.config.utils_config import cast_pipeline_engine_to_str
     from nanotron.models import llama
     from nanotron.optim.zero import ZeroDistributedOptimizer
@@ -136,11 +139,11 @@ def settings_of(trainer: Any) -> dict[str, str]:
     }
 
 
-# For a dry run.
+# Functions for a dry run.
 
 
 def pretend() -> None:
-    """Make nanotron, which is already imported, train fake tensors for the rest of this process."""
+    """Make nanotron train with fake tensors for the rest of this process. It must be imported already."""
     wrappers.ddp()
     _keep_parameters()
     replace(module("nanotron.models.base"), "init_on_device_and_dtype", _on_device)
@@ -174,7 +177,7 @@ def _keep_parameters() -> None:
 
 @contextmanager
 def _on_device(device: Any = None, dtype: torch.dtype = torch.float) -> Iterator[None]:
-    """Replace nanotron's function, which changes `torch.empty`: fake tensors need torch's own `empty`."""
+    """Do the same as nanotron's function, but keep `torch.empty`, because fake tensors need torch's own."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     with torch.device(device):

@@ -1,4 +1,4 @@
-"""torchtitan: its own Trainer, for the case's Llama or for a configuration from torchtitan's registry."""
+"""torchtitan's own Trainer, for the case's Llama or for a configuration from torchtitan's registry."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
 from perfsuite.frameworks.common.sharding import expected_shards
 
 MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported with torch 2.11, and its backward fails with 2.12
-PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # supported precisions; gradients are always reduced in fp32
+PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # supported precisions. All of them reduce gradients in fp32
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
 
 
 class TorchTitan(Framework):
-    """torchtitan's Trainer, with degrees of parallelism. FSDP2 shards over the remaining ranks.
+    """torchtitan's Trainer, with degrees of parallelism. FSDP2 shards over the ranks that remain.
 
-    Instead of degrees, a case can name a configuration in torchtitan's registry. The configuration determines
-    everything except data, tokenizer, checkpoints and logging.
+    Instead of degrees, a case can name a configuration in torchtitan's registry. This configuration then
+    determines everything except data, tokenizer, checkpoints and logging.
     """
 
     name: ClassVar[str] = "torchtitan"
@@ -43,22 +43,22 @@ class TorchTitan(Framework):
         events={"torchtitan.components.validate:Validator.validate": "evaluate"}
     )
     loss_chunks: ClassVar[int] = 8
-    """Number of chunks of a sequence in which the loss is computed, to save memory for logits. This is
-    torchtitan's default."""
+    """Number of chunks into which a sequence is split to compute the loss, which saves memory for logits. 8
+    is torchtitan's default."""
 
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
     """Number of ranks that split each layer, with sequence parallelism between the matmuls."""
     data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
-    """Number of groups of ranks. Groups replicate, and the ranks of a group shard (HSDP)."""
+    """Number of groups of ranks. The ranks of each group shard one replica of the model (HSDP)."""
     disable_cuda_graphs: bool = True
-    """False captures forward and backward in a CUDA graph in the second step, and replays it in later steps.
-    This is torchtitan's own default. The work of a replay cannot be counted."""
+    """False: forward and backward are captured in a CUDA graph in the second step, and replayed in later
+    steps. False is torchtitan's own default. The work of a replay cannot be counted."""
     module: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*$")
     config: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
     """`--module` and `--config` of torchtitan's command line, such as `"deepseek_v3"` and
     `"deepseek_v3_16b"`."""
     overrides: tuple[str, ...] = ()
-    """Further arguments of that command line, such as `"--parallelism.expert_parallel_degree=8"`."""
+    """Further arguments of torchtitan's command line, such as `"--parallelism.expert_parallel_degree=8"`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TorchTitan:
@@ -88,8 +88,8 @@ class TorchTitan(Framework):
             return f"torchtitan 0.3 needs torch {needed} or newer, but this is {torch_build.summary()}"
         if not self.disable_cuda_graphs and machine.device == "cpu":
             return "disable_cuda_graphs=False uses CUDA graphs, which need a GPU"
-        if self.config is not None:  # the ranks check the rest, because torchtitan imports torch
-            # torchtitan reports a missing torchao, but not one that is too old.
+        if self.config is not None:  # the ranks check everything else, because torchtitan imports torch
+            # torchtitan itself reports a missing torchao, but not a version that is too old.
             has_torchao = importlib.util.find_spec("torchao") is not None
             return base.missing_package("torchao") if has_torchao else None
         ranks = case.topology.world_size
@@ -164,8 +164,8 @@ class TorchTitan(Framework):
         def run(steps: int) -> list[Any]:
             trainer.train()
             losses = trainer.losses()
-            # While CUDA graphs that contain NCCL's collectives exist, destroying the process group waits for
-            # them. Closing the trainer releases them.
+            # As long as there are CUDA graphs with NCCL's collectives, destroying the process group waits for
+            # these graphs. So close the trainer first, which releases them.
             trainer.close()
             return losses
 

@@ -1,4 +1,4 @@
-"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU. They change only this process."""
+"""Patch torchtitan 0.3.0, in this process only, so that it runs with a released torch and on a CPU."""
 
 import importlib.util
 import inspect
@@ -10,9 +10,9 @@ from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.frameworks.common.private import schedule_stage, schedule_stages, step_microbatches
 
-# Results record these texts as settings, which are compared with the baseline's. So do not reword them. The
-# second text means that pipeline schedules accept micro-batches, also with versions of torch that accept only
-# a whole batch and split it.
+# Do not reword these texts. Results record them as settings, and compare them with the baseline's settings.
+# The second text means that pipeline schedules accept micro-batches even if the version of torch itself
+# accepts only a whole batch, which it then splits.
 EVERYWHERE = (
     "torch.distributed.set_timeout is _set_pg_timeout where torch lacks it",
     "pipeline schedules take micro-batches where torch splits batches",
@@ -23,7 +23,7 @@ ON_CPU = (
     "the kernels of minimal_async_ep are empty where Triton is not installed",
     "FSDP reduces by plain sums, gloo having no other",
 )
-# The replacements for parts of a registered configuration. `spmd_backend` is replaced because the
+# Describes what replaces parts of a registered configuration. `spmd_backend` is replaced because the
 # `fully_shard` of torch 2.13 does not support `spmd_types`.
 REPLACED = (
     "data and tokenizer by perfsuite's tokens; checkpoints, validation and profiler by nothing; the log by "
@@ -31,7 +31,7 @@ REPLACED = (
 )
 REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused optimizer by a loop"
 _IMAGES = "torchtitan.hf_datasets.multimodal.utils"
-NEED = {  # package -> modules of torchtitan that import it, although cases never call them
+NEED = {  # package -> modules of torchtitan that import the package, but that no case uses
     "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
     "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's text models import them as well
 }
@@ -48,10 +48,10 @@ _CPU = SimpleNamespace(  # a device module for torchtitan, with one device and n
 def before_import(device_type: str) -> None:
     """Patch torch and torchtitan for a device, `cuda` or `cpu`. Call this before importing the Trainer.
 
-    The Trainer calls `set_timeout` after its first step; in torch 2.13, this function is `_set_pg_timeout`.
-    If there is no accelerator, torchtitan uses the device module of CUDA and queries its memory. `torch.cpu`
-    cannot replace this module: it has no memory statistics, and its `current_device` returns a name, but
-    torchtitan needs an index.
+    The Trainer calls `set_timeout` after its first step. In torch 2.13, this function is still called
+    `_set_pg_timeout`. If there is no accelerator, torchtitan uses the device module of CUDA and queries its
+    memory. `torch.cpu` cannot replace this module. It has no memory statistics, and its `current_device`
+    returns a name, but torchtitan needs an index.
     """
     import torch.distributed as dist
 
@@ -67,8 +67,8 @@ def before_import(device_type: str) -> None:
 def after_build(trainer: Any) -> None:
     """Patch a Trainer before it trains.
 
-    torchtitan sets a gradient divisor, which FSDP applies in the reduction, but gloo supports only plain
-    sums.
+    torchtitan sets a gradient divisor, and FSDP would divide by it within the reduction. gloo cannot do this:
+    it supports only plain sums.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -102,14 +102,15 @@ def _take_micro_batches(schedule: Any) -> None:
 
 
 def patches(device_type: str) -> str:
-    """Return the patches as text, which is the same for each torch, to keep results comparable."""
+    """Describe the patches. The text is the same for every version of torch, to keep results comparable."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
 def without_missing() -> None:
     """Make torchtitan importable without packages that only a few of its modules need.
 
-    Each module that needs a missing package is replaced with an empty module, in which every name is None.
+    Each module that needs a missing package is replaced with an empty module. Each name in it has the value
+    None.
     """
     for package, names in NEED.items():
         if importlib.util.find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""A configuration from torchtitan's registry for a case, created as torchtitan's command line does."""
+"""Read a configuration from torchtitan's registry, in the same way as torchtitan's command line."""
 
 # ruff: noqa: E402  compat.without_missing must run before torchtitan is imported
 
@@ -39,7 +39,7 @@ RECOMPUTED = {"NoneType": "none", "FullAC.Config": "full", "SelectiveAC.Config":
 
 
 def read(case: Case) -> Any:
-    """Return a `Trainer.Config`. Raises `MismatchError`, with torchtitan's message, if it is rejected."""
+    """Return the case's `Trainer.Config`. Raises `MismatchError` if torchtitan rejects it."""
     options: Any = case.framework
     graphs = f"--training.{'' if options.disable_cuda_graphs else 'no-'}disable-cuda-graphs"
     words = [f"--module={options.module}", f"--config={options.config}", graphs, f"--debug.seed={case.seed}"]
@@ -51,7 +51,7 @@ def read(case: Case) -> Any:
     except (Exception, SystemExit) as error:
         text = str(error)
         if isinstance(error, SystemExit):
-            # Remove the frame that is drawn around the message.
+            # Remove the frame that torchtitan draws around the message.
             text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())
         names = (options.config, options.module)
         hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)}.difference(names)) for name in names]
@@ -70,7 +70,7 @@ def read(case: Case) -> Any:
 
 
 def _import_error(module: str) -> str:
-    """Return why one of torchtitan's own models cannot be imported, or "". torchtitan does not report it."""
+    """Return why one of torchtitan's own models cannot be imported, or "". torchtitan does not report why."""
     try:
         importlib.import_module(f"torchtitan.models.{module}.config_registry")
     except ImportError as error:
@@ -114,7 +114,7 @@ def expected(case: Case) -> dict[str, str]:
 
 
 def pipeline(stages: int, schedule: Any) -> str:
-    """Describe a pipeline: the number of ranks and the class of the schedule.
+    """Return the number of a pipeline's ranks and the class of its schedule, as text.
 
     `schedule` is an object or a class.
     """
@@ -123,7 +123,7 @@ def pipeline(stages: int, schedule: Any) -> str:
 
 
 def _mesh(dims: ParallelDims) -> str:
-    """Return the meshes of the parameters. With expert parallelism, experts have their own mesh."""
+    """Return the meshes of the parameters as text. With expert parallelism, experts have their own mesh."""
     shards = dims.dp_shard * dims.cp
     dense = {"fsdp": shards, **({"tp": dims.tp} if dims.tp > 1 else {})}
     meshes = [dense, {"efsdp": shards * dims.tp // dims.ep, "ep": dims.ep}] if dims.ep > 1 else [dense]

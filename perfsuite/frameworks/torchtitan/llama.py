@@ -1,4 +1,4 @@
-"""torchtitan's configuration for a case's options: its own Llama 3, with the sizes of the case's model."""
+"""Configure torchtitan from a case's options: with its own Llama 3, in the sizes of the case's model."""
 
 # ruff: noqa: I001  configuration must come first: it makes torchtitan importable without Triton
 
@@ -75,7 +75,7 @@ def model_spec(model: Model) -> ModelSpec:
             theta=rope["rope_theta"],
             **scaling,
         ),
-        attn_backend="flex",  # the builder's only backend that works without packed documents
+        attn_backend="flex",  # the only backend of this builder that works without packed documents
     )
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
@@ -107,7 +107,7 @@ def model_spec(model: Model) -> ModelSpec:
 
 
 class EveryNthAC(FullAC):  # type: ignore[misc]
-    """A policy that recomputes every N-th block, like torchtitan's own policy before version 0.3."""
+    """A policy that recomputes every N-th block, as torchtitan's own policy did before version 0.3."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FullAC.Config):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Replace FlexAttention and the code that reads values, for a dry run of a registered configuration."""
+"""Prepare torchtitan for a dry run: replace FlexAttention, and code that needs values or other ranks."""
 
 import functools
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ FUSED = "attention is counted as one fused kernel without a mask, instead of tor
 
 
 def pretend(expected: Mapping[str, str]) -> None:
-    """Make torchtitan, which is already imported, train fake tensors for the rest of this process.
+    """Make torchtitan train with fake tensors for the rest of this process. It must be imported already.
 
-    cuDNN's operator replaces varlen attention and FlexAttention, which torchtitan compiles. No other operator
-    accepts values and queries of different sizes. cuDNN's operator needs about as much memory as the replaced
-    ones, and masks nothing.
+    FlexAttention (which torchtitan compiles) and varlen attention are replaced with cuDNN's operator. No
+    other operator accepts values and queries of different sizes. cuDNN's operator needs about as much memory
+    as the replaced ones, and masks nothing.
     """
     attention = module("torchtitan.models.common.attention")
     pretended = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
@@ -31,11 +31,12 @@ def pretend(expected: Mapping[str, str]) -> None:
     decoder = module("torchtitan.models.common.decoder").Decoder
     for kind in (decoder, *decoder.__subclasses__()):
         replace(kind, "get_attention_masks", nothing)
-    # torchtitan's function would ask another package.
+    # torchtitan's own function would call another package.
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
-    if expected.get("pipeline", "none") != "none":  # pipeline stages exchange shapes
+    # The stages of a pipeline exchange shapes, but a dry run has only one rank.
+    if expected.get("pipeline", "none") != "none":
         replace(*private.place("warmup_p2p"), _each_time)
         replace(*private.place("send_meta"), nothing)
         replace(*private.place("recv_meta"), _shape)
@@ -63,13 +64,13 @@ def _one_kernel(
 
 
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
-    """Make stages exchange shapes each time, because a vote on this is impossible with only one stage."""
+    """Make stages exchange shapes each time. They would vote on this, but a dry run has only one stage."""
     for stage in stages:
         setattr(stage, inference_mode.name, private.InferenceMode.DYNAMIC)
 
 
 def _knows_positions(infer: Any) -> Any:
-    """Wrap `infer` to keep the positions, which have the batch size and length of a stage's input."""
+    """Wrap `infer` so that it keeps the positions, whose shape is that of the stage's input."""
 
     @functools.wraps(infer)
     def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:
@@ -80,7 +81,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return the shapes of the input activations or output gradients that a stage would receive."""
+    """Return the shapes that a stage would receive: of its input activations or its output gradients."""
     if source > self.stage_index:
         gradients = tuple(replaced(output, requires_grad=False) for output in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)

@@ -41,19 +41,19 @@ from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE
 
-RECORDED_CALLS = 2000  # number of calls that the flight recorder keeps: torch's default
-PRETENDED: dict[type, str] = {}  # type of a module -> the note about it, in a dry run
+RECORDED_CALLS = 2000  # number of calls that the flight recorder keeps, which is torch's default
+PRETENDED: dict[type, str] = {}  # in a dry run, type of a module -> note that explains its replacement
 FORMULA = "torchtitan-0.3"
 """The name of the formula in `get_nparams_and_flops` of torchtitan 0.3.0's models.
 
-FLOPs per token are 6 N + 6 L H (Q + V) S. N: number of parameters, including norms, but without the
-embedding; of the experts, only those that a token passes through. L: layers. H: heads. Q and V: sizes of a
-query and a value. S: tokens in a sequence.
+FLOPs per token are 6 N + 6 L H (Q + V) S. N: number of parameters. It includes the norms, but not the
+embedding. Experts count only if a token passes through them. L: layers. H: heads. Q and V: sizes of a query
+and a value. S: tokens in a sequence.
 """
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
-    """torchtitan's Trainer, which also keeps the losses and stops the clock when training has finished."""
+    """torchtitan's Trainer, extended to keep the losses and to stop the clock at the end of the training."""
 
     def __init__(self, case: Any, clock: StepClock) -> None:
         super().__init__(trainer_config(case))
@@ -62,7 +62,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         self._micro_losses = OwnList[Tensor]()
         self.last_metrics: dict[str, float] = {}
         self.metrics_processor.logger = SimpleNamespace(
-            # Called in the first and in the last step.
+            # The Trainer calls this in the first and in the last step.
             log=lambda metrics, step: self.last_metrics.update(metrics),
             close=nothing,
         )
@@ -81,8 +81,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
     def forward_backward_step(self, **batch: Any) -> Tensor:
         """Train one micro-batch or, with a pipeline, all micro-batches of a step.
 
-        Returns the loss: this rank's sum, divided by the number of tokens on all ranks. With a pipeline, only
-        ranks with the last stage have a loss; the others return -1.
+        Returns the sum of the losses of this rank's tokens, divided by the number of tokens on all ranks.
+        With a pipeline, only ranks with the last stage have a loss. All other ranks return -1.
         """
         loss: Tensor = super().forward_backward_step(**batch)
         kept = loss.detach()
@@ -100,7 +100,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return more
 
     def settings(self) -> dict[str, str]:
-        """Return the settings that are observed in the model and the optimizer."""
+        """Return the settings that can be seen in the model and the optimizer."""
         modules = list(self.model.modules())
         attention = {ATTENTION[kind] for kind in map(type, modules) if kind in ATTENTION}
         kinds = {
@@ -128,20 +128,20 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         }
 
     def notes(self) -> tuple[str, ...]:
-        """Return the notes about modules that a dry run replaces."""
+        """Return the notes about the modules that a dry run has replaced."""
         kinds = {kind for module in self.model.modules() for kind in type(module).__mro__}
         return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
         """Return torchtitan's own FLOPs per token for a model in its registry. None for the case's Llama.
 
-        Of the experts, only those that a token passes through are counted.
+        Only the experts that a token passes through are counted.
         """
         if self.case.framework.config is None:
             return None
         model = self.model
         count = self.model_config.get_nparams_and_flops
-        if self.parallel_dims.pp_enabled:  # this rank has only its own stages: count the full model
+        if self.parallel_dims.pp_enabled:  # build the full model, because this rank has only its own stages
             with torch.device("meta"):
                 model = self.model_config.build()
         parameters, per_token = count(model, self.config.training.seq_len)
@@ -155,7 +155,10 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         )
 
     def losses(self) -> list[Tensor]:
-        """Return the mean loss of each step over this rank's tokens (in a pipeline: its last stage's)."""
+        """Return the mean loss of each step over this rank's tokens.
+
+        In a pipeline, the last stage computes the loss, and the others get it from there.
+        """
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
         losses = micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp
         if self.parallel_dims.pp_enabled:
@@ -168,14 +171,14 @@ def check_pretended(model: Any) -> None:
     kinds = low_precision(model.modules())
     if PRETENDED and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
         raise DryRunError(
-            f"a dry run cannot do this: {kinds} have their own kernels; only Float8Linear uses torch's"
+            f"a dry run cannot do this: {kinds} have their own kernels, and only Float8Linear uses torch's"
         )
 
 
 def _experts_here(experts: Any) -> int:
     """Return the number of experts that a rank computes.
 
-    Expert parallelism splits them. The shards of FSDP do not matter, because they are gathered.
+    Expert parallelism splits the experts among ranks. FSDP splits them too, but gathers them to compute.
     """
     weights = next(experts.parameters())
     mesh = weights.device_mesh
@@ -183,9 +186,9 @@ def _experts_here(experts: Any) -> int:
 
 
 def trainer_config(case: Case) -> Trainer.Config:
-    """Return torchtitan's configuration for a case, from its options or the registry.
+    """Return torchtitan's configuration for a case, from the case's options or from the registry.
 
-    Data, tokenizer, checkpoints, validation, profiler and logging are replaced.
+    In both, data, tokenizer, checkpoints, validation, profiler and logging are replaced.
     """
     options: Any = case.framework
     config = llama.from_options(case) if options.config is None else configuration.read(case)
@@ -213,8 +216,8 @@ def trainer_config(case: Case) -> Trainer.Config:
 def flight_recorder_fields() -> dict[str, Any]:
     """Return the fields of `CommConfig` that keep torch's flight recorder on in a launch.
 
-    torchtitan creates the folder of the recorder's files in the current directory. In a launch, the files
-    belong in the directory of the launch. A dry run has no such directory, and needs no recorder.
+    torchtitan would create the folder of the recorder's files in the current directory, but they belong in
+    the directory of the launch. A dry run has no such directory, and needs no recorder.
     """
     prefix = os.environ.get(FLIGHT_RECORDER_FILE)
     if prefix is None:
@@ -235,7 +238,7 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         """The arguments of the data loader."""
 
         batches: Callable[[int], list[Tensor]]  # data-parallel rank -> its `synthetic_batches`
-        positions: bool  # whether each sequence is marked as a document, as in torchtitan's own data loader
+        positions: bool  # whether to mark each sequence as a document, as torchtitan's own data loader does
 
     def __init__(self, config: Config, *, dp_rank: int, local_batch_size: int, **unused: Any) -> None:
         self._size = local_batch_size  # the micro-batch or, with a pipeline, a part of it
@@ -249,6 +252,6 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         for tokens, labels in itertools.cycle(self._pairs):
             whole = {"input": tokens, "labels": labels, **self._more}
             for parts in zip(*(tensor.split(self._size) for tensor in whole.values()), strict=True):
-                # A new dictionary each time, because the Trainer changes it in place.
+                # Create a new dictionary each time, because the Trainer changes the dictionary in place.
                 part = dict(zip(whole, parts, strict=True))
                 yield part, part.pop("labels")

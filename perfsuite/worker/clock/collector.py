@@ -6,17 +6,17 @@ from typing import Any
 
 
 class CollectorClock:
-    """Adds up the seconds of all collections between `start` and `stop`. `now` returns the time.
+    """Adds up the seconds of all garbage collections between `start` and `stop`. `now` returns the time.
 
     Errors are stored in `error`, because an exception raised in the collector's callback cannot be caught.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds = 0.0  # total time of the collections that have ended
-        self.error: Exception | None = None  # if set, the seconds are unknown
+        self.error: Exception | None = None  # the error that made the seconds unknown, if there was one
         self._now = now
         self._begun_at: float | None = None
-        self._callback = self._see  # one bound method, so that `stop` finds it in the list
+        self._callback = self._see  # keep one bound method, so that `stop` finds it in the list
 
     def start(self) -> None:
         """Start timing collections."""

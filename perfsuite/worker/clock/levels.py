@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
 
-MOST_READINGS = 100  # maximum number of readings per launch and kind of memory: enough for a slope
+MOST_READINGS = 100  # maximum number of readings per launch and kind of memory. 100 are enough for a slope
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -20,20 +20,20 @@ class MemoryLevels:
 
     def __init__(self, device: Any, steps: int) -> None:
         self.notes: list[str] = []
-        self.bytes_at: dict[str, dict[int, int]] = {}  # by kind of memory, then by number of ended steps
+        self.bytes_at: dict[str, dict[int, int]] = {}  # kind of memory -> number of ended steps -> bytes
         self._every = -(-steps // MOST_READINGS)
         self._readers: dict[str, Callable[[], int | None]] = {RESIDENT_MEMORY: _resident}
         if device.type == "cuda":
             self._readers |= {LIVE_MEMORY: lambda: _live(device), PINNED_MEMORY: _pinned}
 
     def boundary(self, steps: int) -> None:
-        """Read all levels if they are due after this number of steps."""
+        """Read all levels if a reading is due after this number of steps."""
         if steps % self._every:
             return
         for kind, read in [*self._readers.items()]:
             try:
                 level = read()
-            except Exception as error:  # for example with a custom allocator or without /proc
+            except Exception as error:  # for example because of a custom allocator, or if there is no /proc
                 level = None
                 self.notes.append(f"{kind}: not read between the steps ({type(error).__name__}: {error})")
             if level is None:
@@ -57,7 +57,7 @@ def _live(device: Any) -> int:
 
 
 def _pinned() -> int | None:
-    """Return the bytes of pinned host memory in use; None if torch does not count them."""
+    """Return the bytes of pinned host memory in use, or None if torch does not count them."""
     import torch
 
     return torch.cuda.host_memory_stats().get("allocated_bytes.current")

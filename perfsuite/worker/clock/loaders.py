@@ -1,8 +1,9 @@
 """Time how long the training waits for batches (data wait). Imports torch.
 
-`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader`. Other classes derive from `DataLoader` or
+`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader`. Other loaders derive from `DataLoader` or
 wrap one: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, and the loaders of
-the Trainer, Lightning and nanotron. The class is private to torch. If torch lacks it, data wait is unknown.
+the Trainer, Lightning and nanotron. `_BaseDataLoaderIter` is private to torch. If a version of torch does not
+have it, the data wait is unknown.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _wait: DataWait | None = None  # the data wait of the training in this process
 
 
 class DataWait:
-    """Records how long the thread that creates this object waits for batches in each step."""
+    """Records how long one thread waits for batches in each step: the thread that creates this object."""
 
     def __init__(self) -> None:
         self.is_seen = False  # whether any loader has given this thread a batch
         self.worker_pids: dict[int, int] = {}
-        """By the id of a loader's dataset: the process id of the loader's first worker. Only loaders that
+        """The id of a loader's dataset -> the process id of the loader's first worker. Only loaders that
         yielded a batch in step `COUNTED_STEP` are included."""
         self._thread = get_ident()
         self._by_step: list[float] = []
@@ -48,7 +49,7 @@ class DataWait:
         self._by_step.append(self._running_s)
 
     def result(self) -> tuple[float, ...]:
-        """Return the seconds of each step; empty if no loader was seen."""
+        """Return the seconds of each step, or nothing if no loader was seen."""
         return tuple(self._by_step) if self.is_seen else ()
 
     def add(self, thread: int, seconds: float) -> None:
@@ -58,7 +59,7 @@ class DataWait:
             self._running_s += seconds
 
     def note_workers(self, maker: Any) -> None:
-        """Record the first worker of a loader that has just yielded a batch, if it has workers."""
+        """Record the first worker of the loader that has just yielded a batch, if this loader has workers."""
         if len(self._by_step) == COUNTED_STEP - 1:
             workers = getattr(maker, loader_workers.name, None)
             if workers:
@@ -86,7 +87,7 @@ def watch() -> None:
 
 
 def timed(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its calls are timed. A nested timed call is part of the outer one."""
+    """Wrap a function so that its calls are timed. If timed calls are nested, only the outer one is timed."""
 
     @functools.wraps(make)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -133,9 +134,9 @@ class _Batches:
 class NamedLoader(NamedFunction):
     """The loader that a case names as `module:name`. It is timed as soon as the script has defined it.
 
-    A function can return one batch per call, or an iterator of batches. If the name is a class, its
-    `__next__` is timed. If the class has no `__next__`, the iterator that its `__iter__` returns is timed.
-    `train:Loader.next_batch` names a method.
+    A function can return one batch per call, or an iterator of batches. If the name is that of a class, its
+    `__next__` is timed. If the class has no `__next__`, the iterator that its `__iter__` returns is timed. A
+    method can also be named, as in `train:Loader.next_batch`.
     """
 
     def __init__(self, name: str) -> None:

@@ -12,7 +12,7 @@ from perfsuite.worker.hooks import calls
 
 
 class HostMemory:
-    """The peak of the resident set (VmHWM) minus its size when this object was created (VmRSS).
+    """Measures the peak of the resident set (VmHWM), minus its size when this object was created (VmRSS).
 
     The peak is reset with clear_refs. See proc(5).
     """
@@ -24,15 +24,15 @@ class HostMemory:
         self._level = _status_bytes("VmRSS")
 
     def release(self) -> None:
-        """Do nothing: freed host memory has either left the process or will be reused."""
+        """Do nothing, because freed host memory has either left the process or will be reused."""
 
     def reset_peak(self) -> None:
-        """Forget the peak so far. The baseline remains the level at construction."""
+        """Forget the peak so far. Peaks are still counted from the size when this object was created."""
         self._peak = 0
         self.go_on()
 
     def fold(self) -> None:
-        """Keep the peak so far. Memory used until `go_on` does not count as memory of the training."""
+        """Keep the peak so far. From now until `go_on`, used memory does not count as the training's."""
         self._peak = max(self._peak, _status_bytes("VmHWM"))
 
     def go_on(self) -> None:
@@ -45,11 +45,11 @@ class HostMemory:
             self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
-        """Record the size of the mapped files, because counted steps load code that only counting needs."""
+        """Record the size of the mapped files before the counted steps, which load code only for counting."""
         self._mapped = _status_bytes("RssFile")
 
     def end_counting(self) -> None:
-        """Add the code that the counted steps loaded to the baseline, and forget the peak of these steps."""
+        """Forget the peak of the counted steps. From now on, the code that they loaded does not count."""
         self._level += _status_bytes("RssFile") - self._mapped
         self.reset_peak()
 
@@ -60,15 +60,15 @@ class HostMemory:
 
 
 def _status_bytes(key: str) -> int:
-    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes; 0 if the field does not exist."""
+    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes, or 0 if there is no such field."""
     with open("/proc/self/status") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
 
 
 class CudaMemory:
-    """The caching allocator's counters since construction or `reset_peak`.
+    """Reads the caching allocator's counters, beginning at construction or at the last `reset_peak`.
 
-    `keep_peaks` keeps the peaks even if a script resets them.
+    If a script resets the allocator's peaks, they are not lost (`keep_peaks`).
     """
 
     method = "torch.cuda.memory_stats"
@@ -93,7 +93,7 @@ class CudaMemory:
         self._retries = self._stat("num_alloc_retries")
 
     def begin_counting(self) -> None:
-        """Do nothing: `end_counting` discards the peak of the counted steps."""
+        """Do nothing, because `end_counting` discards the peak of the counted steps."""
 
     def end_counting(self) -> None:
         """Forget the peak of the counted steps, and release the blocks that were cached for them."""
@@ -109,7 +109,7 @@ class CudaMemory:
             self._error = error
 
     def go_on(self) -> None:
-        """Do nothing: counting objects uses no device memory."""
+        """Do nothing, because counting objects uses no device memory."""
 
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""

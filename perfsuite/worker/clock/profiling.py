@@ -12,7 +12,7 @@ from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
-WARM_STEPS = 1  # steps in which the profiler runs but records nothing, because its start takes time
+WARM_STEPS = 1  # number of steps in which the profiler runs without recording, because its start takes time
 # Maximum size of a trace, in characters. Summarising a larger trace would take minutes, and would need many
 # times its size in memory.
 LARGEST_TRACE = 1 << 30
@@ -21,7 +21,7 @@ LARGEST_TRACE = 1 << 30
 class ProfileTaken(BaseException):
     """Ends a training loop when its steps have been recorded.
 
-    It derives from `BaseException`, so no framework handles it as an error.
+    It derives from `BaseException`, so that no framework handles it as an error.
     """
 
 
@@ -31,7 +31,7 @@ class Profiling:
     def __init__(
         self, *, warmup: int, device: Literal["cpu", "cuda"], largest_trace: int = LARGEST_TRACE
     ) -> None:
-        self.notes: list[str] = []  # why there is no profile
+        self.notes: list[str] = []  # reasons why there is no profile
         self.is_over = False  # whether all steps to be recorded have ended
         self._warmup = warmup
         self._device = device
@@ -39,7 +39,7 @@ class Profiling:
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
-        """Advance the profiler after `steps` steps. Raises `ProfileTaken` after the last recorded step."""
+        """Advance the profiler after `steps` steps. After the last recorded step, raises `ProfileTaken`."""
         if self.is_over or steps < self._warmup:
             return
         self._try(self._start if steps == self._warmup else lambda: self._profiler.step())

@@ -36,10 +36,10 @@ class Recorder:
     """Times each optimizer step of one process.
 
     `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` injects
-    faults: it is called with the step's index before the end of the step is stamped.
+    faults. It is called with the step's index, just before the end of the step is stamped.
 
-    The peak of `memory` is reset after the first step and after the counted steps. In the first step, a
-    library can allocate memory that is only needed once.
+    The peak of `memory` is reset after the first step, in which a library can allocate memory that is needed
+    only once. It is also reset after the counted steps.
     """
 
     def __init__(
@@ -54,29 +54,29 @@ class Recorder:
         self.timer = timer
         self._progress_every_s = progress_every_s
         self.memory = memory
-        # Called with the number of finished steps.
+        # A function that is called now and then, with the number of finished steps.
         self.on_progress: Callable[[int], object] = lambda step: None
         self.counting: Counting | None = None  # counts the work of some steps
         self.profiling: Profiling | None = None  # profiles some steps; set only in a profiled launch
         self.growth: Growth | None = None  # counts objects at three step boundaries
         self.levels: MemoryLevels | None = None  # reads the memory in use at some step boundaries
         self.collector: CollectorClock | None = None  # times Python's garbage collector
-        # Called between steps, with the number of steps that have ended.
+        # A function that is called between steps, with the number of steps that have ended.
         self.between_steps: Callable[[int], object] | None = None
         self.data_wait: DataWait | None = None  # times the wait for batches; None if it is not measured
         self.cpu_s: list[float] = []  # CPU seconds of this process in each step; empty if unknown
         self.probe_s: list[float] = []
         self.gc_s: list[float] = []  # seconds of Python's garbage collector in each step; empty if unknown
-        # The start-up of this process; None if it is unknown or the first step has not ended.
+        # The start-up of this process. None if it is unknown, or if the first step has not ended.
         self.start_up: StartUp | None = None
         self.wall_s = 0.0  # host seconds from `start` to `finish`, without perfsuite's work between steps
         self.elapsed_s = 0.0  # host seconds from `start` to `finish`, with perfsuite's work between steps
-        self.uptime_s: float | None = None  # `elapsed_s` as measured by the kernel's uptime; None if unknown
+        self.uptime_s: float | None = None  # like `elapsed_s`, but from the kernel's uptime. None if unknown
         self._probe = probe
         self._before_end = before_end
         self._starts = OwnList[Any]()
         self._ends = OwnList[Any]()
-        # Seconds added by an injected fault, by the index of the step.
+        # The index of a step -> the seconds that an injected fault added to it.
         self._lengthened_s: dict[int, float] = {}
         self._past = 0  # number of steps that the device is known to have finished
         self._clock_optimizer: Any = None
@@ -100,9 +100,9 @@ class Recorder:
         self._begin_step()
 
     def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """End a step. This is a hook for `register_optimizer_step_post_hook`.
+        """End a step if `optimizer` is the clock. This is a hook for `register_optimizer_step_post_hook`.
 
-        The first optimizer that steps is the clock. Other optimizers are ignored.
+        The first optimizer that steps is the clock. Steps of other optimizers are ignored.
         """
         if self._clock_optimizer is None:
             self._clock_optimizer = optimizer
@@ -201,7 +201,7 @@ class Recorder:
 
     @property
     def start_up_spans(self) -> dict[str, SpanTimes]:
-        """The seconds of each part of start-up, by span name; empty if unknown."""
+        """The seconds of each part of the start-up, with span names as keys. Empty if they are unknown."""
         seconds = {} if self.start_up is None else self.start_up.seconds
         return {name: SpanTimes(seconds=(duration_s,)) for name, duration_s in seconds.items()}
 
@@ -216,7 +216,7 @@ class Recorder:
 
     @property
     def step_s(self) -> list[float]:
-        """The seconds of each step. Only valid after `finish`."""
+        """The seconds of each step. They are valid only after `finish`."""
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
     def lengthen(self, share: float) -> None:

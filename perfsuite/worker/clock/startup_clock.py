@@ -1,11 +1,12 @@
 """Time the parts of a process's start-up, from the start of the process to the end of its first step.
 
-Each second belongs to the innermost part that is running. Time that perfsuite itself takes belongs to no
-part. In launches without timing, the calls of Python functions are counted as well.
+Parts can be nested. Time then belongs only to the innermost part. Time that perfsuite itself takes belongs to
+no part. In launches that time nothing, the calls of Python functions are counted as well.
 
-A script's process loads this module by its path before the script begins (`startup.sitecustomize`), so this
-module imports nothing from perfsuite. Ranks of perfsuite's own loops are forked from a server that has
-already imported torch (`node.preload`): the clock begins in that server, and continues in each rank.
+A script's process loads this module by its path before the script begins (`startup.sitecustomize`). For this
+reason, this module imports nothing from perfsuite. Ranks of perfsuite's own loops are forked from a server
+that has already imported torch (`node.preload`). Their clock begins in that server, and continues in each
+rank.
 """
 
 import atexit
@@ -26,42 +27,46 @@ DATA = "data"
 FIRST_STEP = "first step"
 BUILD_AND_FIRST_STEP = "build and first step"  # used if the start of the first step is unknown
 PERFSUITE = "perfsuite"  # perfsuite's own work, including its calls and imports
-PERFSUITE_BUILDS = "perfsuite builds"  # perfsuite's own work without imports that the training needs anyway
+# perfsuite's own work, except for imports in it, because the training needs these anyway.
+PERFSUITE_BUILDS = "perfsuite builds"
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
 PYTHON = "Python"  # name under which all modules of the standard library are counted
 NOT_COUNTED = "the calls of the start-up are not counted: "
 OTHER_PROFILER = "the training has its own profile function"
-# Environment variable that turns on counting calls, which takes time.
+# Environment variable that turns on the counting of calls. It is off by default, because it takes time.
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
-# Names of our functions that wrap a function of the training. Their calls count as calls of the training.
+# Names of our functions that wrap a function of the training. What they call counts as called by the
+# training.
 WRAPPERS = ("watched", "find_and_load")
 
-# Maximum age of a process when its clock begins, in seconds. If it is older, its start time is not trusted.
+# Maximum age of a process in seconds when its clock begins. The start time of an older process is not
+# trusted.
 OLDEST_S = 600
-# Seconds by which the start of a process can seem to be in the future: the kernel rounds to hundredths.
+# Seconds by which the start of a process can seem to be in the future, because the kernel rounds to
+# hundredths.
 FUTURE_S = 0.02
 
 
 class StartUp(NamedTuple):
     """The times and counts of a process's start-up."""
 
-    seconds: dict[str, float]  # seconds of the whole start-up and of its parts, by span name
-    modules: dict[str, int]  # number of imported modules, by package
-    # Number of calls by span name, then by module and function; None if they were not counted.
+    seconds: dict[str, float]  # span name -> seconds, for the whole start-up and for each of its parts
+    modules: dict[str, int]  # package -> number of imported modules
+    # Span name -> module and function -> number of calls. None if calls were not counted.
     calls: dict[str, dict[tuple[str, str], int]] | None = None
     note: str = ""  # the reason why counting the calls failed
 
 
 class StartUpClock:
-    """Adds up the seconds of one thread by part, and records the modules that the thread imports.
+    """Adds up the seconds of each part in one thread, and records the modules that this thread imports.
 
-    The thread is the one that creates this object.
+    It is the thread that creates this object.
     """
 
     def __init__(self, started_at: float, *, before: str, now: Callable[[], float]) -> None:
-        """Begin at `started_at`, a time on the clock `now`. The time up to now belongs to part `before`."""
+        """Begin at `started_at`, a time on the clock `now`. The time until now belongs to part `before`."""
         self.is_over = False
         self._now = now
         self._seconds = dict[str, float]()
@@ -76,12 +81,12 @@ class StartUpClock:
     def count_calls(self, *, in_forks: bool) -> None:
         """Start counting the calls of Python functions that this thread makes.
 
-        With `in_forks`, the calls of forked children are counted, for example of ranks that a server forks.
+        With `in_forks`, forked children continue to count, for example the ranks that a server forks.
         """
         self._calls = _Calls(self, in_forks=in_forks)
 
     def enter(self, part: str) -> bool:
-        """Begin a part inside the running part. Returns False in another thread or after the first step."""
+        """Begin a part inside the running part. In another thread, or after the first step, return False."""
         if self.is_over or get_ident() != self._thread:
             return False
         outer = self._parts[-1]
@@ -91,7 +96,7 @@ class StartUpClock:
         return True
 
     def leave(self) -> None:
-        """End the innermost part. Does nothing in another thread or after the first step."""
+        """End the innermost part. In another thread, or after the first step, do nothing."""
         if not self.is_over and get_ident() == self._thread:
             self._add(self._parts.pop())
 
@@ -108,7 +113,7 @@ class StartUpClock:
     def first_batch(self) -> None:
         """Begin the first step, because a loader has yielded its first batch.
 
-        Work that a loop did before that batch counts as building the job.
+        If the first step had begun already, what it has done until now counts as building the job.
         """
         if self._has_batch or self.is_over or get_ident() != self._thread:
             return
@@ -119,7 +124,7 @@ class StartUpClock:
             self._calls.rename(FIRST_STEP, BUILD)
 
     def end(self) -> StartUp | None:
-        """End the first step. Returns None if another thread took the step: the parts are then unknown."""
+        """End the first step. Return None if another thread took this step, so that the parts are unknown."""
         if self.is_over:
             return None
         calls = None if self._calls is None else self._calls.end()
@@ -163,8 +168,9 @@ def _span(part: str) -> str:
 class _Calls:
     """Counts the calls of Python functions in the thread that creates this object, with `sys.setprofile`.
 
-    perfsuite's functions and their direct calls are left out, as in steps (`counting.python_calls`). The
-    import machinery is left out as well, because it does more work if a file has not been compiled yet.
+    Calls of perfsuite's functions, and calls that these make directly, are left out, as in steps
+    (`counting.python_calls`). The import machinery is left out as well, because it does more work if a file
+    has not been compiled yet.
     """
 
     def __init__(self, clock: StartUpClock, *, in_forks: bool) -> None:
@@ -176,17 +182,18 @@ class _Calls:
         self._server = os.getpid() if in_forks else None
         self._hook = _counting(clock, self._by_part, self._give_up)
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self.end)  # in case no step is taken: the hook must not run while Python shuts down
+        # The hook must not run while Python shuts down. If no step is taken, nothing else removes it.
+        atexit.register(self.end)
         sys.setprofile(self._hook)
 
     def rename(self, part: str, new_part: str) -> None:
-        """Attribute the calls of one part to another part."""
+        """Move the calls of one part to another part."""
         to = self._by_part.setdefault(new_part, {})
         for function, number in self._by_part.pop(part, {}).items():
             to[function] = to.get(function, 0) + number
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
-        """Return the calls by part; None if some might be missing (see `why_unknown`)."""
+        """Return the calls of each part, or None if calls might be missing (see `why_unknown`)."""
         self._is_over = True
         if sys.getprofile() is not self._hook:
             return None
@@ -199,26 +206,26 @@ class _Calls:
         return self._error or OTHER_PROFILER
 
     def _give_up(self, error: Exception) -> None:
-        """Stop counting calls. A search for named functions, which calls our hook, continues."""
+        """Stop counting calls. If a search for named functions has wrapped our hook, the search continues."""
         self._error = f"{type(error).__name__}: {error}"
         self._by_part.clear()
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
 
     def _forked(self) -> None:
-        profiler = sys.getprofile()  # this can be the search for named functions, which calls our hook
+        profiler = sys.getprofile()  # our hook, or a search for named functions that calls our hook
         is_ours = getattr(profiler, "__module__", "").startswith("perfsuite.")
         if is_ours and not self._is_over and os.getppid() != self._server:
             sys.setprofile(None)
 
 
 class _Code(NamedTuple):
-    """Facts about the code of a function. The key is the code's id, because hashing code objects is slow."""
+    """Facts about the code of a function. They are stored by the code's id: hashing code objects is slow."""
 
     code: CodeType  # keeps the code alive, so that its id is not reused
     function: tuple[str, str] | None  # module and name of the function; None if it is not counted
-    # Whether this is one of our functions, and makes its calls for perfsuite. Wrappers make theirs for the
-    # training.
+    # Whether this is one of our functions that makes calls for perfsuite. Our wrappers make calls for the
+    # training instead.
     calls_for_us: bool
 
 
@@ -227,7 +234,10 @@ def _counting(
     by_part: dict[str, dict[tuple[str, str], int]],
     give_up: Callable[[Exception], None],
 ) -> Callable[[FrameType, str, Any], None]:
-    """Return a hook for `sys.setprofile` that adds calls to `by_part`. It runs about a million times."""
+    """Return a hook for `sys.setprofile` that adds calls to `by_part`.
+
+    The hook must be fast, because it runs about a million times.
+    """
     codes = dict[int, _Code]()
     has_failed = False
 
@@ -270,9 +280,10 @@ def _counting(
 
 
 def process_start() -> float | None:
-    """Return the start time of this process, in seconds since the machine booted; None if unknown.
+    """Return the start time of this process in seconds since the machine booted, or None if unknown.
 
-    The kernel reports the time in clock ticks (proc_pid_stat(5), starttime), usually hundredths of a second.
+    The kernel gives it in clock ticks, which are usually hundredths of a second (proc_pid_stat(5),
+    starttime).
     """
     try:
         with open("/proc/self/stat") as file:
@@ -283,7 +294,7 @@ def process_start() -> float | None:
 
 
 def process_started_at() -> float | None:
-    """Return the start time of this process, in seconds since the epoch; None if unknown."""
+    """Return the start time of this process in seconds since the epoch, or None if unknown."""
     start = process_start()
     return None if start is None else time() - _boot_clock() + start
 
@@ -293,8 +304,9 @@ def _boot_clock() -> float:
 
 
 around_import: Callable[[str], Callable[[], None] | None] | None = None
-"""Called with the name of a module when its import begins. Can return a function to call at its end."""
-_clock: StartUpClock | None = None  # the clock of this process, or of its parent if it was forked
+"""A function to call when an import begins, with the module's name. It can return a function to call when the
+import ends."""
+_clock: StartUpClock | None = None  # the clock of this process. A forked process inherits its parent's clock
 
 
 class Part:
@@ -322,7 +334,8 @@ class Part:
 def begin(before: str, *, start_of: Callable[[], float | None] = process_start) -> None:
     """Start the clock of this process, unless its start time is unknown.
 
-    The time up to now belongs to the part `before`. `start_of` returns when the process started.
+    Time that has passed since the process started belongs to the part `before`. `start_of` returns the time
+    at which the process started.
     """
     global _clock
     now = _boot_clock()
@@ -341,7 +354,7 @@ def pause() -> None:
 
 
 def go_on() -> None:
-    """Include time again after `pause`, which a parent process might have called before a fork."""
+    """Include time again after `pause`. The pause might have begun in the parent process, before a fork."""
     if _clock is not None:
         _clock.leave()
 
@@ -364,12 +377,12 @@ def is_running() -> bool:
 
 
 def end() -> StartUp | None:
-    """End the first step. Returns the measured start-up; None if it is unknown."""
+    """End the first step. Return the measured start-up, or None if it is unknown."""
     return None if _clock is None else _clock.end()
 
 
 def watch(owner: Any, name: str, part: str) -> None:
-    """Time the calls of a function as a part, in every module that has imported it by name."""
+    """Time the calls of a function as a part, also in all modules that have imported the function by name."""
     function = getattr(owner, name)
     if not is_running() or hasattr(function, "is_timed"):
         return
@@ -395,8 +408,9 @@ def watch(owner: Any, name: str, part: str) -> None:
 def _watch_imports(clock: StartUpClock) -> None:
     """Time imports until the first step has ended.
 
-    Python calls `importlib._bootstrap._find_and_load` for each module that is not loaded yet. The name is
-    private (seen in Python 3.11). If it is missing, the time of an import counts for the part around it.
+    Python calls `importlib._bootstrap._find_and_load` for each module that is not loaded yet. This name is
+    private (seen in Python 3.11). If it is missing, the time of an import counts as time of the part around
+    it.
     """
     bootstrap = getattr(importlib, "_bootstrap", None)
     load = getattr(bootstrap, "_find_and_load", None)
@@ -418,8 +432,8 @@ def _watch_imports(clock: StartUpClock) -> None:
                 at_end()
             clock.leave()
 
-    # Pretend to be part of importlib, because Python removes importlib's frames from the tracebacks of failed
-    # imports.
+    # Make this function look like a part of importlib. Python then removes its frame, like those of
+    # importlib, from the tracebacks of failed imports.
     code = find_and_load.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     find_and_load.__code__ = code
     watched = find_and_load

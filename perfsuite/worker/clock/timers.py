@@ -1,4 +1,4 @@
-"""The clocks that time steps: the host's clock, events on a GPU, and a simulated clock. Imports no torch."""
+"""Clocks that time steps: the host's clock, events on a GPU, and a simulated clock. Does not import torch."""
 
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
@@ -11,7 +11,7 @@ from perfsuite.results.rank_report import SIMULATED_CLOCK
 CALIBRATION_CYCLES = 10**7  # number of GPU cycles (a few milliseconds) that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
-# Use a fresh copy of `time`: freezegun and libraries that scale time patch the module that scripts import.
+# Use a separate copy of `time`, because freezegun and libraries that scale time patch the usual module.
 BuiltinImporter.exec_module(_time)
 
 
@@ -25,11 +25,11 @@ class HostTimer:
         return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks that have been reached (see `settle` and `is_past`)."""
+        """Return the seconds between two marks. Both must have been reached (see `settle` and `is_past`)."""
         return float(end - start)
 
     def settle(self) -> None:
-        """Wait until the device has reached every mark made so far. Marks on the host need no wait."""
+        """Wait until the device has reached every mark made so far. On the host, return at once."""
 
     def is_past(self, mark: Any) -> bool:
         """Return whether the device has reached a mark, without waiting."""
@@ -40,7 +40,7 @@ class HostTimer:
         return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
 
     def uptime(self) -> float | None:
-        """Return the seconds since the machine booted, from proc_uptime(5); None if unknown."""
+        """Return the seconds since the machine booted, from proc_uptime(5), or None if unknown."""
         try:
             with open("/proc/uptime") as file:
                 return float(file.read().split()[0])
@@ -48,18 +48,18 @@ class HostTimer:
             return None
 
     def cpu(self) -> float | None:
-        """Return the CPU seconds of all threads of this process; None on a simulated clock."""
+        """Return the CPU seconds of all threads of this process. A simulated clock returns None."""
         return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass in a busy loop, because a `time.sleep` of one millisecond takes longer than that."""
+        """Let time pass in a busy loop, because `time.sleep(0.001)` takes longer than a millisecond."""
         until = self.host() + seconds
         while self.host() < until:
             pass
 
 
 class CudaTimer(HostTimer):
-    """Events on a device's current stream, timed by that device's own clock.
+    """Uses events on a device's current stream, which the device times with its own clock.
 
     The device need not be the current device of the process.
     """
@@ -94,7 +94,7 @@ class CudaTimer(HostTimer):
         return bool(mark.query())
 
     def sleep(self, seconds: float) -> None:
-        """Keep the device busy after its queued work, and the host for the same time.
+        """Keep the device busy after its queued work, and keep the host busy for the same time.
 
         Both are kept busy because either of them can limit the speed of a step. The first call also waits for
         the device, to measure the length of a cycle.
@@ -129,10 +129,10 @@ class SimulatedTimer(HostTimer):
     host = stamp
 
     def uptime(self) -> float | None:
-        """Return None: the machine's time is not simulated."""
+        """Return None, because the machine's uptime is not simulated."""
 
     def cpu(self) -> float | None:
-        """Return None: nothing is computed."""
+        """Return None, because nothing is computed."""
 
     def sleep(self, seconds: float) -> None:
         """Advance the clock by `seconds`."""
@@ -140,18 +140,18 @@ class SimulatedTimer(HostTimer):
 
 
 def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
-    """Return the timer for a `torch.device`, and the probe to run after each step (None on a GPU)."""
+    """Return the timer for a `torch.device`, and the probe to run after each step. On a GPU, it is None."""
     return (CudaTimer(device), None) if device.type == "cuda" else (HostTimer(), cpu_probe())
 
 
 def cpu_probe() -> Callable[[], object]:
-    """Return a probe: two fp32 matmuls of 384 x 384. They take a few milliseconds.
+    """Return a probe: two fp32 matmuls of 384 x 384, which take a few milliseconds.
 
-    This time depends only on the machine.
+    How long they take depends only on the machine.
     """
     import torch
 
-    plain: Any = {"dtype": torch.float32, "device": "cpu"}  # regardless of the defaults that a script has set
+    plain: Any = {"dtype": torch.float32, "device": "cpu"}  # a script might have set other defaults
     generator = torch.Generator().manual_seed(0)
     a = torch.rand(384, 384, generator=generator, **plain)
     b = torch.rand(384, 384, generator=generator, **plain)

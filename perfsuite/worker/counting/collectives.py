@@ -15,10 +15,11 @@ from perfsuite.frameworks.common.private import resolve_process_group, script_ty
 from perfsuite.results.counts import Collective, Phase
 
 Where = int | slice | Literal["out"] | None
-"""Position of the whole message: the index of an argument, or a slice of several arguments. `out` stands for
-the result, and None for no message. The message is the tensor that is gathered, scattered or sent."""
+"""Where a collective's message is: the whole tensor that is gathered, scattered or sent. A number is the
+index of an argument, and a slice stands for several arguments. `out` is the result. None means that there is
+no message."""
 
-# Kind of the collective and position of its message, by operator without overload.
+# Operator without its overload -> kind of the collective, and position of its message.
 OPERATORS: Mapping[str, tuple[str, Where]] = {
     "c10d.allreduce_": ("all_reduce", 0),
     "c10d.allreduce_coalesced_": ("all_reduce", 0),
@@ -57,19 +58,20 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
     "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
     "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
-    # Context parallelism exchanges keys and values with these operators. The collectives inside are not seen.
+    # Context parallelism exchanges keys and values with these operators. The dispatcher does not see the
+    # collectives that they call.
     "cplib.flex_cp_allgather": ("all_gather", "out"),
     "cplib.flex_cp_allgather_backward": ("reduce_scatter", slice(2)),
 }
 
 ONE_FOR_EACH = frozenset(name for name in OPERATORS if name.startswith("cplib."))
-"""Operators that call one collective per tensor. Other operators call one for all of their tensors."""
+"""Operators that call one collective for each tensor. Other operators call one collective for all tensors."""
 
 
 def call_of(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor], phase: Phase
 ) -> Collective:
-    """Return the collective of one call of one of `OPERATORS`. `results` are the tensors that it returned."""
+    """Return the collective that a call of an operator runs. `results` are the tensors that it returned."""
     kind, where = OPERATORS[operator]
     message = results if where == "out" else () if where is None else args[where]
     sent = [leaf for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
@@ -87,7 +89,7 @@ def call_of(
 
 
 def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the process group of a call. It is an object for c10d, and the last string otherwise."""
+    """Return the process group of a call. c10d gets it as an object, other operators as their last string."""
     given = (*args, *kwargs.values())
     for value in given:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(script_type(value)):

@@ -1,12 +1,12 @@
 """Count the work of an optimizer step by intercepting every operator that the step calls. Imports torch.
 
-A `TorchDispatchMode` is called for each operator of any framework, including operators in backward and
-operators called from C++. The mode is entered between two steps and left between two later steps
+torch calls a `TorchDispatchMode` for each operator of any framework, also in backward, and also if C++ code
+calls the operator. The mode is entered between two steps and left between two later steps
 (`perfsuite.worker.counting.steps`).
 
 Torch's own modes are not sufficient, and one mode is cheaper than several:
 
-- `CommDebugMode` reports calls without bytes, groups or dtypes, and lacks send, recv and barrier.
+- `CommDebugMode` reports calls without bytes, groups or dtypes, and does not report send, recv and barrier.
 - `FSDPMemTracker` follows modules from the start, cannot be entered between two steps, and supports only
   FSDP2.
 - `FlopCounterMode` does not count attention on a CPU, and does not distinguish phases.
@@ -54,7 +54,7 @@ aten = torch.ops.aten
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of the attention scores and of their product with the values, ignoring masks.
 
-    Shapes are (batch, heads, positions, head size). Keys and values may have fewer heads than queries.
+    Shapes are (batch, heads, positions, head size). Keys and values can have fewer heads than queries.
     """
     return 2 * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
 
@@ -62,15 +62,18 @@ def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: A
 def _attention_backward_flops(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 ) -> int:
-    """Return the FLOPs of recomputed scores and of the gradients of scores, values, queries and keys."""
+    """Return the FLOPs of attention's backward.
+
+    It computes the scores again, and the gradients of scores, values, queries and keys.
+    """
     return 2 * query.shape[:3].numel() * key.shape[2] * (3 * query.shape[3] + 2 * value.shape[3])
 
 
 def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a matrix product, a batched matrix product or a grouped matrix product.
 
-    Groups split either the rows (2 T d f for T rows in total), the columns or the summed dimension. The sizes
-    of the groups therefore do not matter.
+    Groups split the rows, the columns or the summed dimension. The sum over all groups is then the same for
+    all sizes of groups: 2 T d f, if groups split T rows.
     """
     batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
@@ -83,21 +86,22 @@ FROM_TORCH = (
     aten._efficient_attention_forward, aten._efficient_attention_backward,
     aten._flash_attention_forward, aten._flash_attention_backward,
 )  # fmt: skip
-"""Operators for which torch's formula is used. The list is fixed, because a newer torch with more formulas
-would count FLOPs that an older torch left out. If you add an operator, change `METHOD`."""
+"""Operators for which torch's formula is used. The list is fixed. Otherwise, a newer torch with more formulas
+would count FLOPs that an older torch does not count. If you add an operator, change `METHOD`."""
 FLOPS: dict[Any, Callable[..., int]] = {
     operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
-"""The formula for the FLOPs of each operator, by operator without overload. Formulas that are not torch's
-(`FROM_TORCH`) are our own. For fused attention, torch's formulas reject grouped-query attention (seen in
-2.11) and lack the CPU operator. For grouped and newer scaled products, torch has no formulas."""
+"""Operator without its overload -> the formula for its FLOPs. Some formulas come from torch (`FROM_TORCH`).
+All others are our own. Torch's formulas for fused attention reject grouped-query attention (seen in 2.11),
+and there is none for the CPU operator. Torch also has no formulas for grouped products and for newer scaled
+products."""
 for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
     if hasattr(aten, _name):
         FLOPS[getattr(aten, _name)] = _product_flops
 for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flash_attention_for_cpu"):
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
-PRODUCTS = re.compile(  # names of operators that multiply matrices; if they have no formula, this is reported
+PRODUCTS = re.compile(  # names of operators that multiply matrices. Those without a formula are reported
     r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
 HOST_READS = frozenset({
@@ -106,8 +110,8 @@ HOST_READS = frozenset({
 })  # fmt: skip
 """Operators that make the host wait for a value of a device tensor, or for the shape of a result."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
-"""Operators that make the host wait if an index is a mask. Writing a single value is an exception: it fills
-the tensor in place."""
+"""Operators that make the host wait if an index is a mask. The exception is a write of a single value, which
+fills the tensor in place."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
@@ -115,12 +119,12 @@ NO_KERNEL = frozenset({
     "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
     "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
 })  # fmt: skip
-"""Operators that are not marked as views but still give the device nothing to do."""
-ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that do not fill their result
+"""Operators that give the device nothing to do, although they are not marked as views."""
+ALLOCATIONS = ("aten.empty", "aten.new_empty")  # prefixes of names of operators that do not fill their result
 
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
-"""Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references (their
-callbacks run when tensors are freed)."""
+"""Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references, whose
+callbacks run when tensors are freed."""
 
 
 class OperatorCall(NamedTuple):
@@ -133,28 +137,28 @@ class OperatorCall(NamedTuple):
     kwargs: Mapping[str, Any]
     given: list[Tensor]
     made: list[Tensor]
-    flops: int  # 0: it has no formula
+    flops: int  # 0 if there is no formula for the operator
     collective: Collective | None
 
 
 class Listener(Protocol):
-    """Follows the calls of the counted steps."""
+    """An object that is notified of the calls in counted steps."""
 
     def see_call(self, call: OperatorCall) -> None:
-        """Follow a call of an operator that ran."""
+        """Process a call of an operator, after the operator has run."""
 
     def see_wrapper(self) -> None:
-        """Follow a call on wrappers of tensors, before the operator is called on the wrapped tensors."""
+        """Process a call on wrappers of tensors, before the operator is called on the wrapped tensors."""
 
     def see_wait(self) -> None:
-        """Follow a call of `Work.wait`."""
+        """Process a call of `Work.wait`."""
 
 
 class StepCounter(TorchDispatchMode):
     """Counts the work between one `end_step` and the next, while the mode is entered.
 
-    `parameters` are the parameters of the model, including frozen ones. The parameters of the `optimizers`
-    need not be among them. `listener` is shown each call.
+    `parameters` are the parameters of the model, including frozen ones. The `optimizers` can also have other
+    parameters. `listener` is notified of each call.
     """
 
     supports_higher_order_operators = True
@@ -173,18 +177,18 @@ class StepCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._listener = listener
         self.memory = LiveMemory(self._phase)
-        # The first error in counting, which must not reach the training.
+        # The first error in counting. It is kept here, because it must not reach the training.
         self.error: Exception | None = None
-        # Whether the mode has been entered and not exited. Calls are counted only then, because autograd can
-        # reactivate the mode after it was exited.
+        # Whether the mode has been entered and not exited. Only then are calls counted. This must be checked,
+        # because autograd can reactivate the mode after it was exited.
         self.is_entered = False
         self.collectives: set[str] = set()  # operators of collectives called since the mode was entered
         self._has_gpu = torch.cuda.is_available()
-        # Ids of the step counters that torch's optimizers keep on the host.
+        # The ids of the step counters that torch's optimizers keep on the host.
         self._step_counters: set[int] = set()
-        # Numbers of the storages that were allocated since the mode was entered and are not written yet.
+        # The numbers of storages that were allocated since the mode was entered, and not written yet.
         self._unfilled: set[int | None] = set()
-        # Numbers of the storages that were computed from other storages since the mode was entered.
+        # The numbers of storages that were computed from other storages since the mode was entered.
         self._computed: set[int | None] = set()
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
@@ -200,7 +204,7 @@ class StepCounter(TorchDispatchMode):
 
     def _begin(self) -> None:
         self._calls: list[Collective] = []
-        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by field of `Counts`
+        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # field of `Counts` -> its totals
 
     def __enter__(self) -> Any:
         self._watching = contextlib.ExitStack()
@@ -216,14 +220,14 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """Yield the methods that no dispatch mode sees, each with a context manager for its calls."""
+        """Yield methods whose calls no dispatch mode sees, each with a context manager for its calls."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
             self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            # The mode is only in the stack of its own thread.
+            # Count only in the thread that has entered this mode, because only its stack contains the mode.
             is_ours = any(mode is self for mode in current_dispatch_mode_stack())
             if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
@@ -239,7 +243,7 @@ class StepCounter(TorchDispatchMode):
         if "tolist" in vars(FakeTensor):  # in a dry run
             yield FakeTensor, "tolist", read
         yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
-        if self._listener is not None:  # in a dry run, where works have their own subclasses of `Work`
+        if self._listener is not None:  # in a dry run, in which collectives return subclasses of `Work`
             for kind in dist.Work.__subclasses__():
                 if "wait" in vars(kind):
                     yield kind, "wait", listen
@@ -254,7 +258,7 @@ class StepCounter(TorchDispatchMode):
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
         """Record that the optimizer is about to step.
 
-        The gradients exist now, unless the optimizer runs a closure first.
+        The gradients exist at this point, unless the optimizer first runs a closure that computes them.
         """
         self._guarded(self._note_gradients)
         self._in_optimizer = True
@@ -303,9 +307,9 @@ class StepCounter(TorchDispatchMode):
         return out
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the tensors passed to an operator; None if the call does not count.
+        """Return the tensors passed to an operator, or None if the call does not count.
 
-        Returns NotImplemented for wrappers of tensors: they call the operator again on the wrapped tensors.
+        For wrappers of tensors, returns NotImplemented. They call the operator again on the wrapped tensors.
         """
         wrappers = filter(is_wrapper_subclass_type, types)
         # A DTensor calls the operator again on its shards.
@@ -326,7 +330,7 @@ class StepCounter(TorchDispatchMode):
         return None if any(map(_is_meta, given)) else given
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that counts. If it fails, the error is kept and nothing more is counted."""
+        """Call a function that counts. If it fails, keep the error, and count nothing from then on."""
         if self.error is None:
             try:
                 return function(*args)
@@ -335,13 +339,13 @@ class StepCounter(TorchDispatchMode):
         return None
 
     def _is_real(self) -> bool:
-        """Return whether this is work of the step. Operators that DTensor runs on fake tensors are not."""
+        """Return whether this call is work of the step. Calls that DTensor makes on fake tensors are not."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
         backward = in_backward()
-        # 1. The optimizer's step, from its pre-hook to the end of the training step. If the optimizer runs
-        # forward (with gradients enabled) and backward in a closure, these are not the optimizer's work.
+        # 1. Work from the optimizer's pre-hook to the end of the training step belongs to the optimizer. The
+        # exception is a closure in which the optimizer runs forward (with gradients enabled) and backward.
         in_closure = self._runs_closure and (torch.is_grad_enabled() or backward)
         if self._in_optimizer and not in_closure:
             return "optimizer"
@@ -349,7 +353,7 @@ class StepCounter(TorchDispatchMode):
         # steps.
         if not backward:
             return "forward"
-        # 3. Autograd disables gradients in backward; checkpointing enables them again to recompute.
+        # 3. Autograd disables gradients in backward. Checkpointing enables them again when it recomputes.
         return "recompute" if torch.is_grad_enabled() else "backward"
 
     def _count(
@@ -384,7 +388,7 @@ class StepCounter(TorchDispatchMode):
         flops = 0
         formula = FLOPS.get(packet)
         if formula is not None:
-            # The formulas do not take the dtype of the result.
+            # Leave out the dtype of the result, which the formulas do not accept.
             operands = [each for each in args if not isinstance(each, torch.dtype)]
             flops = int(formula(*operands, **kwargs, out_val=out))
             self._totals["flops"][phase] += flops
@@ -402,20 +406,22 @@ class StepCounter(TorchDispatchMode):
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Record results that were computed from other tensors.
 
-        Zeros and tensors that are only scaled do not count as computed from other tensors. A tensor that no
-        operator has filled does not count as an origin, because its data come from unseen work.
+        Zeros and tensors that are only scaled do not count as computed from other tensors. If no operator has
+        filled a tensor, its data come from unseen work, so results are not regarded as computed from it.
         """
         filled = self._storages(results)
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
             self._computed |= filled
-        self._unfilled -= filled or self._storages(given)  # a receiving collective returns no tensor
+        # A collective that receives data returns no tensor, but fills the tensors that it was given.
+        self._unfilled -= filled or self._storages(given)
 
     def _is_waited_for(self, tensor: Tensor) -> bool:
         """Return whether the host waits when it reads this tensor.
 
-        Tensors on the host are available at once. On a machine without a GPU, however, all tensors count
-        except the step counters of optimizers, so that a launch on CPUs shows where the host would wait for a
-        GPU. This includes tensors that the script would keep on the host anyway.
+        The host need not wait for tensors on the host. On a machine without a GPU, however, all tensors
+        except the step counters of optimizers are regarded as tensors on a GPU. A launch on CPUs then shows
+        where the host would wait for a GPU. This includes tensors that the script would keep on the host
+        anyway.
         """
         if tensor.device.type != "cpu":
             return True
@@ -425,7 +431,7 @@ class StepCounter(TorchDispatchMode):
         return {self.memory.number(tensor) for tensor in tensors}
 
     def computed(self, tensor: Tensor) -> bool:
-        """Return whether an operator of this step, outside of the optimizer, has computed this tensor."""
+        """Return whether an operator of this step has computed this tensor outside of the optimizer."""
         return self.memory.number(local(tensor)) in self._computed
 
     def _note_resize(self, storage: Any, size: int) -> None:
@@ -458,7 +464,7 @@ _dispatch = StepCounter.__torch_dispatch__
 
 
 def _unseen_dispatch(self: StepCounter, *args: Any) -> Any:
-    """Dispatch without counting Python calls of perfsuite, or of torch's wrapper around a mode's method."""
+    """Dispatch without counting the Python calls of perfsuite and of torch's wrapper around this method."""
     return self.python.unseen(_dispatch, self, *args)
 
 
@@ -468,7 +474,7 @@ StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,
 @functools.cache
 def _keep_from_dynamo() -> None:
     """Prevent dynamo from compiling our hooks, which run on every Python call, even of compiled functions."""
-    # Not imported at the top, because this loads dynamo, which takes a second.
+    # Do not import this at the top, because it loads dynamo, which takes a second.
     from perfsuite.frameworks.common.private import skip_code
 
     for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
@@ -476,17 +482,17 @@ def _keep_from_dynamo() -> None:
 
 
 def _saves_random_state(func: Any) -> bool:
-    """Return whether this returns the state of the random numbers and the result of another operator."""
+    """Return whether this operator runs another operator, and returns the random state with its result."""
     return isinstance(func, HigherOrderOperator) and func.name() == "run_and_save_rng_state"
 
 
 def _without_random_state(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the call of the operator that a higher-order operator runs with a state of the random numbers.
+    """If a higher-order operator runs another operator with a random state, return the inner call.
 
-    Any other call is returned as it is. Compiled code runs operators such as dropout and attention in this
-    way, to recompute them with the same random numbers.
+    Any other call is returned unchanged. Compiled code runs operators such as dropout and attention in this
+    way, so that it can recompute them with the same random numbers.
     """
     if not isinstance(func, HigherOrderOperator):
         return func, args, kwargs
@@ -518,9 +524,9 @@ def _is_meta(tensor: Tensor) -> bool:
 
 
 def _is_of_torch(optimizer: Any) -> bool:
-    """Return whether the optimizer's class is a class of torch or derives from one.
+    """Return whether the optimizer's class is one of torch's optimizers, or derives from one.
 
-    Such optimizers count their steps on the host, unless they are fused.
+    These optimizers count their steps on the host, unless they are fused.
     """
     kinds = (kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer)
     return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
@@ -529,7 +535,7 @@ def _is_of_torch(optimizer: Any) -> bool:
 def read_by_the_host(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]
 ) -> list[Tensor]:
-    """Return the tensors that the host must read to know a result, its shape, or where to write."""
+    """Return the tensors that the host must read before it knows a result, its shape, or where to write."""
     if operator in BY_A_MASK:
         if operator != "aten.index" and args[2].numel() == 1:
             return []

@@ -4,26 +4,28 @@ The formula `palm-1` follows Chowdhery et al. 2022 (PaLM), appendix B. The FLOPs
 
     6 N + 12 L H Q S
 
-- N is the number of parameters that take part in a matmul: every linear layer and the language-model head,
-  whether or not it is tied to the embedding. The embedding look-up, norms, biases and positions are not in N.
+- N is the number of parameters that take part in a matmul. These are the weights of all linear layers and of
+  the language-model head, even if the head is tied to the embedding. The embedding look-up, norms, biases and
+  positions are not in N.
 - L is the number of layers, and H the number of heads per layer.
 - Q is the size of a head. If keys and values have different sizes, as in DeepSeek's latent attention, Q is
   the mean of the two.
 - S is the number of tokens in a sequence.
 
 A multiplication and its addition are two FLOPs. Backward costs twice as much as forward. Recomputed
-activations are not counted (model FLOPs, not hardware FLOPs). Attention is counted in full, not halved for
-causality. Other formulas count embeddings, or half of the attention, and get another MFU for the same speed.
+activations are not counted (model FLOPs, not hardware FLOPs). Attention is counted in full, although a causal
+mask halves it. Other formulas count embeddings, or only half of the attention. They get another MFU for the
+same speed.
 
-For a mixture of experts, N includes the router and the experts that a token passes through, like the
-activated parameters of DeepSeek-V3 (2024).
+For a mixture of experts, N includes the router and the experts that a token passes through. DeepSeek-V3
+(2024) counts its activated parameters in the same way.
 
-A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N. They would add 0.3% to
-the FLOPs of `mamba-1.6b` and 6% to those of `mamba-tiny`.
+For a Mamba, there is no attention term. The scan and the convolution over 4 tokens are not in N. They would
+add 0.3% to the FLOPs of `mamba-1.6b` and 6% to those of `mamba-tiny`.
 
-Frozen weights have no weight gradient, so they count 4 FLOPs per parameter instead of 6. Adapters count as
-trained weights. Layers before the first adapter do not need an activation gradient, but it is counted, which
-overcounts by at most one block. Quantised weights count as the weights that they encode.
+A frozen weight has no gradient, so it counts 4 FLOPs per parameter instead of 6. Adapters count as trained
+weights. Layers before the first adapter need no activation gradient. The formula counts one nevertheless, and
+so overcounts by at most one block. Quantised weights count as the weights that they encode.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
 
 FORMULA = "palm-1"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Fields of transformers' configurations for the number of experts."""
-CHOSEN = ("num_experts_per_tok", "moe_k")  # fields for the number of experts that a token passes through
+"""Fields of transformers' configurations that give the number of experts."""
+CHOSEN = ("num_experts_per_tok", "moe_k")  # fields that give how many experts a token passes through
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
-    """Return the FLOPs of a case's model; None if its configuration or sequence length is unknown.
+    """Return the FLOPs of a case's model, or None if they are unknown.
 
-    Also returns None if `notes` gives a reason why the FLOPs are unknown.
+    They are unknown without a configuration or a sequence length, or if `notes` gives another reason.
     """
     if not case.model.config or case.sequence_length is None or notes(case):
         return None
@@ -77,7 +79,7 @@ def _unknown(case: Case) -> str | None:
         return f"perfsuite cannot count the FLOPs of {model.name}, because {missing}"
     try:
         config = transformers_config(model)
-    except MismatchError as error:  # the script builds its own model; only counting FLOPs needs this one
+    except MismatchError as error:  # no failure, because a script builds its own model. FLOPs are unknown
         return str(error)
     if config.get_text_config() is not config:
         return f"{model.name} is more than a language model, and {FORMULA} only counts language models"
@@ -103,10 +105,11 @@ def _unknown(case: Case) -> str | None:
 def count(
     model: Model, sequence_length: int, lora: LoRA | None = None, *, frozen_share: float = 0.0
 ) -> Flops:
-    """Count the FLOPs of a model. It is built on the meta device, which takes no memory.
+    """Count the FLOPs of a model. The model is built on the meta device, which takes no memory.
 
-    `frozen_share` is the observed share of frozen matmul weights, from 0 to 1, in a script that trains only
-    some of its weights. With `lora`, the adapters determine that share instead.
+    `frozen_share` is for a script that trains only some of its weights. It is the observed share of matmul
+    weights that are frozen, from 0 to 1. With `lora`, it is ignored, because the adapters determine the
+    share.
     """
     from perfsuite.frameworks.common.adapters import is_linear
     from perfsuite.frameworks.common.model import transformers_config
@@ -147,14 +150,14 @@ def _built(config: Any, lora: LoRA | None) -> Any:
 
 
 def _active_in_experts(built: Any, config: Any) -> int:
-    """Return the number of weights of experts and routers that a token uses, except for linear layers."""
+    """Return how many weights of experts and routers a token uses. Linear layers are left out."""
     experts = _first(config, EXPERTS)
     chosen = _first(config, CHOSEN)
     active = 0
     for module in built.modules():
         kind = type(module).__name__
         own = module.parameters(recurse=False)
-        # Transformers 5 keeps all experts of a layer in one tensor, whose first dimension is the expert.
+        # In transformers 5, all experts of a layer are in one tensor, whose first dimension is the expert.
         if kind.endswith("Experts"):
             active += sum(each.numel() for each in own if each.dim() == 3) * chosen // experts
         elif kind.lower().endswith("router") and hasattr(module, "weight"):
@@ -163,6 +166,6 @@ def _active_in_experts(built: Any, config: Any) -> int:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int:
-    """Return the first of these fields that a configuration sets; 0 if it sets none."""
+    """Return the value of the first of these fields that a configuration sets, or 0 if it sets none."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if value), 0)

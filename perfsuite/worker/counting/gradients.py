@@ -1,11 +1,11 @@
 """Read the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
 
-Clipping hides a common factor of all gradients: afterwards, the norm is `max_norm` in any case. The norm is
-therefore read when a script or its library begins to clip, and after each backward.
+After clipping, the norm is always `max_norm`, even if all gradients were too large by a common factor. The
+norm is therefore read when a script or its library begins to clip, and after each backward.
 
-accelerate, the Trainer, Lightning and torchtitan clip all tensors, including the DTensors of FSDP2, with
-functions of `torch.nn.utils`. FSDP1 has its own function. Libraries of frameworks can also have their own
-functions (`Library.clips`), or an engine that knows the norm.
+accelerate, the Trainer, Lightning and torchtitan clip with functions of `torch.nn.utils`. They use these for
+all tensors, including the DTensors of FSDP2. FSDP1 has its own function. Libraries of frameworks can also
+have their own functions (`Library.clips`), or an engine that knows the norm.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from perfsuite.worker.observation.replicas import squares
 from perfsuite.worker.observation.second_step import in_backward
 
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
-"""Functions of `torch.nn.utils` that clip gradients. Older versions of torch lack the second one."""
+"""Functions of `torch.nn.utils` that clip gradients. Older versions of torch do not have the second one."""
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_"
-SAME = 1e-3  # relative difference allowed between two norms of the same gradients, because sums are rounded
+SAME = 1e-3  # largest relative difference between two norms of the same gradients, caused by rounded sums
 UNREAD = "the norm of the gradients before clipping is unknown: the gradients were not available"
 CHANGED = (
     "the norm of the gradients before clipping is unknown: it went from {:.4g} after backward to {:.4g} at "
@@ -41,7 +41,7 @@ _reader: NormBeforeClipping | None = None  # the reader of the running step; Non
 
 
 class NormBeforeClipping:
-    """Reads the squared norm of the gradients of `optimizer`, in the one step in which the reader is entered.
+    """Reads the squared norm of `optimizer`'s gradients, in the one step between `enter` and `leave`.
 
     `unseen` calls a function without counting it as work of the step.
     """
@@ -75,10 +75,10 @@ class NormBeforeClipping:
             self._before_clipping = self._unseen(self.read)
 
     def backward_ended(self) -> None:
-        """Read the norm after a backward. The last backward of a step covers all micro-batches.
+        """Read the norm after a backward. After the last backward of a step, it covers all micro-batches.
 
-        If gradients overflow when they are clipped, fp16's loss scaler skips the step, so the norm is read
-        again after the next backward.
+        If the norm is infinite when gradients are clipped, fp16's loss scaler skips this step. The norm is
+        then read again after the next backward.
         """
         self._saw_backward = True
         if self._before_clipping is not None and not math.isfinite(self._before_clipping):
@@ -93,12 +93,12 @@ class NormBeforeClipping:
         self.leave()
 
     def result(self, at_step: float | None) -> float | None:
-        """Return the squared norm before clipping; None if it is unknown.
+        """Return the squared norm before clipping, or None if it is unknown.
 
-        `at_step` is the squared norm of the gradients that the optimizer gets. If no known clipping function
-        was called, and the norm after backward was the same, `at_step` is the result. If the norm after
-        backward was different, the training clips in its own way, or averages late, and the result is
-        unknown. The result is also unknown if no backward was seen.
+        `at_step` is the squared norm of the gradients that the optimizer gets. Suppose that no known clipping
+        function was called. If `at_step` is the same as the norm after backward, it is the result. If the two
+        differ, the training clips in its own way, or averages gradients late, and the result is unknown. The
+        result is also unknown if no backward was seen.
         """
         if self._error is not None:
             self.note = f"the norm of the gradients before clipping is unknown: {self._error}"
@@ -125,7 +125,7 @@ class NormBeforeClipping:
 
 
 def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
-    """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown."""
+    """Return the factor by which a loss scaler for fp16 has multiplied the gradients, or None if unknown."""
     by_itself = getattr(optimizer, "grad_scale", None)
     if by_itself is not None:  # a fused optimizer divides by the scale
         return _number(by_itself)
@@ -146,7 +146,10 @@ def _number(value: Any) -> float:
 
 
 def watch() -> None:
-    """Hook backward, new loss scalers and clipping functions, before a script imports any of them by name."""
+    """Hook backward, new loss scalers and clipping functions.
+
+    Call this before a script imports any of them by name.
+    """
     _notice_backward()
     if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
         calls.before(torch.amp.GradScaler, "__init__", lambda scaler, *_, **__: _scalers.add(scaler))
@@ -188,7 +191,8 @@ def _show(look: Callable[[NormBeforeClipping], None]) -> None:
 def _notice_backward() -> None:
     """Hook the end of each backward, including `Tensor.backward`.
 
-    Scripts and libraries can clip in their own ways, which the hooks on clipping functions do not notice.
+    This is needed because scripts and libraries can clip without calling one of the hooked clipping
+    functions.
     """
     original: Any = torch.autograd.backward
     if hasattr(original, "tells_its_end"):

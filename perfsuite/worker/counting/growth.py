@@ -20,15 +20,16 @@ from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
 MOST_MISSING = 1
-"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if at most
-`MISSING` objects per step, and at most `MOST_MISSING` in total, are missing from the next whole number. A
-leak is then still found if one object, for example a thread, goes away. The limits are low: if the first use
-of a module creates a few objects in each half of the steps, these must not look like a leak."""
+"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if the next
+whole number is at most `MISSING` objects per step away, and at most `MOST_MISSING` objects in total. So a
+leak is still found if one object (for example a thread) goes away. The limits are low for a reason: if
+modules that are used for the first time create a few objects in each half of the steps, these must not look
+like a leak."""
 ANY_TYPE = "object"
-"""The type of all kept objects if the training calls gc.freeze between the boundaries: objects that it froze
-are counted, but their types are not known."""
+"""The type that is used for all kept objects if the training calls gc.freeze between the boundaries. Objects
+that it froze are counted, but their types are not known."""
 SEARCHED = 20  # maximum number of objects per type whose holders are searched
-MOST_NEW = 100_000  # maximum number of objects per type among which the searched ones are chosen
+MOST_NEW = 100_000  # maximum number of objects per type from which the searched ones are chosen
 
 UNKNOWN = "the number of objects that each step keeps is unknown: "
 FROZEN_MEANWHILE = (
@@ -43,20 +44,20 @@ class Growth:
     """Counts objects by type at three step boundaries: after `first`, after `last`, and in the middle.
 
     The growth per step is calculated separately for the first half and the second half of the steps. The
-    result is the smaller of the two numbers, rounded down (see `MISSING`). It is therefore zero for one-time
-    growth, such as filling a cache, and n for code that keeps n objects in each step.
+    result is the smaller of the two numbers, rounded down (see `MISSING`). It is therefore zero for growth
+    that happens only once, such as filling a cache. It is n for code that keeps n objects in each step.
 
-    Between the boundaries, nothing here refers to an object of the training, not even by id.
+    Between the boundaries, this object refers to no object of the training, not even by id.
     """
 
     def __init__(self, first: int, last: int) -> None:
-        self.notes: list[str] = []  # why growth is unknown, or what the training does to the collector
+        self.notes: list[str] = []  # reasons why growth is unknown, and how the training uses the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # the collector does not track dicts of names and numbers
         self._frozen: list[int] = []  # number of frozen objects at each boundary
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
         self._full_collections = 0  # number of full collections until the previous boundary
-        self._new: Mapping[str, Sequence[int]] = {}  # ids of the new objects at the last boundary, by type
+        self._new: Mapping[str, Sequence[int]] = {}  # at the last boundary: type -> ids of the new objects
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -65,7 +66,7 @@ class Growth:
         return steps in self.boundaries and not self.is_over
 
     def count(self) -> None:
-        """Count objects at a boundary that is due. An error only ends the counting."""
+        """Count objects at a boundary that is due. An error ends the counting, but not the training."""
         try:
             self._count()
         except Exception as error:
@@ -75,7 +76,7 @@ class Growth:
         is_last = len(self._counts) == len(self.boundaries) - 1
         new = self._find_new() if is_last else {}
         if not self._counts:
-            _count_types(gc.get_objects(0))  # fills the caches of counting itself, once
+            _count_types(gc.get_objects(0))  # fills caches that counting itself uses
         _collect()
         self._counts.append(_census())
         self._frozen.append(gc.get_freeze_count())
@@ -114,11 +115,12 @@ class Growth:
         return any(later > earlier for earlier, later in pairwise(self._frozen))
 
     def _find_new(self) -> dict[str, tuple[int, ...]]:
-        """Return the ids of objects created since the previous boundary, by type, the oldest first.
+        """Return, for each type, the ids of objects created since the previous boundary, the oldest first.
 
         Only types that have grown are included. At the previous boundary, all objects were in the oldest
-        generation. Newer objects have been appended to it since. A mark shows where they begin, because older
-        objects may have been freed. If a full collection has changed the order, no new objects are known.
+        generation. Newer objects have been appended to this generation since. A mark in it shows where they
+        begin. (Its length at that time does not show this, because older objects might have been freed.) If a
+        full collection has changed the order, no new objects are known.
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
@@ -138,10 +140,11 @@ class Growth:
         return {name: tuple(identities) for name, identities in new.items()}
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return the ids of the oldest new objects that are still alive, by type.
+        """Return, for each type, the ids of the oldest new objects that are still alive.
 
-        Call this right after a collection, because other objects might reuse the ids later. The number of ids
-        is limited to the growth of each type, because younger objects might belong only to the last step.
+        Call this right after a collection, because other objects might reuse the ids later. For each type, at
+        most as many ids are returned as the type has grown, because younger objects might belong only to the
+        last step.
         """
         before, between = self._counts[:2]
         alive = {id(each) for each in _objects(new)}
@@ -149,7 +152,7 @@ class Growth:
         return {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
 
     def result(self) -> KeptObjects | None:
-        """Return the kept objects and their holders; None if unknown. Call this while nothing is measured."""
+        """Return the kept objects and their holders, or None if unknown. This disturbs measurements."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
         if self._kept is not None and self._kept.by_type and not self._is_frozen_meanwhile:
@@ -160,7 +163,7 @@ class Growth:
         new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
             return kept.replace(holders=holders_of(_objects(new), kept.by_type))
-        except Exception as error:  # a holder can be any object, and its attributes can run any code
+        except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept
 
@@ -178,9 +181,9 @@ def _full_collections() -> int:
 def _collect() -> None:
     """Collect all garbage, the youngest objects first.
 
-    A collection untracks containers without tracked objects, such as a tuple of numbers. Containers of such
-    containers are only untracked by the next collection, so new objects are collected three times. Older
-    objects are collected once, because a full collection takes a few tenths of a second.
+    A collection untracks a container if it contains no tracked objects, for example a tuple of numbers. A
+    tuple of such tuples is untracked only by the next collection. So new objects are collected three times.
+    Older objects are collected once, because a full collection takes a few tenths of a second.
     """
     for generation in range(3):
         gc.collect(generation)
@@ -195,7 +198,7 @@ def _census() -> dict[str, int]:
 
 
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
-    """Return the number of objects of each type, without the objects that perfsuite keeps for each step.
+    """Return the number of objects of each type, without those that perfsuite itself keeps for each step.
 
     Types are identified by name, because a training run might create the same type again in each step.
     """

@@ -1,8 +1,8 @@
 """Find work of the counted step that the dispatch mode did not see. Such work makes the counts useless.
 
-Work that does not train, exchanges no data and leaves no other trace is not found: it only takes time. Other
-Python threads that compute do not make the counts useless, because they often belong to loaders and loggers.
-Only their number is returned.
+Some work is not found, because it leaves no trace: it does not train and exchanges no data, but takes time.
+Other Python threads that compute do not make the counts useless, because they often belong to loaders and
+loggers. Only the number of these threads is returned.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from perfsuite.worker.observation import replicas, software
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import local
 
-Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with this rank's part of each gradient
+Gradients = list[tuple[Tensor, Tensor]]  # updated parameters, each with this rank's part of its gradient
 UNSEEN_GRADIENTS = 0.1
-"""Largest share of the gradients' elements that unseen work may compute. Some packages bypass the dispatcher
-with kernels that compute the gradients of small parameters, such as norms and a Mamba's scan."""
-ONE_SIDED = ("symm_mem.", "nvshmem.")  # name prefixes of operators whose messages belong to no process group
+"""Largest share of the gradients' elements that unseen work may compute. Some packages have kernels that
+bypass the dispatcher, and compute the gradients of small parameters, such as norms and a Mamba's scan."""
+ONE_SIDED = ("symm_mem.", "nvshmem.")  # prefixes of operators whose messages belong to no process group
 SEVERAL = frozenset({
     "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
     "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
@@ -34,7 +34,7 @@ SEVERAL = frozenset({
 """Collectives that a backend, for example gloo, can split into several."""
 
 
-BUSY_S = 0.001  # minimum CPU seconds in a step of a thread that counts as computing
+BUSY_S = 0.001  # a thread counts as computing if it takes at least this many CPU seconds in the step
 
 
 class Watch:
@@ -59,7 +59,7 @@ class Watch:
     def reasons(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
         """Return the reasons why the step did more work than `counts` says.
 
-        Call this before anything else after `counter` is left.
+        After `counter` has been left, call this before doing anything else.
         """
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         gradients = _gradients(self.stepped)
@@ -72,7 +72,10 @@ class Watch:
         )
 
     def _other_collectives(self, counter: StepCounter, counts: Counts) -> Iterator[str]:
-        """Compare with the process groups' sequence numbers, which count the collectives of all callers."""
+        """Report collectives that were not counted.
+
+        The sequence numbers of process groups show how many collectives began, whoever called them.
+        """
         now = replicas.collectives_begun()
         if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
             return
@@ -86,10 +89,11 @@ class Watch:
 
 
 def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, float]:
-    """Return the CPU seconds of each Python thread by id, except for this thread and perfsuite's threads.
+    """Return the CPU seconds of all Python threads, except for this thread and perfsuite's threads.
 
-    They are read from /proc, because Python's clocks of threads are undefined once a thread has ended, and
-    `threading` lists threads of C++ code that have ended.
+    The keys are the ids of the threads.
+    The seconds are read from /proc. Python's own clocks of threads are undefined once a thread has ended, and
+    `threading` also lists threads of C++ code that have ended.
     """
     seconds = {}
     for thread in threading.enumerate():
@@ -102,8 +106,8 @@ def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, flo
 
 
 def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradients) -> Iterator[str]:
-    """Report gradients that an optimizer used but that no counted operator computed from other tensors."""
-    if software.compiled_graphs():  # their kernels are not seen
+    """Report gradients that an optimizer used, although no counted operator computed them."""
+    if software.compiled_graphs():  # the kernels of compiled graphs are not seen
         return
     used = [(each, gradient) for each, gradient in gradients if gradient.numel() > 1]
     unseen = [(each, grad) for each, grad in used if not counter.computed(grad) and bool(grad.any())]
@@ -120,7 +124,7 @@ def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradient
 def _too_few_flops(
     counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
 ) -> Iterator[str]:
-    """Report too few FLOPs: the gradient of a linear layer's weight takes at least 2 FLOPs per element."""
+    """Report if too few FLOPs were seen: the gradient of a linear weight takes 2 per element or more."""
     if counts.without_flops:  # this explains why fewer FLOPs were seen
         return
     weights = {id(layer.weight) for layer in filter(adapters.is_linear, model.modules())}

@@ -25,14 +25,14 @@ OUTSIDE = "something outside of Python, such as C++ code"
 
 
 class _Link(NamedTuple):
-    """An object in a chain of holders, and the link of the object that it holds (`below`).
+    """A link in a chain of holders. The object `thing` holds the object of the link `below`.
 
     The lowest link of the chain is one of the objects whose holders are being looked for.
     """
 
     thing: Any
     below: _Link | None
-    ends: int  # the searched objects that this one holds, directly or through others; one bit per object
+    ends: int  # the searched objects that `thing` holds, directly or through others. One bit per object
 
 
 def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
@@ -40,12 +40,14 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     `growing` are the types of the objects. The search follows these rules:
 
-    - An attribute of an object of a growing type is not a holder, because something else holds that object.
-    - Weak references are left out: they hold nothing, and their own holders do not explain the growth.
+    - An attribute is not a holder if its object has a growing type, because something else holds that object.
+    - Weak references are left out, because they hold nothing, and because their own holders do not explain
+      the growth.
     - Suppose that n objects have no named holder. A holder of fewer than n objects is left out, because
       naming it would hide whatever holds the n.
-    - The search ends at an object whose type does not grow, such as a list, if this object is the value of a
-      global or an attribute. Its other holders, such as the newest object, are only other paths to it.
+    - Suppose that an object is the value of a global or an attribute, and that its type does not grow (a
+      list, for example). The search ends at this object. Its other holders do not matter, because they are
+      only other paths to it.
 
     Frozen objects are searched as well. Afterwards they are frozen again, together with all other objects.
     """
@@ -75,8 +77,8 @@ class _Search:
     def __init__(
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
-        self.found: dict[str, int] = {}  # the objects that each name holds, one bit per object
-        self.with_name: dict[int, tuple[Any, str]] = {}  # named objects whose type does not grow, by id
+        self.found: dict[str, int] = {}  # name -> the objects that it holds, with one bit per object
+        self.with_name: dict[int, tuple[Any, str]] = {}  # id -> a named object whose type does not grow
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)
         self._growing = growing
@@ -95,7 +97,7 @@ class _Search:
         self.is_complete = not level
 
     def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
-        """Record the names of a level's holders. Returns the links to follow, the most frequent first."""
+        """Record the names of a level's holders. Return the links to follow, the most frequent first."""
         following: dict[tuple[int, int], _Link] = {}
         for link in _holders(level, self._ignored):
             name = self._name(link, variables)
@@ -104,7 +106,7 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            # A link that is reached again only passes on its new objects.
+            # If a link is reached again, follow it only for objects with which it was not reached before.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 previous = following.get(place)
@@ -136,11 +138,11 @@ class _Search:
 
 
 def _is_weak(thing: Any) -> bool:
-    return issubclass(type(thing), ReferenceType)  # isinstance would read the object's `__class__`
+    return issubclass(type(thing), ReferenceType)  # `isinstance` would read the `__class__` of `thing`
 
 
 def _place(link: _Link) -> tuple[int, int]:
-    """Return the key of a link. A value of a dictionary has its own key, because it is named later."""
+    """Return the key of a link. Each value of a dictionary has its own key, because it is named later."""
     if link.below is None or not isinstance(link.thing, dict):
         return id(link.thing), 0
     return id(link.thing), id(link.below.thing)
@@ -164,7 +166,7 @@ def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
 
 
 def _name(link: _Link, growing: Collection[str]) -> str | None:
-    """Return the name under which an object holds the object below; None if the holder has no name."""
+    """Return the name under which an object holds the object below it, or None if the holder has no name."""
     thing, below, _ = link
     assert below is not None
     if isinstance(thing, dict):
@@ -211,7 +213,7 @@ def _key(values: Mapping[Any, Any], value: Any) -> str | None:
 
 
 def _local_variables() -> dict[int, str]:
-    """Return the names of the local variables of running functions, by the id of their values."""
+    """Return the names of the local variables of running functions. The keys are the ids of their values."""
     names: dict[int, str] = {}
     for frame in sys._current_frames().values():
         above: FrameType | None = frame
@@ -220,7 +222,7 @@ def _local_variables() -> dict[int, str]:
             if not code.co_filename.startswith(OURS) and code.co_name != "<module>":
                 module = above.f_globals.get("__name__", "")
                 for name, value in above.f_locals.items():
-                    if name.isidentifier():  # the other names belong to comprehensions and the like
+                    if name.isidentifier():  # other names belong to comprehensions and the like
                         names.setdefault(id(value), f"{module}.{code.co_qualname}.{name}")
             above = above.f_back
     return names

@@ -4,11 +4,11 @@ Three kinds of storages count as zero bytes, because the training does not decid
 freed:
 
 - storages that are in shared memory when they are first seen, such as a batch from workers of a `DataLoader`
-- storages that appear in host memory while a `DataLoader` without workers makes a batch, or at any time if
-  the model is on another device
+- storages that appear in host memory while a `DataLoader` without workers makes a batch. If the model is on
+  another device, all storages in host memory are of this kind
 - storages that appear while the training waits for a collective, such as gloo's buffers
 
-A storage that is finally released by another thread counts until its last use.
+If a thread that does not train releases a storage, the storage counts until its last use.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ RECEIVED = "received"
 UNSHARDED = "unsharded"
 COMMUNICATION = "communication"
 KEPT = "kept"
-PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # categories that a storage never leaves
+PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # a storage never leaves these categories
 
 
 class MemoryChange(NamedTuple):
     """The allocation, release or resize of a storage."""
 
-    storage: int  # number of the storage, in order of first appearance
-    bytes: int  # growth in bytes; negative if the storage shrinks or is released
+    storage: int  # number of the storage. Storages are numbered in the order in which they appear
+    bytes: int  # growth in bytes. It is negative if the storage shrinks or is released
     phase: Phase
 
 
@@ -47,24 +47,28 @@ class LiveMemory:
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
-        # An error in the callback of a freed storage, which Python would only print.
+        # An error in the callback of a freed storage. It is kept, because Python itself would only print it.
         self.error: Exception | None = None
         self.counts_host = True  # whether the model is in host memory
-        # Ids of threads that wait for a collective. Storages that they create belong to its backend.
+        # Ids of threads that wait for a collective. Storages that they create belong to the collective's
+        # backend.
         self._waiting: set[int] = set()
-        # Number of each living storage and a weak reference that reports when it is freed, by address.
+        # Address of a living storage -> its number, and a weak reference that reports when it is freed.
         self._living: dict[int, tuple[int, Any]] = {}
-        self._bytes: list[int] = []  # current size in bytes, by storage number
-        self._part: list[str] = []  # category, as far as it is known, by storage number
-        self._start: list[int] = []  # size in bytes when this step began, by storage number
-        # Number of changes in this step before the last use of a storage, by storage number.
-        self._used: list[int] = []
+        # The index of the following lists is the number of a storage.
+        self._bytes: list[int] = []  # current size in bytes
+        self._part: list[str] = []  # category, as far as it is known
+        self._start: list[int] = []  # size in bytes when this step began
+        self._used: list[int] = []  # number of changes in this step before the storage was last used
         self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
         self._has_seen_a_step = False  # whether a whole step has ended
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
-        """Record a tensor that an operator takes or (`born`) creates. `part` is its category if it is new."""
+        """Record a tensor that an operator takes or, if `born`, creates.
+
+        `part` is the category of the tensor's storage if the storage is new.
+        """
         storage = storage_of(tensor)
         if storage is not None:
             thread = get_ident()
@@ -76,7 +80,7 @@ class LiveMemory:
             self._threads.add(thread)
 
     def _is_data(self, tensor: Tensor, storage: Any) -> bool:
-        """Return whether a new tensor is data in host memory, not part of the training."""
+        """Return whether a new tensor in host memory is data for the training, which is not counted."""
         if tensor.device.type != "cpu":
             return False
         is_real = storage.device.type == "cpu"  # the storage of a fake tensor is on no device
@@ -92,7 +96,7 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Record a storage in host memory that holds data. Call this before an operator uses the storage."""
+        """Record a storage of data in host memory. Call this before an operator uses the storage."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
@@ -115,7 +119,7 @@ class LiveMemory:
             self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
-        """Return the number of a tensor's storage while it lives; None if it was never seen."""
+        """Return the number of a tensor's storage, or None if the storage was never seen."""
         storage = storage_of(tensor)
         return None if storage is None else self._living.get(cdata(storage), (None, None))[0]
 
@@ -146,7 +150,8 @@ class LiveMemory:
         self._part.append(part)
         self._bytes.append(0)
         self._used.append(len(self._changes))
-        # After a whole step, all older storages are known, so this one was created unseen.
+        # After a whole step, all older storages are known. So this one is new, even if its creation was not
+        # seen.
         if born or self._has_seen_a_step:
             self._change(number, size)
         else:
@@ -207,17 +212,17 @@ class LiveMemory:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """Return a tensor's storage; None for a sparse tensor, which has no storage."""
+    """Return a tensor's storage, or None for a sparse tensor, which has no storage."""
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
     return None
 
 
 class Batches:
-    """Remembers the host tensors in the batches of `DataLoader`s, until `end`.
+    """Remembers the host tensors in the batches of `DataLoader`s, until `end` is called.
 
-    Later, these tensors could not be distinguished from other tensors. The device is read from the tensor,
-    because the storage of a fake tensor is on no device.
+    Later, these tensors could not be distinguished from other tensors. Whether a tensor is on the host is
+    read from the tensor, because the storage of a fake tensor is on no device.
     """
 
     def __init__(self) -> None:
@@ -254,7 +259,8 @@ def _tensors_in(batch: Any) -> Iterator[Tensor]:
 def _is_loading() -> bool:
     """Return whether a `DataLoader` is making a batch in this thread.
 
-    This searches the stack, because the calls of a wrapper would be counted as Python calls.
+    This function searches the stack. A wrapper around the loader cannot be used instead, because its calls
+    would be counted as Python calls.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -268,9 +274,9 @@ def _is_loading() -> bool:
 def entered(
     owner: Any, name: str, context: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """Run each call of a method in a context, inside the `with` block.
+    """Inside the `with` block, run each call of a method in a context of its own.
 
-    `context` returns the context manager for the arguments of a call.
+    `context` gets the arguments of the call, and returns a context manager for it.
     """
     method = getattr(owner, name)
     own = vars(owner).get(name)

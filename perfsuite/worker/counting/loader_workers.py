@@ -1,7 +1,8 @@
 """Count the work of a `DataLoader`'s worker process for a batch, and pass it to the rank. Imports torch.
 
-Every worker, however it is started, makes batches with the `fetch` method of one of two private classes of
-torch. torchdata's StatefulDataLoader uses them as well. If torch lacks them, workers are not counted.
+All workers, however they are started, make batches with the `fetch` method of one of two private classes of
+torch. The workers of torchdata's StatefulDataLoader do so too. If torch does not have these classes, workers
+are not counted.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from perfsuite.worker.counting.steps import leave
 
 OPERATORS_IN = 2
 CALLS_IN = 3
-"""Numbers (from 1) of the batches in which a worker's operators and Python calls are counted. The first batch
-is not counted, because it opens files and fills caches."""
+"""A worker's operators are counted in its second batch, and its Python calls in its third batch. The first
+batch is not counted, because it opens files and fills caches."""
 
 
 def watch(run_dir: RunDir) -> None:
-    """Count the batches of this process if it is a loader's worker, and of workers that it forks."""
+    """Count batches of loader workers: of this process if it is a worker, and of workers that it forks."""
     counting = _Counting(run_dir)
     for name in ("MapDatasetFetcher", "IterableDatasetFetcher"):
         fetcher = private.or_none(name)
@@ -47,7 +48,7 @@ def watch(run_dir: RunDir) -> None:
 
 
 def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
-    """Return the total work of these workers for a batch.
+    """Return the total work of these workers, with one batch of each.
 
     Returns None if there are no workers, or if one of them was not counted.
     """
@@ -80,7 +81,7 @@ def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., An
 def _is_first_worker() -> bool:
     """Return whether this process is the first worker of a loader.
 
-    This is a separate function because its calls would be counted if `watched` made them itself.
+    This is a separate function. If `watched` contained this code, the calls in it would be counted.
     """
     worker = get_worker_info()
     return worker is not None and worker.id == 0
@@ -96,7 +97,7 @@ class _Counting:
         self._python = PythonCounter(lambda: "forward")
 
     def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
-        """Make a batch, and count it if it is one of the two to be counted. Raises only errors of `fetch`."""
+        """Make a batch, and count its work if this is batch 2 or 3. Raises only the errors of `fetch`."""
         self._made += 1
         if self._made == 1:
             _leave_counters_of_the_rank()
@@ -117,7 +118,7 @@ class _Counting:
         python = self._python.result()
         if python is not None and self._operators.is_whole:
             batch = WorkerBatch(python=python, ops=dict(sorted(self._operators.calls.items())))
-            with contextlib.suppress(Exception):  # for example a full disk; the batch is then not counted
+            with contextlib.suppress(Exception):  # if the disk is full, for example, nothing is counted
                 documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
 
 
@@ -141,7 +142,10 @@ class _Operators(TorchDispatchMode):
 
 
 def _leave_counters_of_the_rank() -> None:
-    """Drop inherited counters, if this process was forked in a counted step or a search for a loader."""
+    """Drop the counters that this process inherited if it was forked while they were active.
+
+    They are active in a counted step, and during a search for a loader.
+    """
     for mode in current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):
             leave(mode)

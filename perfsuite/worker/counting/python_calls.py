@@ -19,16 +19,16 @@ from perfsuite.results.counts import OUTSIDE_OF_STEPS, Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = f"{Path(__file__).parents[2]}{os.sep}"
-# File whose functions are not counted. The calls that they make are not counted either.
+# The functions in this file are not counted, and neither are the calls that they make.
 COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
-"""Functions that are not counted. The calls that they make are not counted either. torch calls the first one
-for each operator under a dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of addresses
-collide, which depends on chance."""
-WRAPPER = "watched"  # name of our wrappers that notice the calls of a function of the training
+"""These functions are not counted, and neither are the calls that they make. torch calls the first one for
+each operator, but only under a dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of two
+addresses are the same by chance."""
+WRAPPER = "watched"  # name of all our wrappers around functions that the training calls
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)
-LEAST = 0.001  # share of all calls below which a function is not listed by name
+LEAST = 0.001  # a function is listed by name only if it has at least this share of all calls
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -47,16 +47,16 @@ def _calls_for_us(frame: FrameType) -> bool:
 class PythonCounter:
     """Counts the Python calls of steps.
 
-    The result of the second step contains only the calls that the first step made as well, because calls in
-    only one of the two steps are made once or irregularly. The results of the first step, and of the third
-    and later steps, contain all calls except imports, so that calls in every n-th step are seen.
+    The result of the second step contains only the calls that the first step made as well. If a call is in
+    only one of the two, it is made once or irregularly. The results of all other steps contain all calls
+    except imports, so that calls in every n-th step are seen.
 
-    The following calls are not counted: perfsuite's functions and their direct calls, finalizers that
-    Python's garbage collector runs, and calls inside operators. Before Python 3.12, other threads, such as
-    the one in which autograd runs hooks on a GPU, are not counted either.
+    The following calls are not counted: calls of perfsuite's functions, calls that these make directly, calls
+    by finalizers that Python's garbage collector runs, and calls inside operators. Before Python 3.12, calls
+    in other threads are not counted either, for example in the thread in which autograd runs hooks on a GPU.
 
-    `phase` returns the current phase of the step. `hidden` has the path prefixes of files whose functions,
-    and everything that they call, are not counted.
+    `phase` returns the current phase of the step. `hidden` contains prefixes of paths. Functions in these
+    files are not counted, and nothing that they call is counted.
     """
 
     def __init__(self, phase: Callable[[], Phase], hidden: tuple[str, ...] = ()) -> None:
@@ -79,7 +79,7 @@ class PythonCounter:
         """End a step."""
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
-        # Our profile function was removed, or another one was added.
+        # If this is true, our profile function was removed, or another one was added.
         if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
         self._steps.append(self._calls)
@@ -94,7 +94,7 @@ class PythonCounter:
                 self._watch.resume()
 
     def result(self) -> PythonCalls | None:
-        """Return the calls of the last step; None if the user's profiler was active or counting failed."""
+        """Return the calls of the last step, or None if a user's profiler was active or counting failed."""
         if not self._is_whole or not self._steps:
             return None
         counted = self._steps[-1]
@@ -122,7 +122,7 @@ class PythonCounter:
             self._watch.resume()
 
     def _see(self, frame: FrameType) -> bool:
-        """Count a call. Returns True if the function's own calls are not counted either."""
+        """Count a call of a function. Return True if neither it nor the calls that it makes are counted."""
         code = frame.f_code
         caller = frame.f_back
         if code.co_name in NOT_SEEN or code.co_filename.startswith(self._hidden):
@@ -136,7 +136,7 @@ class PythonCounter:
 
 
 def outside_of_steps(calls: Mapping[tuple[str, str], int]) -> PythonCalls:
-    """Return the calls that one thread made outside of steps. `calls` has the number of calls by function."""
+    """Return the calls that one thread made outside of steps. `calls` maps (module, name) to a number."""
     functions = Counter[str]()
     for (module, name), count in calls.items():
         functions[f"{module}.{name}"] += count
@@ -156,8 +156,8 @@ class _Profile:
 
     def __init__(self, see: Callable[[FrameType], bool]) -> None:
         self._see = see
-        self._hook = self._event  # one bound method, so that it can be recognised
-        self._ours: FrameType | None = None  # the frame of an uncounted call, until it returns
+        self._hook = self._event  # keep one bound method, so that it can be recognised
+        self._ours: FrameType | None = None  # while an uncounted call runs: its frame
 
     def start(self) -> bool:
         self._ours = None
@@ -169,7 +169,7 @@ class _Profile:
         return self.pause()
 
     def pause(self) -> bool:
-        """Pause reporting in this thread. Returns whether it was active."""
+        """Pause reporting in this thread. Return whether it was active."""
         if sys.getprofile() is not self._hook:
             return False
         sys.setprofile(None)
@@ -187,9 +187,9 @@ class _Profile:
 
 
 def leave_monitoring() -> bool:
-    """Release `sys.monitoring`. A process that was forked in a counted step must do this as well.
+    """Release `sys.monitoring`. A process that was forked in a counted step must also call this.
 
-    Returns whether this process had claimed it.
+    Returns whether this process had claimed `sys.monitoring`.
     """
     if MONITORING is None or MONITORING.get_tool(MONITORING.PROFILER_ID) != OURS:
         return False
@@ -202,7 +202,7 @@ class _OfThread(threading.local):
     """The state of one thread."""
 
     paused = 0  # number of our running functions that have paused reporting
-    ours: FrameType | None = None  # the frame of an uncounted call, until it returns
+    ours: FrameType | None = None  # while an uncounted call runs: its frame
     is_collecting = False
 
 
@@ -223,7 +223,7 @@ class _Monitoring:
         self._thread.is_collecting = value
 
     def start(self) -> bool:
-        """Start reporting calls. Returns False if another tool has the tool id."""
+        """Start reporting calls. Return False if another tool uses the tool id."""
         if MONITORING.get_tool(MONITORING.PROFILER_ID) is not None:
             return False
         events = MONITORING.events
@@ -262,7 +262,7 @@ class _Monitoring:
             thread.ours = None
 
 
-HOOKS: tuple[Any, ...] = (  # functions that run while calls are watched
+HOOKS: tuple[Any, ...] = (  # functions of this module that run while calls are counted
     *(PythonCounter._see, PythonCounter._collecting, PythonCounter.unseen, _is_ours, _calls_for_us),
     *(_Profile.pause, _Profile.resume, _Profile._event),
     *(_Monitoring.pause, _Monitoring.resume, _Monitoring._called, _Monitoring._returned),

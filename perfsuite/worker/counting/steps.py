@@ -56,12 +56,12 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
 class Counting:
     """Keeps a `StepCounter` active in some steps, but not between steps.
 
-    The rank calls `before_optimizer_step` before each optimizer step, `end_step` as the first thing when a
-    step has ended, and `begin_step` as the last thing before the next step begins. `model` returns the
-    trained model, and is called between steps. `listener` is shown the calls of the counted steps.
+    The rank calls `before_optimizer_step` before each optimizer step. When a step has ended, it calls
+    `end_step` before anything else. Just before the next step begins, it calls `begin_step`. `model` is
+    called between steps, and returns the trained model. `listener` is notified of the calls in counted steps.
 
-    Errors never reach the training: they become notes. Only the constructor raises `PrivateNameError`, if
-    torch does not distinguish forward from backward.
+    Errors become notes, and never reach the training. There is one exception: the constructor raises
+    `PrivateNameError` if torch does not distinguish forward from backward.
     """
 
     def __init__(
@@ -69,35 +69,35 @@ class Counting:
     ) -> None:
         if not knows_backward():
             raise private.NAMES["current_graph_task"].missing()
-        # The counts of step `COUNTED_STEP`, with later steps; None if step `COUNTED_STEP` was not counted.
+        # The counts of step `COUNTED_STEP` and of later steps. None if step `COUNTED_STEP` was not counted.
         self.counts: Counts | None = None
-        self.notes: list[str] = []  # why a step was not counted, or why a norm was not read
+        self.notes: list[str] = []  # reasons why a step was not counted, or why a norm was not read
         self.steps = steps
         self.has_counted_late = False  # whether the late step was counted, which makes it slower
-        # Squared norm of this rank's gradients, as in `RankReport`.
+        # The squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
-        self.unclipped_squares: float | None = None  # squared norm of these gradients before clipping
-        # Number of other Python threads that computed in the reported step.
+        self.unclipped_squares: float | None = None  # the squared norm of these gradients before clipping
+        # The number of other Python threads that computed in the reported step.
         self.other_threads = 0
         self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
         self._model = model
         self._listener = listener
         self._watch: Watch | None = None
-        # The optimizers that have stepped. The first one is the clock, and can itself step other optimizers.
+        # The optimizers that have stepped. The first one is the clock. It can itself step the others.
         self._optimizers: list[Any] = []
         self._counter: StepCounter | None = None
         self._norm: NormBeforeClipping | None = None  # reads the norm in the reported step
         self._runs_closure = False  # whether the optimizer runs forward and backward itself
-        self._batches: Batches | None = None  # batches loaded before the first counted step
+        self._batches: Batches | None = None  # the batches that were loaded before the first counted step
         self._ended = 0
         self._modes = len_dispatch_stack()
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Record that an optimizer is about to step. The steps of the first optimizer are counted.
+        """Record that an optimizer is about to step. Only the steps of the first optimizer are counted.
 
-        `args` and `kwargs` are the arguments of the step as torch passes them to hooks, with the optimizer
-        itself as the first one.
+        `args` and `kwargs` are the arguments of the optimizer's `step`, as torch passes them to hooks. The
+        first of them is the optimizer itself.
         """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
@@ -119,7 +119,7 @@ class Counting:
             self.notes.append(norm.note)
 
     def rebuilt(self) -> None:
-        """Stop counting if a new optimizer replaces the first one early: its state is not recognised."""
+        """Stop counting if a new optimizer replaces the first one early. Its state is not recognised."""
         if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
 
@@ -134,7 +134,7 @@ class Counting:
         if not leave(self._counter):
             self._give_up("perfsuite's TorchDispatchMode was removed during the step")
             return
-        if in_backward():  # autograd restores the modes that were active when its backward began
+        if in_backward():  # autograd will restore the dispatch modes that were active when backward began
             self._give_up(IN_BACKWARD)
             return
         counts = self._counter.end_step(self._ended)
@@ -166,16 +166,17 @@ class Counting:
         )
         if hidden:
             self.notes.append(f"step {counts.step} was not counted: {'; '.join(hidden)}")
-        elif self._ended == self.steps.late:  # storages from before this step are not known
+        elif self._ended == self.steps.late:  # older storages are not known, so leave the memory out
             self.counts = reported.with_step(counts.replace(memory=None))
         else:
             self.counts = reported.with_step(counts)
 
     def _read_late(self) -> None:
         """Read the norms that were not available before the optimizer's step."""
-        if self._norm is not None and self._runs_closure:  # a closure leaves the gradients that it used
+        if self._norm is not None and self._runs_closure:  # the closure has computed the gradients by now
             self._read_norm(self._norm)
-        # An engine can free the gradients but still know their norm before clipping, without fp16's scale.
+        # Even if an engine has freed the gradients, it can know their norm before clipping. This norm does
+        # not include fp16's loss scale.
         norm = engines.gradient_norm(self._optimizers[0])
         if norm is not None:
             self.gradient_squares = self.unclipped_squares = norm**2
@@ -195,7 +196,7 @@ class Counting:
                 self._counter.memory.received(storage)
         if self._counter is None:
             return
-        if in_backward():  # autograd removes modes that are entered in backward
+        if in_backward():  # autograd would remove a mode that is entered now
             self._give_up(IN_BACKWARD)
         elif len_dispatch_stack() != self._modes:
             self._give_up("the training has its own TorchDispatchMode around its optimizer's step")
@@ -208,9 +209,9 @@ class Counting:
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
-        """Return the counts, after the last step. A compiled model's memory is not seen, and is left out."""
+        """Return the counts after the last step. For a compiled model, memory is left out: it is not seen."""
         self.abandon()  # in case fewer steps were taken than planned
-        try:  # torch may lack a private name
+        try:  # a private name of torch might be missing
             compiled = software.compiled_counts()
         except Exception as error:
             self.notes.append(
@@ -229,7 +230,7 @@ class Counting:
         return [] if batches is None else batches.end()
 
     def _give_up(self, why: str) -> None:
-        """Stop counting. The counts of earlier steps are kept, but not the counts of the running step."""
+        """Stop counting. Keep the counts of earlier steps, but not those of the running step."""
         if self.counts is None:
             self.notes.append(f"the work of a step was not counted: {why}")
         else:
@@ -255,8 +256,9 @@ class Counting:
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
     """Return the memory of a step, or the memory of the reported step if the two hardly differ.
 
-    A training run that keeps its losses uses a few more bytes in each step. This hides at most half of the
-    threshold for a verdict, so two launches together do not hide more than the threshold.
+    They hardly differ, for example, in a training run that keeps its losses, which uses a few more bytes in
+    each step. A launch hides at most half of the threshold for a verdict, so that two launches together hide
+    at most the threshold.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory
@@ -270,7 +272,7 @@ def _without_memory(counts: Counts) -> Counts:
 
 
 def warm_up() -> None:
-    """Count a tiny step, to load the code for counting before the host's memory baseline is read."""
+    """Count a tiny step. This loads the code for counting before the host's memory is first read."""
     weight = torch.nn.Parameter(torch.ones(8, 8))
     optimizer = torch.optim.AdamW([weight])
     counter = StepCounter([optimizer])
@@ -282,7 +284,7 @@ def warm_up() -> None:
 
 
 def leave(counter: StepCounter) -> bool:
-    """Leave the counter's mode, even if it is below other modes. Returns whether it was active."""
+    """Leave the counter's mode, even if it is below other modes. Return whether it was still active."""
     if not counter.is_entered:
         return False
     was_there = any(mode is counter for mode in current_dispatch_mode_stack())
@@ -294,5 +296,5 @@ def leave(counter: StepCounter) -> bool:
     counter.__exit__(None, None, None)
     for mode in reversed(above):
         push_mode(mode)
-    # False if the mode was entered in a backward that has ended: autograd removes such modes.
+    # This is False if the mode was entered in a backward that has ended, because autograd removes such modes.
     return was_there

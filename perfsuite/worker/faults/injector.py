@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.clock.recorder import Recorder
 
-# Index of the step that is observed. A structural fault begins after it.
+# The index of the step that is observed. A structural fault begins after this step.
 STRUCTURAL_AFTER = 1
 BREAKDOWNS = ("crash", "exit", "oom", "hang")
-"""The faults that make the last rank fail in a step."""
+"""The faults with which the last rank fails in a step."""
 
 
 class Injector:
     """Injects one fault into one rank.
 
-    `training` returns the model and the optimizer; None stands for a model or optimizer that does not exist.
-    `on_reached` is called in the last rank before a fault ends the launch.
+    `training` returns the model and the optimizer, or None for one that does not exist. In the last rank,
+    `on_reached` is called before a fault ends the launch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Injector:
                     time.sleep(1)
 
     def report(self, report: RankReport) -> RankReport | None:
-        """Return the report that the rank writes under this fault; None if it writes no report."""
+        """Return the report that the rank writes with this fault, or None if it writes no report."""
         memory = report.memory
         match self.fault.kind:
             case "nan":

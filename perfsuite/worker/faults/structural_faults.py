@@ -1,4 +1,4 @@
-"""Change the work of a training step, like a mistake in the code of the training.
+"""Change the work of a training step in the same way as a mistake in the training's code would.
 
 docs/evidence/faults.md lists the faults. A fault begins with the first counted step.
 """
@@ -37,7 +37,7 @@ AVERAGED = 0.999  # share of the moving average that each step keeps
 
 
 class _Misfit(Exception):
-    """The reason why a fault changes nothing here."""
+    """The reason why a fault would change nothing in this training."""
 
 
 def begin(kind: Structural, model: nn.Module | None, optimizer: Optimizer | None) -> None:

@@ -16,7 +16,7 @@ from perfsuite.results.rank_report import REPLAYED
 from perfsuite.worker.hooks.named import wrap_method
 
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # names of DeepEP's classes
-# Name prefixes of the methods of these classes that communicate.
+# Prefixes of the names of those methods that communicate.
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
 
 STALLING = (  # functions that make the host wait for the device, or that training does not need
@@ -31,9 +31,9 @@ STALLING = (  # functions that make the host wait for the device, or that traini
     "gc.collect",
 )
 
-seen: Counter[str] = Counter()  # number of calls with hidden work since `watch`, by the message about them
-started_threads = 0  # number of Python threads that were started since `watch`, without those of perfsuite
-stalls: Counter[str] = Counter()  # number of calls of `STALLING` functions since `watch`, by function
+seen: Counter[str] = Counter()  # message about hidden work -> number of such calls since `watch`
+started_threads = 0  # number of Python threads started since `watch`, without those of perfsuite
+stalls: Counter[str] = Counter()  # function in `STALLING` -> number of its calls since `watch`
 
 
 def watch() -> None:
@@ -54,7 +54,7 @@ def _count_thread(thread: threading.Thread) -> None:
 
 
 def watch_packages() -> None:
-    """Notice the messages of packages that communicate without torch, if these are already imported."""
+    """Notice the messages of packages that communicate without torch, if they are already imported."""
     package = sys.modules.get("deep_ep")
     for kind in (getattr(package, name, object) for name in BUFFERS):
         for name, method in [*vars(kind).items()]:

@@ -15,9 +15,9 @@ Action = Callable[[ModuleType], object]
 class AfterImport:
     """A finder that delegates to the other finders, and calls an action after a watched module was executed.
 
-    At that time, nobody has imported a name from the module yet. Errors in actions never reach the importer.
-    The functions in `before` are called with the name of a module before it is executed, and may `add`
-    actions.
+    When an action runs, nobody has imported a name from the module yet. Errors in actions never reach the
+    importer. A function in `before` is called with the name of its module before the module is executed. It
+    can `add` actions.
     """
 
     def __init__(
@@ -27,13 +27,13 @@ class AfterImport:
         *,
         before: Mapping[str, Callable[[str], object]] = MappingProxyType({}),
     ) -> None:
-        self._actions = dict(actions)  # by the name of a module that has not been imported yet
-        self._before = dict(before)  # by the name of a module whose import has not begun yet
+        self._actions = dict(actions)  # a module that has not been imported yet -> action
+        self._before = dict(before)  # a module whose import has not begun yet -> function
         self._on_error = on_error
         self._asking = threading.local()
 
     def begin(self) -> None:
-        """Run the actions of modules that are already imported, and wait for the other modules."""
+        """Run the actions of modules that are already imported. Wait for the imports of the other modules."""
         for name in [*self._before]:
             if name in sys.modules:
                 self._begins(name)
@@ -42,15 +42,15 @@ class AfterImport:
             sys.meta_path.insert(0, self)
 
     def add(self, actions: Mapping[str, Action]) -> None:
-        """Add actions. They run now if their module is already imported, and otherwise after its import."""
+        """Add actions. An action runs now if its module is already imported, otherwise after the import."""
         self._actions.update(actions)
         self.look()
 
     def look(self) -> None:
         """Run the actions of modules that have been imported by now.
 
-        Call this again later. When torch has been imported, a library that imports torch is still being
-        imported, and Python does not ask this finder for that library again.
+        Call this again later. Suppose that a library imports torch. When torch has been imported, the import
+        of the library is still running, and Python does not ask this finder for the library again.
         """
         for name in [*self._actions]:
             module = sys.modules.get(name)
@@ -66,7 +66,7 @@ class AfterImport:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the other finders' spec for a watched module, and None for all other modules."""
-        # Another finder can ask all finders again, including this one.
+        # Do nothing if another finder asks all finders, including this one, while this one waits for it.
         is_watched = name in self._actions or name in self._before
         if not is_watched or getattr(self._asking, "now", False):
             return None
@@ -79,9 +79,9 @@ class AfterImport:
             spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 self._act_around(spec.loader, name)
-            elif spec is not None:  # a folder without `__init__.py`, in which nothing is executed
+            elif spec is not None:  # a folder without `__init__.py`, for which nothing is executed
                 self._begins(name)
-        except Exception as error:  # Python then asks the other finders
+        except Exception as error:  # return None, so that Python asks the other finders
             self._on_error(error)
             return None
         finally:

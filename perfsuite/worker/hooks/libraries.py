@@ -1,7 +1,7 @@
 """Look up how frameworks describe the libraries that this process imports (`frameworks.base.Library`).
 
-A framework is loaded only when the process has imported the library of the same name. Results are cached,
-because the clock uses them in each step of training. Imports no torch.
+A framework is loaded only after the process has imported the library of the same name. Results are cached,
+because the clock uses them in each training step. Imports no torch.
 """
 
 import functools
@@ -16,12 +16,12 @@ from perfsuite.frameworks.base import Framework, Library
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return the names of all frameworks, which are the names of their libraries' modules as well."""
+    """Return the names of all frameworks. The modules of their libraries have the same names."""
     return tuple(extensions.names(FRAMEWORKS))
 
 
 def of(name: str) -> Library | None:
-    """Return the library that the framework `name` describes; None if it describes no library.
+    """Return the library that the framework `name` describes, or None if it describes no library.
 
     Raises `ExtensionError` if the framework is broken.
     """
@@ -32,7 +32,7 @@ def of(name: str) -> Library | None:
 def imported() -> list[Library]:
     """Return the libraries that are imported and that a framework describes.
 
-    A broken framework of another package is left out. The hooks that wait for its library report it.
+    If a framework of another package is broken, it is left out. Hooks that wait for its library report it.
     """
     libraries = [framework.library for framework in _imported_frameworks()]
     return [library for library in libraries if library is not None]
@@ -52,7 +52,7 @@ def _imported_frameworks() -> list[type[Framework]]:
 
 @functools.cache
 def _usable_framework(name: str) -> type[Framework] | None:
-    """Return the framework of this name; None if it is broken. A broken framework is not imported again."""
+    """Return the framework of this name, or None if it is broken. It is imported only once."""
     try:
         return _framework(name)
     except ExtensionError:
@@ -60,6 +60,6 @@ def _usable_framework(name: str) -> type[Framework] | None:
 
 
 def _framework(name: str) -> type[Framework] | None:
-    """Return the framework of this name; None if it only has options."""
+    """Return the framework of this name, or None if its class has only options, and cannot run cases."""
     framework = framework_class(name)
     return framework if framework is not None and issubclass(framework, Framework) else None

@@ -17,8 +17,9 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 class NamedFunction:
     """A function that a case names as `module:name`. It is wrapped as soon as the script has defined it.
 
-    `train:Loader.next_batch` names a method. If the name is a class, the first of `methods` that the class
-    has is wrapped. If `methods` is empty, a class is not accepted.
+    A method can also be named, as in `train:Loader.next_batch`. If the name is that of a class, one of its
+    methods is wrapped: the first of `methods` that the class has. If `methods` is empty, a class is not
+    accepted.
     """
 
     def __init__(self, name: str, wrap: Wrap, methods: Sequence[str] = ()) -> None:
@@ -29,10 +30,10 @@ class NamedFunction:
         self._wrap = wrap
         self._methods = methods
         self._is_of_main = False  # whether the module is the script itself
-        self._binding: tuple[Any, Any] = (None, None)  # the module and the object of `is_rebound`
+        self._binding: tuple[Any, Any] = (None, None)  # the module and the object seen by `is_rebound`
 
     def look(self) -> bool:
-        """Look for the function, and wrap it if it exists. Returns whether it has been found."""
+        """Look for the function, and wrap it if it exists. Return whether it has been found."""
         if self.is_found:
             return True
         owner = self._owner(self._imported())
@@ -61,10 +62,11 @@ class NamedFunction:
         return True
 
     def is_rebound(self) -> bool:
-        """Return whether the name has been bound to another object since the last call.
+        """Return whether the name has been bound to another object since the last time.
 
-        Of a dotted name, this is the first part. A module without this name may provide it through its
-        `__getattr__`. The check is cheap, because it runs at every call of the start-up.
+        For a dotted name, only the first part is checked. If the module does not have the name, the module's
+        `__getattr__` is checked instead, because it might provide the name. This method must be fast, because
+        it runs at every call of the start-up.
         """
         module = self._imported()
         if module is None:
@@ -80,11 +82,11 @@ class NamedFunction:
         return True
 
     def forget_binding(self) -> None:
-        """Release the object that `is_rebound` has seen, which can be large."""
+        """Release the object that `is_rebound` has kept, because it can be large."""
         self._binding = (None, None)
 
     def module_may_be_main(self) -> None:
-        """Check whether the module is the script itself. multiprocessing might have replaced `__main__`."""
+        """Check again whether the module is the script itself: multiprocessing can replace `__main__`."""
         self._is_of_main = self.module in _names_of_main()
 
     @property
@@ -100,7 +102,7 @@ class NamedFunction:
         self.check_name()
 
     def why_not_found(self) -> str | None:
-        """Return why the function has not been found yet; None if it has."""
+        """Return why the function has not been found yet, or None if it has been found."""
         if self.is_found:
             return None
         module = self._imported()
@@ -115,7 +117,7 @@ class NamedFunction:
         return sys.modules.get("__main__" if self._is_of_main else self.module)
 
     def _owner(self, module: Any) -> Any:
-        """Return the module or class that has the function; None if nothing has it."""
+        """Return the module or class that has the function, or None if nothing has it."""
         *parents, name = self.path.split(".")
         owner = functools.reduce(lambda holder, parent: getattr(holder, parent, None), parents, module)
         return owner if hasattr(owner, name) else None
@@ -124,17 +126,19 @@ class NamedFunction:
 class Search:
     """Finds named functions after the script has defined them, and before it calls them.
 
-    Only a profile function can run between a definition in `__main__` and the first call. It makes all Python
-    code slower, so it is removed while other modules are imported, and for good when all functions are found
-    or the first step begins. The functions are only looked for when a name is bound to another object.
+    If a function is defined in `__main__`, only a profile function can run between its definition and its
+    first call. A profile function makes all Python code slower. It is therefore removed while other modules
+    are imported. It is removed for good when all functions are found, or when the first step begins. The
+    profile function looks for the functions only if a name has been bound to another object.
     """
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
         self._missing = [*named]
-        self._is_searching = False  # whether the profile function is set, or removed during an import
+        self._is_searching = False  # whether the search is running, also while an import removes its function
         self._is_over = False  # whether the first step has begun
-        # The profile function that the search replaces. It is our own: it counts the calls of the start-up.
+        # The profile function that the search replaces, if any. It is our own, and counts the start-up's
+        # calls.
         self._before: Any = None
 
     def begin(self) -> None:
@@ -159,12 +163,12 @@ class Search:
                 named.forget_binding()
 
     def look_late(self) -> list[NamedFunction]:
-        """Look for the functions that are still missing. Returns the ones that it finds."""
+        """Look for the functions that are still missing. Return those that are found now."""
         missing = [named for named in self.named if not named.is_found]
         return [named for named in missing if named.look()]
 
     def look(self) -> bool:
-        """Look for the functions that are still missing. Returns whether all have been found."""
+        """Look for the functions that are still missing. Return whether all have been found."""
         self._missing = [named for named in self._missing if not named.look()]
         return not self._missing
 
@@ -181,9 +185,10 @@ class Search:
         if self._before is not None:
             self._before(frame, event, argument)
         try:
-            if event == "call" and frame.f_code.co_name == "<module>":  # this can be the script, in `runpy`
+            # The module that begins to run can be the script itself, if `runpy` runs it.
+            if event == "call" and frame.f_code.co_name == "<module>":
                 self._find_main()
-            # Another thread can have ended the search.
+            # Check `_is_over`, because another thread might have ended the search.
             is_over = self._is_over or (any(map(NamedFunction.is_rebound, self._missing)) and self.look())
         except Exception:  # an error must not end the script; `end` tries again
             is_over = True
@@ -191,10 +196,11 @@ class Search:
             self._unhook()
 
     def around_import(self, name: str) -> Callable[[], None] | None:
-        """Begin to import a module. Returns the function that ends the import, if there is something to do.
+        """Set or remove the profile function when an import begins.
 
-        Only the script itself and the named modules can define a named function, so the profile function is
-        removed while other modules are imported.
+        Only the script itself and the named modules can define a named function. So the profile function is
+        removed while other modules are imported. If this call changes something, it returns a function that
+        undoes the change at the end of the import.
         """
         if not self._is_searching:
             return None
@@ -206,7 +212,7 @@ class Search:
         return lambda: self._turn(is_looking)
 
     def _turn(self, is_on: bool) -> None:
-        """Set or remove the profile function, unless the script has set its own one."""
+        """Set or remove the profile function, unless the script has set a profile function of its own."""
         profiler = sys.getprofile()
         if is_on and self._is_searching and profiler in (None, self._before):
             sys.setprofile(self._look_in_a_call)
@@ -215,10 +221,10 @@ class Search:
 
 
 def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
-    """Wrap a function of a class, module or object. A static method or class method remains one."""
+    """Wrap a function of a class, module or object. Static methods and class methods keep their kind."""
     function = getattr(owner, name)
-    # `getattr` on a class returns a static method as a plain function, and a class method as a bound one. If
-    # a wrapper of such a function were set on the class, the instance would be passed as an extra argument.
+    # `getattr` on a class returns a static method as a plain function, and a class method as a bound method.
+    # If a wrapper around these were set on the class, it would get the instance as an additional argument.
     as_defined = inspect.getattr_static(owner, name, None) if isinstance(owner, type) else None
     if isinstance(as_defined, staticmethod | classmethod):
         setattr(owner, name, type(as_defined)(wrap(as_defined.__func__)))
@@ -227,7 +233,7 @@ def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
 
 
 def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:
-    """Replace a function in its module, and in modules that have used `from module import name`."""
+    """Replace a function in its module, and in all modules that have used `from module import name`."""
     for module in (owner, *list(sys.modules.values())):
         try:
             names = object.__getattribute__(module, "__dict__")  # `getattr` would load a lazy module
@@ -238,7 +244,7 @@ def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> No
 
 
 def _names_of_main() -> tuple[str | None, ...]:
-    """Return the names of the script's own module: `__main__`, the name of its file, and `python -m NAME`."""
+    """Return all names of the script's module: `__main__`, its file's name, and NAME in `python -m NAME`."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     return ("__main__", Path(getattr(main, "__file__", None) or "").stem, getattr(spec, "name", None))

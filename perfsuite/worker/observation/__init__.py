@@ -1,1 +1,1 @@
-"""Observe the training in a process: its model, optimizers, and the settings that are really in effect."""
+"""Observe the training in a process: the model, the optimizers, and the settings that are in effect."""

@@ -1,9 +1,9 @@
 """Read the choices of torch.compile's autotuning from the files of inductor's cache. Imports no torch.
 
-The files are private to torch (seen in 2.13). There is one file for the configuration of each Triton kernel
-(`torch/_inductor/runtime/autotune_cache.py`). The files in the directory `cache` have the times of the
-candidates for each matrix product (`PersistentCache` in `torch/_inductor/codecache.py`). Files in another
-format are ignored.
+The files are private to torch (seen in 2.13). Each tuned Triton kernel has a file with its configuration
+(`torch/_inductor/runtime/autotune_cache.py`). For matrix products, files in the directory `cache` contain the
+times of all candidates (`PersistentCache` in `torch/_inductor/codecache.py`). Files in another format are
+ignored.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ LONGEST = 100  # maximum length of a choice, in characters
 
 
 def choices(cache: Path) -> dict[str, str]:
-    """Return the choice for each tuned kernel, by kernel name; empty if no kernel was tuned.
+    """Return the choice for each tuned kernel. The keys are the names of the kernels.
 
-    `cache` is inductor's directory. A kernel that was tuned in two launches has the same name in both.
+    `cache` is inductor's directory. If a kernel was tuned in two launches, it has the same name in both.
     """
     of_triton = (_of_triton(file) for file in cache.glob("*/*.best_config"))
     of_products = (_of_products(file) for file in cache.glob("cache/*"))

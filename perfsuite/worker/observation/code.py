@@ -14,18 +14,19 @@ STANDARD_LIBRARY = tuple(
 )
 PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 GENERATED = f"{os.sep}{CACHES}{os.sep}"
-"""Part of the path of each file that a compiler generated in this session."""
+"""This is a part of the paths of all files that a compiler generated in this session."""
 
 
 def digest(started_at: float | None) -> str | None:
     """Return a digest of all imported modules and loaded libraries: 12 hexadecimal digits.
 
     The digest covers the content of Python files, and the size and modification time of compiled libraries.
-    It does not cover the directories of the files. The standard library is left out, because its version is
-    recorded. Files that compilers generated in the session's caches are left out as well.
+    It does not depend on the directories of the files. The standard library is left out, because its version
+    is recorded. Files that compilers generated in the session's caches are left out as well.
 
-    `started_at` is the time when the process started, in seconds since the epoch. Returns None if it is
-    unknown, if a file cannot be read, or if a Python file changed later. Takes less than a second.
+    `started_at` is the time at which the process started, in seconds since the epoch. The result is None if
+    this time is unknown, if a file cannot be read, or if a Python file has changed since then. The function
+    takes less than a second.
     """
     if started_at is None:
         return None
@@ -64,5 +65,5 @@ def _libraries() -> Iterator[tuple[str, str]]:
 
 
 def _is_of_standard_library(path: str) -> bool:
-    """Return whether a file belongs to Python. Packages can be installed below the standard library."""
+    """Return whether a file belongs to Python itself, and not to a package in the same directory."""
     return path.startswith(STANDARD_LIBRARY) and not any(folder in path for folder in PACKAGES)

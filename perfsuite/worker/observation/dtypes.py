@@ -18,9 +18,10 @@ from perfsuite.worker.observation.replicas import local
 def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
     """Return how many elements of each dtype this rank holds, for parameters, gradients and so on.
 
-    Call this just before any step of `optimizer` except its first. An optimizer might step its own fp32
-    copies instead of the model's parameters. Scalars, such as the number of steps, are left out.
-    `linear_layers` has the number of weights by the dtype in which linear layers computed in this step.
+    Call this just before a step of `optimizer`, but not before its first step. Stepped weights are listed
+    separately, because an optimizer can step its own fp32 copies instead of the model's parameters. Scalars,
+    such as the number of steps, are left out. `linear_layers` maps the dtype in which linear layers computed
+    in this step to the number of their weights.
     """
     parameters = list(model.parameters())
     stepped = parameters_of(optimizer)
@@ -49,7 +50,7 @@ def _elements(tensors: Iterable[Any]) -> dict[str, int]:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Yield the tensors inside a tensor.
+    """Yield the tensors of which a tensor consists.
 
     For example, torchao's 8-bit state claims to be float32, but consists of codes and scales.
     """

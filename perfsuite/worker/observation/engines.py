@@ -1,4 +1,4 @@
-"""Find the engines of libraries. An engine contains optimizers of torch, but its own steps are counted.
+"""Find the engines of libraries. An engine steps optimizers of torch, but its own steps are counted.
 
 Frameworks name the classes of engines (`perfsuite.frameworks.base.Engine`). Imports no torch.
 """
@@ -21,17 +21,17 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # the kinds of these engines, even of engines that are gone or incomplete
+_created: list[Engine] = []  # kinds of engines created since `watch`, even if they are gone or incomplete
 _imports: AfterImport | None = None
-notes: list[str] = []  # why some engines are not noticed
+notes: list[str] = []  # reasons why some engines are not noticed
 
 
 def watch() -> None:
     """Notice each engine that is created from now on.
 
-    Call this as soon as torch has been imported. The class of an engine is watched when its module has been
-    executed. A module that imports torch might still be executing, so call `look_again` later. An engine that
-    was created earlier is noticed at its first step.
+    Call this as soon as torch has been imported. The class of an engine is watched after its module has been
+    executed. If this module has imported torch, it is still being executed at that time, so call `look_again`
+    later. An engine that was created before its class is watched is noticed at its first step.
     """
     global _imports
     notes.clear()
@@ -67,7 +67,7 @@ def notice(engine: Engine, module: ModuleType) -> None:
 
     @functools.wraps(create)
     def watched(self: Any, *args: Any, **kwargs: Any) -> None:
-        _created.append(engine)  # even if the constructor fails, as in a dry run
+        _created.append(engine)  # record this even if the constructor fails, which happens in a dry run
         create(self, *args, **kwargs)
         _keep(self)
 
@@ -81,13 +81,13 @@ def _keep(engine: Any) -> None:
 
 
 def of(optimizer: Any) -> Any:
-    """Return the living engine that steps `optimizer`; None if there is none."""
+    """Return the living engine that steps `optimizer`, or None if there is none."""
     engine, _ = _engine_of(optimizer)
     return engine
 
 
 def gradient_norm(optimizer: Any) -> float | None:
-    """Return the gradient norm that the engine of `optimizer` knows; None without an engine or a norm."""
+    """Return the gradient norm that the engine of `optimizer` knows, or None without an engine or a norm."""
     engine, kind = _engine_of(optimizer)
     return None if kind is None else kind.gradient_norm(engine)
 
@@ -104,15 +104,15 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why an engine of this process cannot be used in a dry run; None if all engines can."""
+    """Return why an engine of this process cannot be used in a dry run, or None if all engines can be."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 
 def steps(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> bool:
     """Return whether a step of `optimizer` is part of an engine's step.
 
-    If so, `before` and `after` are called with `optimizer` before and after each later step of the engine.
-    Raises `MismatchError` if the library steps the optimizer outside of an engine's step.
+    If this is true, each later step of the engine calls `before` and `after` with `optimizer`. Raises
+    `MismatchError` if the library steps the optimizer outside of an engine's step.
     """
     return any(_is_part(kind, optimizer, before, after) for kind in _kinds())
 
@@ -133,7 +133,8 @@ def _is_part(
     callers = _callers(library)
     if not callers:
         return False
-    # Other objects of the library, such as wrappers of optimizers, can have a method of the same name.
+    # Check the class, because other objects of the library can have a method of the same name, for example
+    # wrappers of optimizers.
     of_kind = _class(kind) or ()
     steppers = (self_ for function, self_ in callers if function == kind.step)
     engine = next((self_ for self_ in steppers if isinstance(self_, of_kind)), None)
@@ -144,7 +145,7 @@ def _is_part(
             f"with another version of {library}, or without that library"
         )
     if engine is not None and kind.step not in vars(engine):
-        _created.append(kind)  # the engine might be older than `watch`
+        _created.append(kind)  # needed if the engine was created before `watch`
         _keep(engine)
         step = getattr(engine, kind.step)
 
@@ -169,7 +170,7 @@ def _callers(library: str) -> list[tuple[str, Any]]:
 
 
 def _is_of(library: str, module: object) -> bool:
-    """Return whether a module is in the library, or is the library itself (which can be a single file)."""
+    """Return whether a module is part of the library, or the library itself (which can be a single file)."""
     return isinstance(module, str) and (module == library or module.startswith(f"{library}."))
 
 
@@ -184,7 +185,7 @@ def _kinds() -> list[Engine]:
 
 
 def _class(engine: Engine) -> type | None:
-    """Return the class of an engine; None if its module is not imported."""
+    """Return the class of an engine, or None if its module is not imported."""
     module, _, name = engine.path.partition(":")
     kind = getattr(sys.modules.get(module), name, None)
     return kind if isinstance(kind, type) else None

@@ -16,8 +16,9 @@ def watch() -> None:
 def has_training_frozen() -> bool:
     """Return whether the training itself has frozen objects.
 
-    perfsuite compares the number of frozen objects with the number that were frozen before the training or by
-    `unfrozen`. If n of these are freed, n objects that the training froze go unnoticed.
+    This is only a comparison of numbers: of all frozen objects, and of those that were frozen before the
+    training or by `unfrozen`. If n of the latter are freed, n objects that the training froze are not
+    noticed.
     """
     return gc.get_freeze_count() > _not_by_training
 
@@ -27,7 +28,7 @@ def unfrozen(*, collects: bool) -> Iterator[None]:
     """Unfreeze all objects inside the `with` block, if any are frozen.
 
     Afterwards, all objects are frozen, because Python cannot freeze only some of them. With `collects`,
-    garbage is collected before that, because frozen garbage is never freed.
+    garbage is collected before the objects are frozen, because frozen garbage would never be freed.
     """
     global _not_by_training
     before = gc.get_freeze_count()

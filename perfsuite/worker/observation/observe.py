@@ -1,6 +1,6 @@
 """Observe the wrapper, sharding, dtypes, attention and versions that really run, and refuse any mismatch.
 
-Facts that only all ranks together can show are reported as `Evidence`.
+Some facts can be checked only by comparing ranks. They are reported as `Evidence`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 GRAPHS_NOT_OBSERVED = "not observed (torch does not count graphs)"
-# Observed for a model without attention, such as Mamba. It matches only a case with the default attention.
+# The value for a model without attention, such as Mamba. It matches only a case with the default attention.
 NO_ATTENTION = "none"
 ADAPTERS = ("trained", "lora", "adapters")
-FIELDS = {  # field of a script's case, by observed setting
+FIELDS = {  # observed setting -> field of a script's case
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
@@ -57,7 +57,7 @@ class Observer:
     _second_step: SecondStep  # set before the first optimizer step
 
     def __init__(self, case: Case, workload: Workload, *, has_values: bool = True) -> None:
-        """Observe the training of `workload`. `has_values` is False in a dry run: tensors have no values."""
+        """Observe the training of `workload`. `has_values` is False if tensors have no values (a dry run)."""
         self.case = case
         self._has_values = has_values
         self.workload = workload
@@ -80,8 +80,8 @@ class Observer:
             if self._has_values:
                 self._before = replicas.fingerprint(self.model)
                 self._collectives_before = replicas.collectives_begun()
-            # Hooks inside a compiled model would change its graphs. If it is unknown whether the model is
-            # compiled, it is treated as compiled.
+            # Hooks inside a compiled model would change its graphs. Treat the model as compiled if it is
+            # unknown whether it is.
             may_be_compiled = self.case.compile or software.compiled_graphs() != 0
             self._second_step = SecondStep(self.model, inside=not may_be_compiled)
             self.optimizer = optimizer
@@ -91,12 +91,12 @@ class Observer:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings that were observed in the second step; empty before that step."""
+        """The settings that were observed in the second step. Empty before that step."""
         return self._settings
 
     @property
     def steps_copies(self) -> bool:
-        """Whether none of the tensors that the optimizer steps is a parameter of the model."""
+        """Whether the optimizer steps only copies: tensors that are not parameters of the model."""
         if engines.of(self.optimizer) is not None:
             return False
         parameters = {id(p) for p in self.model.parameters()}
@@ -114,12 +114,12 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # A rank of FSDP1 might hold only frozen parameters, and those do not change.
+            # A rank of FSDP1 can hold only frozen parameters. Nothing then changes on this rank.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": _compiled(),
         }
         environment = software.environment(self.case.framework.packages)
-        # A script's attention kernel is not a setting: it depends on the padding of the second batch.
+        # A script's attention kernel is not a setting, because it depends on the padding of the second batch.
         if not self.case.framework.promises.builds_model:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
@@ -147,7 +147,8 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raise `MismatchError` if the training diverged or did not match the case."""
         infinite = [name for name, norm in self._after.items() if not math.isfinite(norm)]
-        # If the loss is known, the loss shows in which step the training diverged.
+        # If the loss is observed, do not report this here: the loss shows in which step the training
+        # diverged.
         if infinite and self.case.framework.promises.loss is None:
             raise MismatchError(
                 f"{infinite[0]} is {self._after[infinite[0]]} after the last step: the training diverged, so "
@@ -165,7 +166,7 @@ class Observer:
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
                 said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
-                if key not in ADAPTERS:  # their advice is long
+                if key not in ADAPTERS:  # the message about adapters is already long
                     said += " The measurements would not be those of this case."
                 raise MismatchError(said + self._advice(key))
 
@@ -209,7 +210,7 @@ class Observer:
         return expected
 
     def _recomputing(self, observed: str) -> str | None:
-        """Return how many blocks should be recomputed, such as `2 of 4`, according to the case.
+        """Return how many blocks should be recomputed according to the case, such as `2 of 4`.
 
         Returns None if this is unknown.
         """
@@ -218,8 +219,8 @@ class Observer:
         mode = self.case.activation_checkpointing
         count = len(self._second_step.forwards)
         if not self.case.model.config and not self.case.framework.promises.builds_model:
-            # Only the name of the model is known, so its real blocks might not be the ones that were found.
-            # The check is therefore only whether any block is recomputed.
+            # Only the name of the model is known, so the modules that were found might not be its blocks. So
+            # check only whether any of them is recomputed.
             if not count:
                 return None
             if (mode != "none") == (not observed.startswith("0 of ")):
@@ -258,9 +259,9 @@ class Owners(nn.ModuleList):
 
 
 def owner(optimizer: Any) -> nn.Module:
-    """Return the outermost living module with all parameters of `optimizer`: the wrapped model.
+    """Return the outermost living module that has all parameters of `optimizer`: the wrapped model.
 
-    If no module has all parameters, return a few modules that have all of them together, as `Owners`. If the
+    If no module has all of them, return a few modules that together have all parameters, as `Owners`. If the
     optimizer updates copies of parameters, which belong to no module, return the modules with the original
     parameters.
     """
@@ -272,7 +273,7 @@ def owner(optimizer: Any) -> nn.Module:
     owners = []
     if not any(owned.values()):
         owned.clear()
-        gc.collect()  # a model that the training has dropped owns nothing
+        gc.collect()  # a model that the training has dropped must not count as living
         owners = _copied(optimizer, living(nn.Module))
     missing = set() if owners else set(wanted)
     while missing:
@@ -292,10 +293,10 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the outermost modules whose parameters `optimizer` might step as copies. Empty without any.
+    """Return the outermost modules whose parameters `optimizer` might update through copies. Can be empty.
 
-    Copies can be fp32 master weights, or this rank's shard of them, as in Megatron's distributed optimizer.
-    The copies therefore do not have more elements than the trained parameters. A module is left out if an
+    Copies can be fp32 master weights, or this rank's shard of them (in Megatron's distributed optimizer).
+    Copies therefore have at most as many elements as the trained parameters. A module is left out if an
     optimizer steps the module's own parameters.
     """
     inner = {child for module in modules for child in module.children()}
@@ -312,7 +313,7 @@ def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
-    """Return the wrapper that is really around the model (or inside it), its sharding, and its mesh."""
+    """Return the wrapper that is really around the model or inside it, with its sharding and its mesh."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
@@ -339,9 +340,9 @@ def wrapping(model: nn.Module) -> dict[str, str]:
 
 
 def _attention(model: nn.Module) -> dict[str, str]:
-    """Return the attention that runs.
+    """Return the attention implementation that runs.
 
-    For a Mamba, also return whether mamba_ssm or transformers' own loop runs the scan.
+    For a Mamba, also return whether the scan runs in mamba_ssm or in transformers' own loop.
     """
     configs: Any = (getattr(module, "config", None) for module in model.modules())
     config: Any = next((config for config in configs if hasattr(config, attn_implementation.name)), None)
@@ -349,7 +350,7 @@ def _attention(model: nn.Module) -> dict[str, str]:
         return {"attention": NO_CONFIGURATION}
     if has_attention(config):
         return {"attention": attn_implementation(config)}
-    # transformers uses the package if it can be imported, and silently falls back if it cannot.
+    # transformers uses mamba_ssm if it can be imported, and otherwise its own loop, without a message.
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 
 
@@ -362,7 +363,7 @@ def _compiled() -> str:
 
 
 def _placement(placement: Any) -> str:
-    # torch uses a different class if FSDP shards a tensor that tensor parallelism has already sharded.
+    # Remove the underscore: torch has a private class for tensors that FSDP shards after tensor parallelism.
     name = type(placement).__name__.removeprefix("_")
     dim = getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

@@ -11,28 +11,28 @@ from typing import Any, TypeVar
 from perfsuite.worker.observation.frozen import unfrozen
 
 T = TypeVar("T")
-MOST_NAMED = 6  # maximum number of optimizers that a message names; it only counts the rest
+MOST_NAMED = 6  # maximum number of optimizers that a message names. Of the others, it gives only the number
 
 
 @dataclass(eq=False)
 class Stepping:
     """One optimizer that steps."""
 
-    kind: str  # name of its class
-    name: str  # name of its class, with a number (`AdamW:2`) unless it is the first optimizer of the class
-    parameters: set[int]  # ids of its parameters; the observer keeps the clock's parameters alive
+    kind: str  # name of the class
+    name: str  # name of the class, with a number (`AdamW:2`) unless this is the first optimizer of the class
+    parameters: set[int]  # ids of the parameters. The observer keeps the clock's parameters alive
     is_clock: bool = False
-    # Whether it already existed when the clock began. Such an optimizer becomes the clock only if it steps
-    # twice in a row.
+    # Whether this optimizer already existed when the clock began. If it did, it becomes the clock only if it
+    # steps twice in a row.
     in_turn: bool = False
     steps: int = 0
     steps_since: int = 0  # number of steps since the clock's first step began
-    tick: int | None = None  # number of steps of the clock when this optimizer last stepped
+    tick: int | None = None  # number of steps that the clock had taken when this optimizer last stepped
 
     def follows(self, clock: Stepping) -> bool:
-        """Return whether this optimizer might be a rebuilt `clock`.
+        """Return whether this optimizer might replace `clock`, because the script has rebuilt its optimizer.
 
-        This requires the same class, and one of the two must have all the parameters of the other.
+        This requires that both have the same class, and that one of the two has all parameters of the other.
         """
         both = self.parameters & clock.parameters
         return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)
@@ -44,11 +44,11 @@ class Optimizers:
     `wanted` is the name of a class, optionally with a number: `AdamW:2` is the second optimizer of that
     class.
 
-    A script can rebuild the clock's optimizer. A new optimizer replaces the clock's optimizer if it has the
-    same class, and if its parameters include all of the old one's, or the other way round. If each of the two
-    has parameters that the other lacks, they are assumed to step in turn, and the old one remains the clock.
-    An optimizer that already existed when the clock began might alternate with the clock, so it only becomes
-    the clock if it steps twice in a row.
+    A script can rebuild the clock's optimizer. A new optimizer replaces the old one as the clock if both have
+    the same class, and if one of the two has all parameters of the other. If each of the two has parameters
+    that the other does not have, they are assumed to step in turn, and the old one remains the clock. An
+    optimizer that already existed when the clock began might alternate with the clock. It becomes the clock
+    only if it steps twice in a row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
@@ -62,7 +62,7 @@ class Optimizers:
     def takes_turn(self, optimizer: Any) -> bool:
         """Return whether the step that `optimizer` is about to take is a step of the clock."""
         stepping = self._of(optimizer)
-        if stepping.in_turn and stepping.tick == self._ticks:  # twice in a row
+        if stepping.in_turn and stepping.tick == self._ticks:  # it steps twice in a row
             stepping.is_clock = True
             self._clock = stepping
         if stepping.is_clock and self._clock is not None and stepping is not self._clock:
@@ -72,7 +72,7 @@ class Optimizers:
         return stepping.is_clock
 
     def count(self, optimizer: Any) -> bool:
-        """Count a step that `optimizer` has taken. Returns whether it was a step of the clock."""
+        """Count a step that `optimizer` has taken. Return whether this was a step of the clock."""
         stepping = self._of(optimizer)
         self._ticks += stepping.is_clock
         stepping.steps += 1
@@ -81,7 +81,10 @@ class Optimizers:
         return stepping.is_clock
 
     def begin(self, there: Iterable[Any] = ()) -> None:
-        """Begin counting at the clock's first step, for `notes`. `there` are all optimizers built so far."""
+        """At the clock's first step, begin to count the steps for `notes`.
+
+        `there` are all optimizers that exist already.
+        """
         self._there.update(there)
         for optimizer in self.seen:
             optimizer.steps_since = 0
@@ -101,7 +104,7 @@ class Optimizers:
         )
 
     def summary(self) -> str:
-        """Return the optimizers that stepped, with their numbers of steps, for a message."""
+        """Return a sentence for a message: the optimizers that stepped, with their numbers of steps."""
         steps = ", ".join(f"{stepping.name} ({stepping.steps} steps)" for stepping in self.seen[:MOST_NAMED])
         more = f" and {len(self.seen) - MOST_NAMED} more" if len(self.seen) > MOST_NAMED else ""
         return f"Optimizers that stepped: {steps}{more}" if steps else "No torch optimizer stepped"
@@ -130,7 +133,7 @@ def parameters_of(*optimizers: Any) -> list[Any]:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return every living object of a class. Objects hidden by `gc.freeze` are included and frozen again."""
+    """Return all living objects of a class. Objects that `gc.freeze` hides are included, and frozen again."""
     with unfrozen(collects=True):
         # `isinstance` would run the `__class__` property of arbitrary objects.
         return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

@@ -1,4 +1,4 @@
-"""Collect the facts with which `analysis.agreement` checks that data-parallel ranks train one model."""
+"""Collect facts about data-parallel ranks, for `analysis.agreement` to check that they train one model."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ _sequence_number = private.or_none("sequence_number")
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """Return the L1 norm of this rank's shard of each trained parameter, which changes in every step."""
+    """Return, for each trained parameter, the L1 norm of this rank's shard. It changes in every step."""
     trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     with torch.no_grad():
         shards = ((name, local(parameter)) for name, parameter in trained)
@@ -32,7 +32,8 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 def local(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a tensor.
 
-    This is the shard of a DTensor or of a library's own sharded tensor. Any other tensor is returned whole.
+    For a DTensor, or a tensor that a library has sharded itself, this is a shard. Any other tensor is
+    returned whole.
     """
     name = next((name for name in _shards() if hasattr(tensor, name)), None)
     held: torch.Tensor = shard_of(tensor) if name is None else getattr(tensor, name)
@@ -44,10 +45,11 @@ def _shards() -> list[str]:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of squares of this rank's gradients; None if unknown.
+    """Return the sum of squares of this rank's gradients, or None if it is unknown.
 
-    A part that n ranks of a mesh hold has the weight 1/n, so that all ranks' sums add up to the sum of the
-    job. If each rank holds all gradients, as in DDP, its sum is already the sum of the job.
+    If n ranks of a mesh hold the same part, it has the weight 1/n. The sums of all ranks then add up to the
+    sum of the job. If each rank holds all gradients, as with DDP, the sum of one rank is already that of the
+    job.
     """
     with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         existing = [gradient for gradient in gradients if gradient is not None]
@@ -63,11 +65,11 @@ def squares(gradients: Iterable[Any]) -> float | None:
             if part.numel()
         ]
         return sum(terms) if terms else None
-    return None  # for example, for complex numbers
+    return None  # there was an error, for example because gradients are complex numbers
 
 
 def _copies(tensor: Any) -> int:
-    """Return how many ranks of its mesh hold the same part of a tensor."""
+    """Return how many ranks of a tensor's mesh hold the same part of the tensor."""
     placements = enumerate(getattr(tensor, "placements", ()))
     return math.prod(
         tensor.device_mesh.size(dim) for dim, placement in placements if placement.is_replicate()
@@ -85,7 +87,7 @@ def replicated(model: nn.Module) -> set[str]:
 
 
 def _is_whole(parameter: Any) -> bool:
-    # Megatron and the libraries derived from it mark experts this way.
+    # Megatron, and libraries derived from Megatron, mark experts in this way.
     is_expert = not getattr(parameter, "allreduce", True)
     if is_expert or any(hasattr(parameter, name) for name in _shards()):
         return False
@@ -93,7 +95,7 @@ def _is_whole(parameter: Any) -> bool:
 
 
 def collectives_begun() -> int | None:
-    """Return the number of collectives that began in groups of several ranks; None if it is unknown."""
+    """Return the number of collectives that have begun in groups of several ranks, or None if unknown."""
     if _world is None or _sequence_number is None or not dist.is_initialized():
         return None
     try:

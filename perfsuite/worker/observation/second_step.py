@@ -1,4 +1,4 @@
-"""Observe the second step with hooks: blocks, dtypes, attention kernel, tokens. That step is not measured."""
+"""Observe the second step, which is not measured, with hooks: blocks, dtypes, attention kernel, tokens."""
 
 import re
 from collections import Counter, deque
@@ -16,14 +16,14 @@ from perfsuite.frameworks.common.model import dtype_name
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
 NO_FORWARD = "not observed (no forward call)"
-"""The value in a step that replays CUDA graphs: no Python code of the model runs."""
+"""The value for a step that replays CUDA graphs, in which no Python code of the model runs."""
 NO_KERNEL = "none seen"  # used if no autograd node of the blocks looks like an attention kernel
 UNFUSED = "math"  # torch's name for attention by matmuls and a softmax
-NODES_NEAR = 300  # maximum number of autograd nodes to search: attention is a few nodes before a linear layer
+NODES_NEAR = 300  # maximum number of autograd nodes to search. Attention is a few nodes before a linear layer
 
 
 class SecondStep:
-    """Hooks for one step, on the outermost module and, with `inside`, on all modules in it.
+    """Hooks for one step. They are on the outermost module and, with `inside`, also on the modules in it.
 
     `inside` must be False for a compiled model.
     """
@@ -34,12 +34,12 @@ class SecondStep:
         self.tokens = TokenCount()
         self._handles: list[Any] = []
         self._errors: list[Exception] = []
-        # The attention kernel of each block in which one was seen, by block number.
+        # Number of a block -> its attention kernel, if one was seen.
         self._kernels: dict[int, str] = {}
-        self._layers: dict[int, tuple[str, int]] = {}  # dtype and number of weights, by the id of a layer
-        # Number of forward calls of each block's first linear layer, outside of backward.
+        self._layers: dict[int, tuple[str, int]] = {}  # id of a layer -> dtype and number of weights
+        # For each block: number of forward calls of its first linear layer outside of backward.
         self.forwards: list[int] = []
-        # Number of these calls in backward, where activations are recomputed.
+        # For each block: number of these calls in backward, where activations are recomputed.
         self.recomputed: list[int] = []
         try:
             self._count_tokens(model)
@@ -51,10 +51,10 @@ class SecondStep:
 
     def _count_tokens(self, model: nn.Module) -> None:
         parents = [m for m in model.modules() if next(m.children(), None) is not None] if self.inside else []
-        # A ModuleList is never called itself.
+        # Use the modules in a ModuleList, because a ModuleList itself is never called.
         outermost = model if isinstance(model, nn.ModuleList) else [model]
         for module in dict.fromkeys([*outermost, *parents]):
-            if not isinstance(module, torch.jit.ScriptModule):  # does not support hooks
+            if not isinstance(module, torch.jit.ScriptModule):  # such modules do not support hooks
                 self._hook(module.register_forward_pre_hook, self.tokens.enter, with_kwargs=True)
                 self._hook(module.register_forward_hook, self.tokens.leave, always_call=True)
 
@@ -69,13 +69,13 @@ class SecondStep:
             self._hook(module.register_forward_hook, self._see_dtype)
         for module in plain:
             self._hook(module.register_forward_hook, self._see_layer)
-        # A model might not call all of its blocks.
+        # Look for attention in all blocks, because a model might not call all of them.
         for index, block in enumerate(blocks):
             for module in _linears(block):
                 self._hook(module.register_forward_pre_hook, partial(self._see_attention, index))
 
     def _hook(self, register: Callable[..., Any], hook: Callable[..., None], **how: bool) -> None:
-        """Register a hook that stores its error instead of raising it, so that the model does not fail."""
+        """Register a hook. If the hook fails, its error is stored, so that the model does not fail."""
 
         def run(*args: Any) -> None:
             try:
@@ -97,7 +97,7 @@ class SecondStep:
         given = _first_tensor(args)
         made = _first_tensor(output)
         if given is not None and made is not None:
-            # Do not read the weight here: ZeRO-3 would take this for a use of the weight in forward.
+            # Do not read the weight here, because ZeRO-3 would take this for a use of the weight in forward.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
@@ -108,8 +108,8 @@ class SecondStep:
         return dict(sorted(elements.items()))
 
     def _see_attention(self, index: int, module: nn.Module, args: Any) -> None:
-        # A softmax is not always attention, because a router has one as well. Only the last block is searched
-        # again in that case, because a search takes time.
+        # If only a softmax was found, it might be a router's and not part of attention. Then search again,
+        # but only in the last block, because a search takes time.
         is_last = index == len(self.forwards) - 1
         is_open = index not in self._kernels or (is_last and self._kernels[index] == UNFUSED)
         if is_open and args and isinstance(args[0], Tensor):
@@ -119,13 +119,13 @@ class SecondStep:
 
     @property
     def attention_kernel(self) -> str:
-        """The attention kernel of the last block in which one was seen."""
+        """The attention kernel that was seen in a block. If there are several, that of the last block."""
         if not self.inside:
             return NOT_OBSERVED
         return self._kernels[max(self._kernels)] if self._kernels else NO_KERNEL
 
     def finish(self) -> None:
-        """Remove the hooks. Raises the first error that a hook caught, if any."""
+        """Remove the hooks. If hooks have stored errors, raise the first one."""
         for handle in self._handles:
             handle.remove()
         if self._errors:
@@ -157,9 +157,9 @@ def _first_tensor(values: Any) -> Tensor | None:
 class TokenCount:
     """Counts the tokens passed to a model: the elements of its first input tensor, if they are integers.
 
-    The first dimension of that tensor, even if it has another dtype, is the number of samples. If the call of
-    a module is inside the call of another module, only the outer call counts. The outer module can be inside
-    the wrapper, because a script can call the wrapped module directly.
+    The first dimension of this tensor is the number of samples, whatever its dtype is. If the call of a
+    module is inside the call of another module, only the outer call counts. The outermost call is not always
+    that of the wrapper, because a script can call the wrapped module directly.
     """
 
     def __init__(self) -> None:
@@ -190,14 +190,14 @@ class TokenCount:
         self._depth -= 1
 
     def padding(self) -> int:
-        """Return the number of tokens that attention masks exclude. Waits for the device."""
+        """Return the number of tokens that attention masks exclude. This waits for the device."""
         return sum(int(count) for count in self._padding)
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a call with their names, including tensors in a batch, but without labels.
+    """Yield the names and tensors among the arguments of a call, including tensors in a batch.
 
-    Labels are not input of the model.
+    Labels are left out, because they are not input of the model.
     """
     for key, value in [*enumerate(args), *kwargs.items()]:
         name = str(key)
@@ -212,19 +212,22 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def attention_kernel(value: Tensor) -> str | None:
-    """Return the attention kernel that computed `value`, from the names of nearby autograd nodes, or None."""
+    """Return the attention kernel that computed `value`, or None if none is found.
+
+    It is recognised by the names of nearby autograd nodes.
+    """
     kernel = None
     for node in islice(nodes_of(value), NODES_NEAR):
         name = re.sub(r"(Backward)?\d*$", "", node.name())
         if re.search("attention|attn|mha", name, re.IGNORECASE):
             return name.removeprefix("ScaledDotProduct")
         if "softmax" in name.lower():
-            kernel = UNFUSED  # the softmax can be a router's, so continue
+            kernel = UNFUSED  # continue, because the softmax might be a router's
     return kernel
 
 
 def nodes_of(value: Tensor) -> Iterator[Any]:
-    """Yield the autograd nodes from which `value` was computed, nearest first."""
+    """Yield the autograd nodes from which `value` was computed, the nearest first."""
     ahead = deque[Any]([value.grad_fn])
     seen = set[Any]()
     while ahead:
@@ -236,7 +239,8 @@ def nodes_of(value: Tensor) -> Iterator[Any]:
 
 
 current_graph_task = private.or_none("current_graph_task")
-"""Function that returns the number of the running backward pass, or -1. None if this torch lacks it."""
+"""A function that returns the number of the running backward pass, or -1 if none is running. None if this
+version of torch does not have this function."""
 
 
 def knows_backward() -> bool:
@@ -245,9 +249,9 @@ def knows_backward() -> bool:
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass is running; False if unknown.
+    """Return whether a backward pass is running. False if this is unknown.
 
-    A forward inside a backward pass recomputes activations.
+    If a forward runs inside a backward pass, it recomputes activations.
     """
     return current_graph_task is not None and bool(current_graph_task() != -1)
 
@@ -261,7 +265,8 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
     for child in module.children():
         members = list(child.children())
         linear = [bool(_linears(member)) for member in members]
-        # A pipeline stage keeps placeholders for other stages' blocks. A dictionary can also hold other
+        # In a list, one linear member is enough, because a pipeline stage keeps placeholders for the blocks
+        # of other stages. In a dictionary, all members must be blocks, because it can also hold other
         # modules.
         is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
         if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):

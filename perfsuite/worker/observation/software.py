@@ -20,12 +20,12 @@ from perfsuite.results.environment import variables
 from perfsuite.worker.hooks import libraries
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm")
-"""Packages that are recorded if they are installed, because libraries use their kernels automatically."""
+"""Packages whose kernels libraries use automatically. They are recorded if they are installed."""
 NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
 
 def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return versions and variables that can explain a change but do not make runs incomparable."""
+    """Return versions and variables that can explain a change. Runs are compared even if these differ."""
     seen = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -33,7 +33,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     for package in (*packages, *PACKAGES, *libraries.packages()):
-        # The package is not installed, or it is a clone without a version.
+        # Skip a package that is not installed, or that is a clone without a version.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             seen[package] = importlib.metadata.version(package)
     if torch.cuda.is_available():
@@ -46,7 +46,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def imported() -> dict[str, str]:
-    """Return the version of each distribution that has an imported module. Takes half a second."""
+    """Return the versions of all distributions that have imported modules. This takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}
@@ -58,11 +58,11 @@ def imported() -> dict[str, str]:
 
 
 def program() -> dict[str, str]:
-    """Return the name and a digest of the file that runs as `__main__`; empty if there is none."""
+    """Return the name and a digest of the file that runs as `__main__`. Empty if there is no such file."""
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     try:
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    except OSError:  # there is no file (the path is then a directory), or it was deleted
+    except OSError:  # the file was deleted, or there is none (and the path is a directory)
         return {}
     return {"script": f"{Path(file).name} {digest}"}
 
@@ -73,7 +73,7 @@ def arithmetic(device: str) -> dict[str, str]:
     on_gpu = device == "cuda"
     matmul = (backends.cuda if on_gpu else backends.mkldnn).matmul.fp32_precision
     convolution = (backends.cudnn if on_gpu else backends.mkldnn).conv.fp32_precision
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # for NVIDIA's libraries, this overrides torch
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # in NVIDIA's libraries, this overrides torch's setting
     if on_gpu and override is not None:
         matmul = convolution = "ieee" if override == "0" else "tf32"
     return {
@@ -84,12 +84,15 @@ def arithmetic(device: str) -> dict[str, str]:
 
 
 def _dynamo() -> Mapping[str, Mapping[str, int]]:
-    """Return the counters of torch.compile; empty if it was never loaded. Raises `PrivateNameError`."""
+    """Return the counters of torch.compile, or an empty dict if it was never loaded.
+
+    Raises `PrivateNameError` if torch does not have the counters.
+    """
     return private.if_loaded("dynamo_counters") or {}
 
 
 def compiled_graphs() -> int | None:
-    """Return the number of graphs that torch.compile has made in this process; None if it is unknown."""
+    """Return the number of graphs that torch.compile has made in this process, or None if it is unknown."""
     with contextlib.suppress(PrivateNameError):
         return _graphs(_dynamo())
     return None
@@ -103,7 +106,7 @@ def is_compiled_anew() -> bool:
 
 
 def compiled_counts() -> Compiled | None:
-    """Return the graphs and kernels that torch.compile has made; None if there are none.
+    """Return counts of the graphs and kernels that torch.compile has made, or None if there are no graphs.
 
     Kernels from inductor's cache count as well. Raises `PrivateNameError` if torch lacks a private name.
     """
@@ -112,7 +115,7 @@ def compiled_counts() -> Compiled | None:
         return None
     breaks = Counter[str]()
     for reason, count in counters.get("graph_break", {}).items():
-        breaks[reason.splitlines()[0]] += count  # the following lines name places in files
+        breaks[reason.splitlines()[0]] += count  # other lines name places in files
     metrics = private.compilation_metrics()
     return Compiled(
         graphs=_graphs(counters),

@@ -9,24 +9,25 @@ from perfsuite.results.rank_report import Memory
 class ClockFacts(Data):
     """The timings of one training loop: seconds per step, or ratios of neighbouring blocks of steps."""
 
-    # Mean step time with the clock, divided by the mean step time without it. One ratio per pair of blocks.
+    # For each pair of blocks: mean step time with perfsuite's clock, divided by the mean without it.
     overhead: tuple[float, ...]
-    # Sum of the measured step times, divided by the host clock's time for these steps. One ratio per pair.
+    # For each pair of blocks: sum of the measured step times, divided by the host clock's time for these
+    # steps.
     wall: tuple[float, ...]
     step_s: float  # median step time with the clock
-    # Seconds per step in torch's profiler, from the start of the first kernel to the end of the last.
-    # None on a CPU.
+    # Seconds per step according to torch's profiler, from the start of the first kernel to the end of the
+    # last one. None on a CPU.
     profiler_s: float | None = None
 
 
 class DoctorFile(Document):
-    """The file that the probe writes. `clock` and the memory fields are not set by a quick check."""
+    """The file that the probe writes. A quick check does not set `clock` and the fields about memory."""
 
     schema_version: Literal[1] = 1
     devices: int = 0  # number of GPUs that torch can use
     nccl: str | None = None
-    error: str | None = None  # the error message of torch or the driver if torch cannot use any GPU
-    # The first GPU on which a kernel of torch does not run, with the error message. None: it runs on all.
+    error: str | None = None  # if torch cannot use any GPU: the error message of torch or of the GPU's driver
+    # The first GPU on which torch cannot run a kernel, with the error message. None: kernels run on all GPUs.
     kernel_error: str | None = None
     clock: ClockFacts | None = None
     memory: Memory | None = None  # the peak memory that perfsuite read after allocating a block

@@ -29,11 +29,11 @@ from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import clock_for
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
-# Number of pairs of neighbouring blocks, one without and one with the clock. The machine's influence on the
-# two blocks of a pair cancels out.
+# Number of pairs of neighbouring blocks of steps. In each pair, one block runs without the clock and one with
+# it. The speed of the machine affects both in the same way, so their ratio does not depend on it.
 PAIRS = 10
-STEPS = 20  # per block
-BLOCK_BYTES = 64 * 2**20  # size of an allocation, by which the peak that perfsuite reads must rise
+STEPS = 20  # number of steps in a block
+BLOCK_BYTES = 64 * 2**20  # size of a test allocation. The peak that perfsuite reads must rise by this size
 Run = Callable[[int], list[Any]]
 
 
@@ -64,9 +64,9 @@ def reached_gpus() -> DoctorFile:
 
 
 def peak_memory(device: torch.device) -> tuple[Memory, int]:
-    """Allocate and free a block. Returns the peak memory as a rank would read it, and the expected peak."""
-    # The first allocation initialises the device and the allocator. Their memory must not count as the
-    # block's.
+    """Allocate and free a block. Return the peak memory as a rank would read it, and the expected peak."""
+    # Allocate something first. This initialises the device and the allocator, whose memory must not count as
+    # the block's.
     torch.ones(1, device=device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     memory = memory_for(device)
@@ -110,7 +110,7 @@ def one_rank(case: Case, device: torch.device) -> Iterator[Run]:
 
 
 def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
-    """Time blocks of `STEPS` steps, alternately without and with the clock, then one with the profiler."""
+    """Time pairs of blocks of `STEPS` steps, without and with the clock. Then time one with the profiler."""
     bare_s(run, device)  # warms up
     blocks = []
     for pair in range(pairs):
@@ -137,7 +137,7 @@ def bare_s(run: Run, device: torch.device) -> float:
 
 
 def under_the_clock(run: Run, device: torch.device) -> Recorder:
-    """Measure a block of `STEPS` steps as a rank does, and return its recorder."""
+    """Measure a block of `STEPS` steps in the same way as a rank, and return its recorder."""
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)
     recorder.collector = CollectorClock(timer.host)

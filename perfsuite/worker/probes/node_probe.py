@@ -1,6 +1,7 @@
 """Measure the rates of a device in a matmul, a memory copy and an all-reduce.
 
-The work is always the same, so comparing launches or nodes distinguishes a slow machine from slow code.
+The work is always the same. If a rate is lower than in another launch or on another node, the machine is
+slower, not the code.
 """
 
 import time
@@ -16,17 +17,17 @@ from perfsuite.worker.clock.timers import CudaTimer, HostTimer
 
 MIB = 2**20
 WAKE_S = 0.2
-# Number of times that `node_probe` probes each device. The best result shows the device's true rate, even if
-# another program disturbed some of the rounds.
+# Number of times that `node_probe` probes each device. Even if another program disturbs some of these rounds,
+# the best result shows the device's true rate.
 ROUNDS = 10
 
 
 def device_probe(device: torch.device) -> dict[str, float]:
-    """Return the rates of a `torch.device`; higher is better. Every rank of the process group must call this.
+    """Return the rates of a `torch.device`. Every rank of the process group must call this at the same time.
 
     - `matmul_tflops`: on a GPU, the best of 5 matmuls of 4096 x 4096 in bf16 (fp16 if the GPU has no bf16).
-      On a CPU, the median of 20 matmuls of 384 x 384 in fp32, with the threads of the process. A matmul
-      counts as 2 n^3 operations.
+      On a CPU, the median of 20 matmuls of 384 x 384 in fp32, with all threads of the process. A matmul of
+      n x n matrices counts as 2 n^3 operations.
     - `copy_gb_s`: the best of 3 copies of 256 MiB (CPU: 64 MiB) within the device's memory. The bytes read
       and the bytes written both count.
     - `all_reduce_gb_s`: the best of 20 all-reduces of 64 MiB (CPU: 4 MiB) in fp32, after a barrier. The rate
@@ -43,7 +44,7 @@ def _alone(device: torch.device, *, best: bool = False) -> dict[str, float]:
 
 
 def all_reduce_probe(device: torch.device) -> dict[str, float]:
-    """Return only the `all_reduce_gb_s` of `device_probe`, for a process group that a library creates."""
+    """Return only the `all_reduce_gb_s` of `device_probe`, for a process group that a library has created."""
     has_peers = dist.is_initialized() and dist.get_world_size() > 1
     return _rounded({"all_reduce_gb_s": _all_reduce_gb_s(device)}) if has_peers else {}
 
@@ -57,11 +58,11 @@ def node_probe(
     `on_round` is called with the number of rounds so far.
 
     The rates of matmul and copy are the best of `ROUNDS` rounds, in which all devices work at the same time.
-    On a CPU, the result is then also the best single matmul, and not the median.
+    On a CPU, the best single matmul counts here, but the median counts in `device_probe`.
 
-    `next_gb_s` and `previous_gb_s` are like `all_reduce_gb_s`, but between the ranks of this node and the
-    ranks of the next or the previous node in a ring of all nodes. If there are only two nodes, the first one
-    has only a next node, and the second one only a previous node.
+    `next_gb_s` and `previous_gb_s` are like `all_reduce_gb_s`, but between the ranks of two nodes: this node
+    and the next or previous node in a ring of all nodes. If there are only two nodes, the first one has only
+    a next node, and the second one has only a previous node.
     """
     best: dict[str, float] = {}
     for number in range(1, rounds + 1):
@@ -72,7 +73,7 @@ def node_probe(
 
 
 def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return all pairs of neighbours in a ring of nodes. The pairs of each list have no node in common."""
+    """Return all pairs of neighbours in a ring of nodes. No node is in two pairs of the same list."""
     pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
     even = pairs[: len(pairs) // 2 * 2]
     return [
@@ -115,8 +116,8 @@ def _matmul_tflops(device: torch.device, *, best: bool) -> float:
     size, times, dtype = (4096, 5, torch.bfloat16) if on_gpu else (384, 20, torch.float32)
     if on_gpu and torch.cuda.get_device_capability(device) < (8, 0):
         dtype = torch.float16
-    # Use random numbers, because a GPU draws less power on zeros. The separate generator leaves the random
-    # numbers of the workload unchanged.
+    # Use random numbers, because a GPU draws less power if it multiplies zeros. Use a separate generator, so
+    # that the random numbers of the workload do not change.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.rand(size, size, generator=generator, device=device).to(dtype)
     out = torch.empty_like(a)
@@ -131,7 +132,7 @@ def _matmul_tflops(device: torch.device, *, best: bool) -> float:
 def _copy_gb_s(device: torch.device) -> float:
     size = (256 if device.type == "cuda" else 64) * MIB
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)  # the warm-up touches its pages
+    target = torch.empty_like(source)  # the warm-up of `_seconds` touches its pages
     return 2 * size / min(_seconds(device, lambda: target.copy_(source), 3)) / 1e9
 
 

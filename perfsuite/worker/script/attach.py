@@ -1,6 +1,6 @@
-"""Measure the training loop of a script from inside its process, with hooks on optimizers as the clock.
+"""Measure the training loop of a script from inside its process. Hooks on optimizers are the clock.
 
-No hook touches a device before the script takes a step on it. Errors in hooks never reach the script.
+No hook uses a device before the script takes a step on it. Errors in hooks never reach the script.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from perfsuite.worker.script.script_rank import (
 )
 from perfsuite.worker.spans import events
 
-# Load the counting code before the memory baseline is taken. If torch lacks a name, this is reported when a
-# step is counted.
+# Load the code for counting before memory is read for the first time. If a name of torch is missing, counting
+# a step will report it.
 with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
-# Number of backward passes without an optimizer step after which the launch fails. The number is higher if
-# ten steps of the case need more passes.
+# If there is no optimizer step in this many backward passes, the launch fails. If ten steps of the case need
+# more passes, that number is used instead.
 PASSES_WITHOUT_A_STEP = 100
 
 CAPTURED = (
@@ -69,8 +69,8 @@ class Measured(SystemExit):
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Report an error in a hook instead of raising it. The hook then returns None.
 
-    A mismatch or an error of the script is reported and ends the script. Errors of the accelerator are
-    raised. In a launch with an injected fault, all errors are raised.
+    A mismatch, or an error of the script, is reported and ends the script. Errors of the accelerator are
+    raised. In a launch with an injected fault, all other errors are raised too.
     """
 
     @functools.wraps(hook)
@@ -92,7 +92,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attach() -> None:
-    """Measure this process if it trains. It has just imported torch."""
+    """Measure this process if it trains. Call this when it has just imported torch."""
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     leash.listen(run_dir, started_rank())
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
@@ -102,7 +102,7 @@ def attach() -> None:
 
 
 def started_rank() -> int | None:
-    """Return the rank that a launcher or the agent gave this process; None if neither did."""
+    """Return the rank that a launcher or the agent gave this process, or None if neither gave it one."""
     rank = os.environ.get("RANK") or os.environ.get(RANK)
     return None if rank is None else int(rank)
 
@@ -113,9 +113,10 @@ class Attached:
     - `waiting`: the clock has not taken its first step
     - `measuring`: the process is measured as a rank
     - `aside`: the process is the child of a rank, and the hooks do nothing
-    - `over`: the measurement or a failure has been reported. The last step still ends the script.
+    - `over`: the measurement or a failure has been reported. After the last step, the hooks still end the
+    script
 
-    Processes that a rank forks also count as `aside`.
+    If a rank forks a process, this process also counts as `aside`.
     """
 
     def __init__(
@@ -126,13 +127,13 @@ class Attached:
         self._new_rank = new_rank
         self.case = request.case
         self.state: State = "waiting"
-        self.rank: ScriptRank | None = None  # this process's measurement, from its first step on
+        self.rank: ScriptRank | None = None  # the measurement of this process. None before its first step
         self.steps = 0  # number of steps of the clock that have ended
         self._written: RankReport | None = None  # the report with all measurements
-        # Take the memory baseline now, because the script can build its model at any time.
+        # Read the memory for the first time now, because the script can build its model at any time.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
-            # Do this now, because the script could import `reset_peak_memory_stats` by name later.
+            # Call this now, because the script can import `reset_peak_memory_stats` by name later.
             memory.keep_peaks()
         calls.watch()
         frozen.watch()
@@ -152,11 +153,12 @@ class Attached:
         startup_clock.around_import = self._search.around_import
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
-        self._pid: int | None = None  # process id at the first step, to recognise forked processes
-        # The report without measurements as of the first step, because a rank can leave its group later.
+        self._pid: int | None = None  # the process id at the first step, to recognise forked processes
+        # The report without measurements. It is made at the first step, because a rank can leave its group
+        # later.
         self._at_first_step: RankReport | None = None
-        self._passes = 0  # backward passes before any optimizer step
-        calls.before(torch.autograd, "backward", self._before_backward)  # also called by `Tensor.backward`
+        self._passes = 0  # number of backward passes before any optimizer step
+        calls.before(torch.autograd, "backward", self._before_backward)  # `Tensor.backward` calls it too
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
@@ -164,7 +166,7 @@ class Attached:
         """Return whether this process is a child of the measured process."""
         return self.state == "aside" or self._pid not in (None, os.getpid())
 
-    # The clock. If a library's engine holds the optimizer, the engine's steps count instead.
+    # The clock. If an engine of a library steps the optimizer, the engine's steps are counted instead.
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -178,14 +180,14 @@ class Attached:
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Handle the start of a step. The first one starts the clock, after perfsuite's preparations."""
+        """Handle the start of a step. At the first step, prepare the measurement and start the clock."""
         with startup_clock.Part(startup_clock.PERFSUITE):
             self._take(optimizer, args, kwargs)
 
     def _take(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._optimizers.takes_turn(optimizer):
             return
-        self._search.end()  # before all other work, which the search would make slower
+        self._search.end()  # do this first, because the search would make all other work slower
         if self.state == "over":
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -204,7 +206,10 @@ class Attached:
             self.rank.start()
 
     def _after(self, optimizer: Any) -> None:
-        """Handle the end of a step. After the last step of the case, end the script even after errors."""
+        """Handle the end of a step.
+
+        After the last step of the case, end the script, even if there were errors in hooks.
+        """
         if self._ends_step(optimizer):
             self.steps += 1
             if self.state == "measuring":
@@ -262,7 +267,8 @@ class Attached:
         is_alone = self.case.topology.world_size == 1
         return self._may_be_rank() and (started_rank() is not None or dist.is_initialized() or is_alone)
 
-    def _may_be_rank(self) -> bool:  # for `path` and `module`, only the process that the agent started
+    def _may_be_rank(self) -> bool:
+        # With `path` and `module`, only a process that the agent itself started can be a rank.
         is_command = getattr(self.case.framework, "command", None) is not None
         agent = os.environ.get(ANCESTOR_PID)
         return is_command or agent is None or os.getppid() == int(agent)
@@ -275,7 +281,7 @@ class Attached:
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
         empty = self._empty
-        leash.listen(self.run_dir, empty.rank)  # again, because `attach` might not have known the rank
+        leash.listen(self.run_dir, empty.rank)  # call this again: `attach` might not have known the rank
         rank = self._new_rank(
             *(self.run_dir, self.request, empty),
             losses=self._losses,
@@ -293,9 +299,9 @@ class Attached:
     # The report.
 
     def _finish(self, rank: ScriptRank) -> None:
-        """Write the report. Then probe the device and write the report again with the device's rates.
+        """Write the report. Then probe the device, and write the report again with the device's rates.
 
-        The first report is needed because the probe can hang or run out of memory.
+        The report is written before the probe, because the probe can hang or run out of memory.
         """
         rank.recorder.finish()
         report = self._written = rank.measured()
@@ -309,13 +315,14 @@ class Attached:
     def _write(self, rank: ScriptRank, report: RankReport) -> None:
         rank.write(report)
         self.state = "over"
-        # The other process reads the report after it has written its claim, so check after writing.
+        # Check this after writing the report. If another process claims the rank later, it will see the
+        # report.
         if rank.claim.is_twice():
             rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
-        """Report an uncaught error, unless this process might only be a helper of a rank."""
+        """Report an uncaught error, unless this process might be only a helper of a rank."""
         is_known = started_rank() is not None and self._may_be_rank()
         if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
             self.fail_with(error)
@@ -352,7 +359,7 @@ class Attached:
                 if self._written is not None and self.state == "over":
                     self.rank.write(self._written.replace(notes=(*self._written.notes, failure.message)))
             self._fail(failure)
-        except Exception:  # for example because of a full disk; the driver notices the missing report
+        except Exception:  # for example because the disk is full. The driver will notice the missing report
             traceback.print_exc()
 
     def fail_with(self, error: BaseException) -> None:

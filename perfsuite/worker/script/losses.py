@@ -1,4 +1,4 @@
-"""Collect the losses of a script: the tensors that it calls backward on. Imports torch."""
+"""Collect the losses of a script, which are the tensors on which it calls backward. Imports torch."""
 
 from statistics import mode
 from typing import Any
@@ -16,13 +16,14 @@ from perfsuite.worker.observation.second_step import in_backward, nodes_of
 class Losses:
     """The scalars on which backward is called, summed over the micro-batches of each step.
 
-    The losses stay on the device in fp32, so nothing waits for them.
+    The losses stay on the device in fp32, so that nothing waits for them.
 
-    In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If some
-    losses lead to such a parameter, the losses at the other positions are left out of every step. If no loss
-    leads to one, all losses count, because with FSDP the graphs do not end in the optimizer's tensors.
+    In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If the
+    graphs of some losses lead to such a parameter, only these losses count, and in all other steps only the
+    losses at the same positions. If no graph leads to one, all losses count. This happens with FSDP, where
+    graphs do not end in the optimizer's tensors.
 
-    If the first step has more losses than the second, only its last losses count: the earlier ones were not
+    If the first step has more losses than the second, only its last losses count. The earlier ones were not
     part of the training.
     """
 
@@ -30,14 +31,14 @@ class Losses:
         self._sums = OwnList[Tensor | None]()  # the loss of each step
         self._summed: list[int] = []  # number of losses in each sum
         self._first: list[Tensor] = []  # the losses of the first step
-        # For each position in a step, whether the loss at that position counts. Set after the second step.
+        # For each position in a step: whether the loss at this position counts. It is set in the second step.
         self._counts: list[bool] = []
-        self._stepped: set[int] = set()  # ids of the clock's parameters; set after the first step
+        self._stepped: set[int] = set()  # ids of the clock's parameters, set after the first step
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._place = 0
-        self._seen: list[Tensor] = []  # used in the first two steps; afterwards only a sum is kept
+        self._seen: list[Tensor] = []  # used in the first two steps. In later steps, only a sum is kept
         self._total: Tensor | None = None
         self._counted = 0
 
@@ -55,7 +56,7 @@ class Losses:
             self._counted += 1
 
     def _value(self, loss: Tensor) -> Tensor:
-        # Copy the value, because a script can later average its loss over the ranks in place.
+        # Copy the value, because a script might later average its loss over the ranks in place.
         local: Tensor = shard_of(loss)
         return local.detach().to(torch.float32, copy=True)
 
@@ -88,15 +89,15 @@ class Losses:
         return [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
 
     def of_steps(self, micro_batches: int) -> tuple[float, ...]:
-        """Return the loss of each step. Raises `MismatchError` (see `check`)."""
+        """Return the loss of each step. Raises `MismatchError` for the same reasons as `check`."""
         self.check(micro_batches)
         return tuple(float(total) for total in self._sums if total is not None)
 
     def check(self, micro_batches: int, *, more_come: bool = False) -> None:
         """Raise `MismatchError` if a step has no loss, or if most steps do not have `micro_batches` losses.
 
-        With `more_come`, a wrong number of losses is only an error if it is the same in all steps, because
-        the gradient scaler of fp16 skips some of the first steps.
+        With `more_come`, there are only the first steps so far, of which the gradient scaler of fp16 skips
+        some. A wrong number of losses is then an error only if it is the same in all steps.
         """
         passes = self._summed
         if 0 in passes:
@@ -121,10 +122,10 @@ class Passes(Losses):
 
 
 def loss_of(tensors: Any) -> Tensor | None:
-    """Return the tensor, of any size, on which backward is called; None if the call is not part of training.
+    """Return the tensor (of any size) on which backward is called, or None if this call does not train.
 
-    A call is not part of training if it recomputes activations inside another backward, or if it only counts
-    operations without data (on the meta device).
+    A call does not train if it recomputes activations inside another backward. It does not train either if it
+    is on the meta device, where it only counts operations without data.
     """
     if isinstance(tensors, list | tuple) and len(tensors) == 1:
         tensors = tensors[0]

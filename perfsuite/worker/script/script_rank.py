@@ -1,4 +1,4 @@
-"""Measure a script's process as a rank, from its first step on. Imports torch."""
+"""Measure a process of a script as a rank, beginning with its first step. Imports torch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from perfsuite.worker.observation.observe import Observer
 
 Standing = Literal["first", "next", "child"]
-TOLD_AFTER = 3  # a mismatch in the first steps ends the launch after this many steps
-ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
+TOLD_AFTER = 3  # after this many steps, a mismatch in the first steps ends the launch
+ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script can start the rank again
 TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
-WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports; each check can ask a file server
+WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can ask a file server
 COPIES = (
     "the norm of the gradients is unknown: {} steps copies of the model's parameters, and the ranks might "
     "hold different parts of these copies"
@@ -50,7 +50,7 @@ COPIES = (
 
 
 def named_functions(framework: Any) -> list[NamedFunction]:
-    """Return the loader and the phases of the script that the case names."""
+    """Return the functions that the case names: the loader and the phases of the script."""
     loader = getattr(framework, "loader", None)
     named = [] if loader is None else [loaders.NamedLoader(loader)]
     return [*named, *starmap(NamedPhase, getattr(framework, "phases", {}).items())]
@@ -59,8 +59,8 @@ def named_functions(framework: Any) -> list[NamedFunction]:
 class Claim:
     """Decides which process of a launch is measured as `rank`: the first process that trains as this rank.
 
-    Stages of a shell script, child processes or workers may train as well. The processes share a file, to
-    which they add these lines:
+    Other processes can train as well: later stages of a shell script, child processes, or workers. All these
+    processes share a file, to which they add the following lines:
 
     - `trains PID HOST`: this process trains as the rank
     - `given EVIDENCE`: the input of the model in the second step
@@ -73,7 +73,7 @@ class Claim:
         self._path = run_dir.training(rank)
 
     def stand(self) -> Standing:
-        """Record that this process is about to train as this rank. Returns its relation to other processes.
+        """Record that this process is about to train as this rank. Return its relation to other processes:
 
         - `first`: no other process has trained as this rank
         - `next`: the process that trained as this rank before has ended by itself
@@ -83,7 +83,8 @@ class Claim:
         """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
-        # Write before reading: if two processes do this at the same time, one of them sees the other's line.
+        # Write before reading. If two processes do this at the same time, one of them then sees the other's
+        # line.
         self._add(TRAINS, mine)
         processes = self._all(TRAINS)
         before = processes[: processes.index(mine)]
@@ -99,15 +100,15 @@ class Claim:
             has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
         if has_ended_by_itself:
             return "next"
-        self._add(TWICE)  # the first process cannot know yet that a second one trains as its rank
+        self._add(TWICE)  # this line informs the first process, which does not know about this one
         raise self.twice()
 
     def give(self, evidence: Evidence) -> None:
-        """Record the evidence of the second step, such as the number of tokens that the model was given."""
+        """Record the evidence of the second step, such as the number of tokens that the model got."""
         self._add(GIVEN, evidence.model_dump_json())
 
     def given(self) -> Evidence | None:
-        """Return the evidence of the second step; None if it is not recorded yet."""
+        """Return the evidence of the second step, or None if it is not recorded yet."""
         lines = self._all(GIVEN)
         return Evidence.model_validate_json(lines[-1]) if lines else None
 
@@ -136,7 +137,7 @@ class Claim:
 
 
 class ScriptRank(Rank):
-    """The measurement of a training run that perfsuite did not build, observed from its first step on."""
+    """The measurement of a training run that a script has built. It begins with the first step."""
 
     observer: Observer  # set by `begin`
 
@@ -157,7 +158,7 @@ class ScriptRank(Rank):
         self._search = search
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
-        """Create the observer, and the clock that times the steps of `optimizer`. The clock starts later."""
+        """Create the observer, and the clock for the steps of `optimizer`. Do not start the clock yet."""
         device = torch.device("cpu")
         counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
@@ -177,8 +178,8 @@ class ScriptRank(Rank):
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Pass on a step of the clock, even if a new optimizer has replaced the first one.
 
-        In the second step, also record its evidence. Raises `MismatchError` if that step does not match the
-        case.
+        In the second step, also check that the step matches the case, and record its evidence. Raises
+        `MismatchError` if it does not match.
         """
         first = self.observer.optimizer or optimizer
         if optimizer is not first and self.recorder.counting is not None:
@@ -198,7 +199,7 @@ class ScriptRank(Rank):
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        if self.report.rank == 0:  # checks for all ranks, because their numbers of tokens can differ
+        if self.report.rank == 0:  # rank 0 checks this for all ranks, because numbers of tokens can differ
             evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=of_rank) for of_rank in evidence]
@@ -216,7 +217,7 @@ class ScriptRank(Rank):
             )
 
     def measured(self) -> RankReport:
-        """Return the report on all steps, after the last step."""
+        """Return the report on all steps. Call this after the last step."""
         self.notes += self._optimizers.notes()
         steps_copies = self.observer.steps_copies
         if steps_copies:
@@ -233,10 +234,10 @@ class ScriptRank(Rank):
             return report
         try:
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
-        except MismatchError as error:  # keep all measurements
+        except MismatchError as error:  # report the failure, but keep all measurements
             return report.replace(failure=failure_of(error, report.rank))
-        # Count FLOPs last, because counting builds a model, and the frozen share of the weights is only
-        # known now.
+        # Count FLOPs last. Counting builds a model, and only now is it known which share of the weights is
+        # frozen.
         flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
         return report.replace(loss=loss, flops=with_float8(flops, self.observer.model))
 
@@ -247,7 +248,7 @@ class ScriptRank(Rank):
             time.sleep(WAIT_POLL_S)
 
     def are_all_measured(self) -> bool:
-        """Return whether every rank was measured without a failure, so that all can join a collective."""
+        """Return whether all ranks were measured without a failure. Only then can all join a collective."""
         reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
         return all(report is not None and report.failure is None for report in reports)
 
@@ -255,7 +256,7 @@ class ScriptRank(Rank):
         return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
-        """Return the rates of the device; empty if the probe fails, for example for lack of memory."""
+        """Return the rates of the device. Empty if the probe fails, for example for lack of memory."""
         is_gpu = self.device.type == "cuda"
         on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:
@@ -264,7 +265,7 @@ class ScriptRank(Rank):
 
 
 def without_launcher(error: BaseException) -> str:
-    """Return advice if an error is about a missing variable of a launcher; empty for other errors."""
+    """If an error is about a missing variable of a launcher, return advice, otherwise an empty string."""
     named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
     if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
         return ""
@@ -276,6 +277,6 @@ def without_launcher(error: BaseException) -> str:
 
 
 def device_of(optimizer: Any) -> torch.device:
-    """Return the GPU of the optimizer's first parameter on a GPU, or the current GPU if there is none."""
+    """Return the GPU of the optimizer's first parameter on a GPU, or the current GPU if none is on a GPU."""
     on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())

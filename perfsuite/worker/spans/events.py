@@ -5,8 +5,8 @@ torch, of libraries on which other libraries build, and of libraries that have s
 lists the functions of its own library (`Library.events`).
 
 A name that begins with an underscore is private to its library (seen in transformers 5.23, lightning 2.6). If
-the library lacks the name, a note says so. The event is then not recognised, or its seconds only include the
-recognised functions that the private one calls.
+a version of the library does not have the name, a note says so. The event is then not recognised. If the
+private function calls other recognised functions, these are still timed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class File(NamedTuple):
     name: str
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the argument's value in a call; None if it is missing, which the function itself reports."""
+        """Return the argument's value in a call, or None if it is missing (the function will report that)."""
         return args[self.position] if len(args) > self.position else kwargs.get(self.name)
 
 
@@ -59,7 +59,7 @@ class Recognised(NamedTuple):
     module: str
     path: str  # `function` or `Class.method`
     event: Event
-    file: File | None = None  # for functions that write or read one file
+    file: File | None = None  # for functions that write or read one file: this file
 
 
 _LIGHTNING = (("lightning.fabric", "lightning.pytorch"), ("lightning_fabric", "pytorch_lightning"))
@@ -94,7 +94,7 @@ RECOGNISED = (
 ASYNC = "async_save"
 
 _imports: AfterImport | None = None
-_writing: set[int] = set()  # ids of the threads in which `_wrap_shards` counts all written bytes
+_writing: set[int] = set()  # ids of the threads whose written bytes `_wrap_shards` counts
 
 
 def watch() -> None:
@@ -137,7 +137,7 @@ def watch() -> None:
 
 
 def of_library(library: Library) -> Iterator[Recognised]:
-    """Yield the functions of a framework's library that are events (`Library.events`)."""
+    """Yield those functions of a framework's library whose calls are events (`Library.events`)."""
     for function, event in library.events.items():
         module, _, path = function.partition(":")
         yield Recognised(module, path, event)
@@ -150,7 +150,8 @@ def look_again() -> None:
 
 
 def _allocator_peak() -> int | None:
-    # Reading the peak would initialise CUDA, and CUDA then fails in forked processes.
+    # Do not read the peak before the training has initialised CUDA. Reading would initialise CUDA, which
+    # would then fail in forked processes.
     if not torch.cuda.is_initialized():
         return None
     return torch.cuda.memory_stats().get("allocated_bytes.all.peak")
@@ -190,7 +191,7 @@ def _of_a_file(function: Callable[..., Any], event: str, file: File) -> Any:
     """Wrap a function that saves or loads one file. Its calls become events, and saved bytes are counted.
 
     A call with an in-memory file is not an event, because such files are used to send objects to other ranks.
-    A file that a data loader reads is not an event either.
+    A call in which a data loader reads a file is not an event either.
     """
     as_span = span_of(_counted(function, file) if event == SAVE else function, event, is_event=True)
 
@@ -217,7 +218,7 @@ def _counted(function: Callable[..., Any], file: File) -> Callable[..., Any]:
 
 
 def _place(target: Any) -> int | None:
-    """Return the position of an open file; None for a path, or if the file does not report it."""
+    """Return the position of an open file. None for a path, or if the file does not report its position."""
     with contextlib.suppress(Exception):
         return None if isinstance(target, str | os.PathLike) else int(target.tell())
     return None
@@ -225,7 +226,7 @@ def _place(target: Any) -> int | None:
 
 def _wrote(target: Any, before: int | None) -> None:
     after = _place(target)
-    with contextlib.suppress(Exception):  # a path on another file system, or a file without a size
+    with contextlib.suppress(Exception):  # for example, the path is on another file system
         if isinstance(target, str | os.PathLike):
             _add(os.path.getsize(target))
         elif before is not None and after is not None:
@@ -242,7 +243,7 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
     def watched(*args: Any, **kwargs: Any) -> Any:
         left = None if phases.spans is None else phases.spans.leave()
         response = function(*args, **kwargs)
-        # Since torch 2.9, the function returns two futures with some stagers. The upload's future ends last.
+        # Since torch 2.9, the function returns two futures if some stagers are used. The upload's ends last.
         if left is not None:
             left.future = getattr(response, "upload_completion", response)
         return response
@@ -254,7 +255,7 @@ def _wrap_shards(module: ModuleType) -> None:
     """Count the bytes of a sharded checkpoint that this rank writes.
 
     torch's private function `write_data` returns a future with a result for each item that it has written.
-    Raises `PrivateNameError` if torch lacks that function.
+    Raises `PrivateNameError` if torch does not have this function.
     """
     write = private.write_data
     if hasattr(write, "is_event"):

@@ -1,6 +1,6 @@
 """Mark parts of a training script as phases (`perfsuite.phase`). Imports no torch.
 
-Outside of a launch, a phase only checks that a variable is None.
+Outside of a launch, a phase costs almost nothing: it only checks that a variable is None.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def _no_torch() -> bool:
     return False
 
 
-spans: Spans | None = None  # the spans of this process; None if no launch measures it
+spans: Spans | None = None  # the spans of this process. None if no launch measures this process
 is_compiling: Callable[[], bool] = _no_torch
-"""Return whether torch is compiling the caller. Phases would break the graph, so compiled code has none."""
+"""A function that returns whether torch is compiling its caller. Compiled code has no phases, because they
+would break its graph."""
 
 
 class _Begun(threading.local):
-    """The spans of one phase that a thread has begun and not yet ended."""
+    """The spans of one phase that a thread has begun but not yet ended."""
 
     def __init__(self) -> None:
         self.spans: list[Span | None] = []
@@ -58,7 +59,7 @@ class phase:
             spans.end(span)
 
     def __call__(self, function: F) -> F:
-        """Wrap a function, static method or class method so that each of its calls is the phase.
+        """Wrap a function, static method or class method, so that each of its calls is recorded as the phase.
 
         Raises `CaseError` for a class, and for a function that is async or a generator.
         """
@@ -73,7 +74,7 @@ class phase:
 
 
 def why_not_timed(function: Any) -> str | None:
-    """Return why a function's calls cannot be timed; None if they can."""
+    """Return why a function's calls cannot be timed, or None if they can be."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not any(is_kind(function) for is_kind in kinds):
         return None
@@ -88,7 +89,7 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder = None if is_compiling() else spans  # `spans` can be None when the call ends
+        recorder = None if is_compiling() else spans  # kept, because `spans` can be None when the call ends
         span = None if recorder is None else recorder.begin(name, is_event=is_event)
         if recorder is None or span is None:
             return function(*args, **kwargs)
@@ -109,10 +110,10 @@ class NamedPhase(NamedFunction):
         self._why_not_timed: str | None = None
 
     def check_name(self) -> None:
-        """Raise `MismatchError` if the function cannot be timed, or if its imported module lacks it.
+        """Raise `MismatchError` if the function cannot be timed, or if its module is imported but lacks it.
 
-        A module that is not imported yet might be imported later. Whether any rank calls the function is only
-        known when the run ends.
+        If the module is not imported yet, this is no error, because it might be imported later. Whether any
+        rank calls the function is known only when the run ends.
         """
         why = self._why_not_timed or (self.why_not_found() if self.is_imported else None)
         if why is not None:

@@ -1,7 +1,7 @@
 """Record the events (such as saving a checkpoint) and phases of a run as spans. Imports no torch.
 
 Only the seconds of the training thread are reported, because other threads do not delay the training. Errors
-in perfsuite never reach the training: they become notes.
+in perfsuite become notes, and never reach the training.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from perfsuite.results.rank_report import SpanTimes
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.spans.running import Running
 
-# Maximum number of span names in a launch, because a script can generate names such as `rollout 17`.
+# Maximum number of span names in a launch. There must be a limit, because a script can generate names (such
+# as `rollout 17`).
 MOST_NAMES = 50
 
 
 @dataclass(kw_only=True, eq=False)
 class Span:
-    """One occurrence of a span in a thread. Work is only counted in the first occurrence."""
+    """One occurrence of a span in a thread. Work is counted only in the first occurrence."""
 
     name: str
     thread: int
-    is_event: bool  # recognised, as opposed to named by a case or a script
+    is_event: bool  # whether this is an event that perfsuite recognised. False: a case or a script named it
     is_counted: bool
     steps: int  # number of steps that had ended when the span began
-    since: float | None = None  # the time at which the span began; None before that
-    # While the span is open: the number of collectives that had begun before it. After that: the number that
-    # began inside the span. None if unknown.
+    since: float | None = None  # the time at which the span began. None before that
+    # Before the span ends: the number of collectives that had begun before the span. After its end: the
+    # number of collectives that began inside the span. None if unknown.
     collectives: int | None = None
-    # While the span is open: the allocator's peak before it, in bytes. After that: the new peak, or None if
-    # the span did not raise the peak. None if unknown.
+    # Before the span ends: the allocator's peak before the span, in bytes. After its end: the new peak, or
+    # None if the span did not raise the peak. Also None if unknown.
     peak: int | None = None
     bytes_written: int | None = None  # None if no write was seen
     left: Background | None = None  # work that the span left to other threads
@@ -50,8 +51,9 @@ class Span:
 class Background:
     """Work that a span left to other threads."""
 
-    future: Any = None  # the future of the work; None until the work has been started
-    # Whether other background work began before this work had ended, so that writes cannot be attributed.
+    future: Any = None  # the future of the work. None until the work has been started
+    # Whether other background work began before this work had ended. It is then unknown which work wrote
+    # what.
     is_mixed: bool = False
 
     def is_over(self) -> bool:
@@ -61,10 +63,10 @@ class Background:
 
 @dataclass(frozen=True, kw_only=True)
 class Meters:
-    """The functions that are called when a span begins and ends. They return None if a value is unknown."""
+    """Functions to call when a span begins and when it ends. They return None if a value is unknown."""
 
     now: Callable[[], float] = HostTimer().stamp
-    collectives: Callable[[], int | None] = lambda: None  # number begun so far
+    collectives: Callable[[], int | None] = lambda: None  # the number of collectives that have begun so far
     peak: Callable[[], int | None] = lambda: None  # the allocator's peak so far, in bytes
 
 
@@ -85,18 +87,19 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 class Spans:
     """The spans of this process.
 
-    A span inside another span is part of the outer span if both have the same name or if both are events.
-    Only the first occurrence of a span has counts. Later occurrences only have seconds.
+    If a span is inside another span, and both have the same name or both are events, the inner span is only a
+    part of the outer span and is not recorded. The first occurrence of a span has counts and seconds. Later
+    occurrences have only seconds.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
-        self.notes: list[str] = []  # the reasons why values are unknown, without duplicates
+        self.notes: list[str] = []  # reasons why values are unknown, without duplicates
         self._meters = meters or Meters()
         self._pid = os.getpid()
         self._steps: Callable[[], int] = lambda: 0
         self._running: Running | None = None  # set at the first step of a rank
-        self._thread: int | None = None  # the training thread; None before the first step
-        self._open = defaultdict[int, list[Span]](list)  # by thread, the outermost first
+        self._thread: int | None = None  # the training thread. None before the first step
+        self._open = defaultdict[int, list[Span]](list)  # thread -> its open spans, the outermost first
         self._times = OwnList[tuple[str, int, int, float]]()  # name, thread, steps, seconds
         self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
         self._left: list[Span] = []  # counted spans that left work to other threads
@@ -104,8 +107,8 @@ class Spans:
     def train(self, steps: Callable[[], int], running: Path | None = None) -> None:
         """Treat the calling thread as the training thread.
 
-        `steps` returns the number of steps that have ended. `running` is the file into which the name of a
-        long-running span is written.
+        `steps` returns the number of steps that have ended. `running` is a file. If a span runs for a long
+        time, its name is written into this file.
         """
         self._thread = _training_thread()
         self._steps = steps
@@ -113,11 +116,11 @@ class Spans:
 
     @_guarded
     def begin(self, name: str, *, is_event: bool = False) -> Span | None:
-        """Begin a span in the calling thread. Returns None if it is part of an open span or not recorded."""
+        """Begin a span in the calling thread. Return None if the span is not recorded."""
         thread = get_ident()
         others = self._open[thread]
         is_part = any(other.name == name or (is_event and other.is_event) for other in others)
-        if is_part or os.getpid() != self._pid:  # a forked process has no report
+        if is_part or os.getpid() != self._pid:  # spans of a forked process would not be reported
             return None
         is_counted = (thread, name) not in self._first
         if is_counted and len({*(span_name for _, span_name in [*self._first]), name}) > MOST_NAMES:
@@ -145,7 +148,7 @@ class Spans:
         assert span.since is not None
         seconds = self._meters.now() - span.since
         others = self._open[span.thread]
-        if span in others:  # including spans that began inside it and never ended
+        if span in others:  # also remove spans that began inside this span and never ended
             del others[others.index(span) :]
         if self._running is not None and span.thread == self._thread:
             self._running.ended()
@@ -182,7 +185,7 @@ class Spans:
         return background
 
     def open_for(self, seconds: float) -> str | None:
-        """Return the name of a span that has run for `seconds` without a step; None if there is none."""
+        """Return the name of a span that has run for `seconds` without a step, or None if there is none."""
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
         for span in open_spans:
             is_between_steps = span.steps == self._steps()
@@ -191,20 +194,20 @@ class Spans:
         return None
 
     def times(self) -> dict[str, SpanTimes]:
-        """Return the steps and seconds of all occurrences of the training thread's spans, by name."""
+        """Return, for each span of the training thread, the steps and seconds of all its occurrences."""
         by_name = defaultdict[str, list[tuple[int, float]]](list)
         for name, thread, steps, seconds in self._times:
             if thread == self._thread:
                 by_name[name].append((steps, seconds))
         for span in self._open.get(self._thread or 0, ()):
-            self.note(f"{span.name}: one was still open when the last step ended, and is not reported")
+            self.note(f"{span.name}: the last one was still open when the last step ended, so it is left out")
         return {
             name: SpanTimes(steps=tuple(steps for steps, _ in times), seconds=tuple(s for _, s in times))
             for name, times in by_name.items()
         }
 
     def counts(self) -> dict[str, Counts]:
-        """Return the counts of the first occurrence of each span of the training thread, by name."""
+        """Return, for each span of the training thread, the counts of its first occurrence."""
         return {
             name: self._counts(span) for (thread, name), span in self._first.items() if thread == self._thread
         }
@@ -221,7 +224,7 @@ class Spans:
                 f"written when {'the next one began' if span.left.is_mixed else 'the last step ended'}"
             )
             counts = counts.replace(bytes_written=None)
-        return counts.replace(collectives_begun=None)  # a background thread might have begun some
+        return counts.replace(collectives_begun=None)  # a background thread might have begun collectives
 
     def note(self, why: str) -> None:
         """Add the reason why a value is unknown, unless it is already there."""
@@ -232,7 +235,8 @@ class Spans:
 def _training_thread() -> int:
     """Return the id of the thread that runs the script.
 
-    If optimizers step during backward, the caller can be a thread of autograd, which Python did not start.
+    This is not always the calling thread. If optimizers step during backward, the caller can be a thread of
+    autograd, which Python did not start.
     """
     here = threading.current_thread()
     return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0
@@ -243,10 +247,10 @@ def _is_over(span: Span) -> bool:
 
 
 def _more(before: int | None, now: int | None) -> int | None:
-    """Return the growth of a number; None if it shrank, for example after a process group was destroyed."""
+    """Return the growth of a number. None if it shrank, for example because a process group was destroyed."""
     return None if before is None or now is None or now < before else now - before
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
-    """Return the new peak; None if it is not higher, because it might then be the peak of earlier work."""
+    """Return the new peak. None if it is not higher, because it might then be the peak of earlier work."""
     return None if before is None or now is None or now <= before else now

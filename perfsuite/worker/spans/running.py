@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TOLD_AFTER_S = 5.0  # seconds after which a span is reported; most spans are shorter and need no file
+TOLD_AFTER_S = 5.0  # seconds after which a span is reported. Most spans are shorter and need no file
 LOOKS_EVERY_S = 1.0
 
 
 class Running:
     """Writes the name of a long-running span into a file, and removes the file when the span ends.
 
-    A separate thread does this from the first span on, so that the training does not wait for a slow file
-    system. `name_of` returns the name of a span that has run for the given seconds; None if there is none.
+    When the first span begins, a separate thread is started for this, so that the training does not wait for
+    a slow file system. `name_of` gets a number of seconds, and returns the name of a span that has run for at
+    least that time, or None if there is none.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Running:
 
     def look(self) -> None:
         """Write or remove the file if the name to report has changed."""
-        with self._lock, contextlib.suppress(OSError):  # for example a full disk; the report will show it
+        with self._lock, contextlib.suppress(OSError):  # if the disk is full, writing the report will show it
             name = self._name_of(self._after_s)
             if name == self._reported:
                 return
@@ -54,7 +55,7 @@ class Running:
             self._reported = name
 
     def ended(self) -> None:
-        """Remove the file of a span that has ended: the process can end before the thread removes it."""
+        """Remove the file of a span that has ended: the process might end before the thread removes it."""
         if self._reported is not None:
             self.look()
 

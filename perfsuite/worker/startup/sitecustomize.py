@@ -1,8 +1,8 @@
 """Attach perfsuite to every Python process of a measured script.
 
 Python runs this module because its directory is the first entry of PYTHONPATH. The module starts the clock of
-the start-up, and runs the environment's own sitecustomize, which it shadows. When torch has been imported, it
-runs `perfsuite.worker.script.attach`.
+the start-up. It also runs the environment's own sitecustomize, because Python does not find that one any
+more. When torch has been imported, it runs `perfsuite.worker.script.attach`.
 """
 
 import os
@@ -14,18 +14,19 @@ from types import ModuleType
 from typing import Any
 
 CLOCK = "perfsuite.worker.clock.startup_clock"
-_clock: ModuleType | None = None  # the clock module; None if this process is not measured
+_clock: ModuleType | None = None  # the module of the clock. None if this process is not measured
 
 
 class AfterTorch:
-    """A finder that loads torch with the other finders, and attaches perfsuite after torch was executed."""
+    """A finder that lets the other finders load torch, and attaches perfsuite after torch was executed."""
 
     _asking = threading.local()
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return None for every module except torch."""
-        if name != "torch" or getattr(cls._asking, "now", False):  # another finder can ask all finders again
+        # While this finder waits for another finder, that one can ask all finders again, including this one.
+        if name != "torch" or getattr(cls._asking, "now", False):
             return None
         cls._asking.now = True
         try:
@@ -36,7 +37,7 @@ class AfterTorch:
             spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 _then_attach(spec.loader)
-        except Exception as error:  # Python then asks the other finders
+        except Exception as error:  # return None, so that Python asks the other finders
             _tell(error)
             return None
         finally:
@@ -50,7 +51,7 @@ def _then_attach(loader: Any) -> None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         if AfterTorch not in sys.meta_path:
-            return  # already attached, because a loader was requested twice
+            return  # perfsuite is already attached: somebody has requested a loader twice
         sys.meta_path.remove(AfterTorch)
         if _clock is not None:
             sys.modules[CLOCK] = _clock
@@ -61,7 +62,7 @@ def _then_attach(loader: Any) -> None:
             attach()
         except Exception as error:
             is_missing = isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("torch.")
-            if not is_missing:  # for example if torch lacks a module, which must not end the script
+            if not is_missing:  # the script must not end, for example if a version of torch lacks a module
                 _tell(error)
                 return
             raise ImportError(
@@ -89,8 +90,9 @@ def _tell(error: Exception) -> None:
 def _begin_clock() -> ModuleType | None:
     """Load the clock module by its path and start the clock.
 
-    Importing the module's package would import too much into a script. Until torch is imported, the module is
-    not in `sys.modules`. Returns None if this fails: the start-up is then unknown.
+    The module is not imported in the usual way, because its package would import too much into a script.
+    Until torch is imported, the module is not in `sys.modules`. Returns None if this fails. The start-up is
+    then not timed.
     """
     try:
         here = os.path.dirname(os.path.realpath(__file__))

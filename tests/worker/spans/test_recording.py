@@ -98,7 +98,7 @@ def test_early_span_is_of_the_thread_that_trains(machine: Machine) -> None:
 def test_a_span_that_has_not_ended_is_a_note(spans: Spans, machine: Machine) -> None:
     spans.begin("train", is_event=False)
     assert spans.times() == {}
-    assert spans.notes == ["train: one was still open when the last step ended, and is not reported"]
+    assert spans.notes == ["train: the last one was still open when the last step ended, so it is left out"]
 
 
 def test_bytes_are_those_of_the_first_time(spans: Spans) -> None:
