@@ -27,7 +27,7 @@ from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile,
 from tests.benchmarks import show_table
 from tests.gpu.test_day import SCRIPT, WIDE
 
-KNOWN = (1, 2, 3)  # numbers of measured cases from which another case is forecast, besides all others
+KNOWN = (1, 2, 3)  # numbers of measured cases behind a forecast; the number of all other cases is added
 
 
 class Tried(NamedTuple):
@@ -44,7 +44,7 @@ class Tried(NamedTuple):
 
 
 def tries(cases: Sequence[MeasuredCase], number: int) -> Iterator[Tried]:
-    """Yield the forecast of each case from each choice of this number of other cases."""
+    """For each case and each choice of `number` other cases, yield the forecast from these cases."""
     for case in cases:
         others = [other for other in cases if other is not case]
         for chosen in itertools.combinations(others, number):
@@ -94,7 +94,7 @@ def _coverage(cluster: str, cases: Sequence[MeasuredCase]) -> Iterator[tuple[str
 
 
 def main() -> None:
-    """Print each forecast and how many held, or record the predictions."""
+    """Print how many forecasts held, and each forecast for one H100. Or record the predictions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", nargs="?", choices=("record",))
     parser.add_argument("file", nargs="?", type=Path, default=PREDICTED)

@@ -1,6 +1,8 @@
-"""Simulates how often cases that change together are recognised, with the code that reports them.
+"""Simulates how often a common change of several cases is recognised, with the code that reports such
+changes.
 
-Each case changes by a common factor, an effect of its own, and an error of 0.2, 0.4 or 0.8%.
+The change of each case is the sum of the common change, the case's own effect, and an error of 0.2, 0.4 or
+0.8%.
 
     python -m tests.benchmarks.simulated_common_change   # docs/evidence/statistics.md
 """
