@@ -156,7 +156,7 @@ class Cluster:
         return self.run("sinfo", "--noheader", "--partition=bench", f"--nodes={node}", "--format=%T").strip()
 
     def kill_slurmd(self, node: str) -> None:
-        """Kill Slurm's daemon on a node. After SlurmdTimeout the node is down, but its jobs continue."""
+        """Kill Slurm's daemon on a node. After SlurmdTimeout, the node counts as down. Its jobs continue."""
         for daemon in _processes(lambda process: process.name() == "slurmd" and self._is_on(node, process)):
             with contextlib.suppress(psutil.Error):
                 daemon.kill()
