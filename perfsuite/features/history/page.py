@@ -205,7 +205,7 @@ def _drawn(
 def _with_machine(
     marks: Sequence[Mark], machine: Sequence[MachineStep], hardware_class: str, points: Sequence[Point]
 ) -> list[Mark]:
-    """Return the marks and those of the sessions in which the reference moved, in the order of the chart."""
+    """Return `marks` and a mark for each change of the reference, in the order of the chart."""
     at = {mark.first for mark in marks}
     days = [date.fromisoformat(point.place.day) for point in points]
     added = []
