@@ -48,7 +48,7 @@ class Launcher(ABC):
     def check_nodes(
         self, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
     ) -> Preflight:
-        """Check the first `nodes` nodes, before the first case that needs this many. `names` are their names.
+        """Check the first `nodes` nodes, which have these `names`, before the first case that needs them all.
 
         By default, a short job in `directory` probes each node (`perfsuite.launch.preflight`).
         """

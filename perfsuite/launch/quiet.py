@@ -123,7 +123,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot tell them."""
+    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot report them."""
     if not nvml_process.has_library():
         return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
