@@ -56,7 +56,7 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
     there = gpus_on_bus(root)
     if machine.device == "cuda" and machine.devices < there:
         observed = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
-        observed += "processes are skipped, and hidden GPUs' jobs can slow down visible GPUs"
+        observed += "processes are skipped, and jobs on hidden GPUs can slow down the visible GPUs"
         advice = (
             "show all GPUs (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the hidden "
             "GPUs idle"

@@ -48,7 +48,8 @@ class Launcher(ABC):
     def check_nodes(
         self, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
     ) -> Preflight:
-        """Check the first `nodes` nodes, which have these `names`, before the first case that needs them all.
+        """Check the first `nodes` nodes. Called before the first case that needs them. `names` are their
+        names.
 
         By default, a short job in `directory` probes each node (`perfsuite.launch.preflight`).
         """

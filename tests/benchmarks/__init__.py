@@ -26,6 +26,6 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def show_ratios(what: str, ratios: Sequence[float], of: str) -> None:
-    """Print the quartiles of some ratios. `what` names them, and `of` says of what they are."""
+    """Print the quartiles of ratios. `what` is their name, and `of` is their number, such as `12 pairs`."""
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     print(f"{what}: median {middle:.4f}, middle half {low:.4f} to {high:.4f}, {of}", flush=True)

@@ -27,7 +27,7 @@ from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile,
 from tests.benchmarks import show_table
 from tests.gpu.test_day import SCRIPT, WIDE
 
-KNOWN = (1, 2, 3)  # numbers of measured cases behind a forecast; the number of all other cases is added
+KNOWN = (1, 2, 3)  # a forecast is made from this many measured cases, and also from all other cases
 
 
 class Tried(NamedTuple):
@@ -94,7 +94,7 @@ def _coverage(cluster: str, cases: Sequence[MeasuredCase]) -> Iterator[tuple[str
 
 
 def main() -> None:
-    """Print how many forecasts held, and each forecast for one H100. Or record the predictions."""
+    """Print how many forecasts held, and those for one H100. With `record`, write predictions instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", nargs="?", choices=("record",))
     parser.add_argument("file", nargs="?", type=Path, default=PREDICTED)

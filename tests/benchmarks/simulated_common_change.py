@@ -1,5 +1,4 @@
-"""Simulates how often a common change of several cases is recognised, with the code that reports such
-changes.
+"""Simulates how often a common change of several cases is recognised, using the code that reports it.
 
 The change of each case is the sum of the common change, the case's own effect, and an error of 0.2, 0.4 or
 0.8%.

@@ -64,7 +64,7 @@ ORDER: dict[Medium, str] = {
     in_markdown: "why reasons decisive findings excuses held not_counted changed traces notes",
     on_page: "why excuses reasons tracebacks checks predicted counts remarks traces held notes files",
 }
-"""Medium -> the fields of `Explained` that it shows, in order. `step` is the tables of a step's counts."""
+"""Medium -> the fields of `Explained` that it shows, in order. `step` means the lines of `step_of`."""
 
 
 def lines(result: Measurement, field: str) -> list[str]:

@@ -123,7 +123,7 @@ CHOSEN = frozenset(
         *("spmd_backend", "loss_chunks", "rope", "forced", "patched", "replaced"),
     ]
 )
-"""Settings that the case does not ask for: a library chooses them, or perfsuite does for its version.
+"""Settings that cases do not ask for. A library chooses them, or perfsuite does for a library's version.
 
 Each new setting must be added either here, or to `perfsuite.verdict.comparability.ASKED` if cases ask for it.
 """

@@ -355,7 +355,7 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
-    """One launch of each arm with other gradients only gives a doubt. Two launches of each arm show it."""
+    """Other gradients in one launch of each arm give a doubt. In two launches of each arm, they fail."""
     difference = "the norm of the gradients after clipping in step 4: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):

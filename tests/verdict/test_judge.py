@@ -66,7 +66,7 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 def test_slowness_of_other_sessions_is_allowed() -> None:
     """Sessions of unchanged code differ by 2%.
 
-    A baseline of a single session must not make the next session a regression.
+    With a baseline of only one session, a session that is 2.5% slower is called a regression.
     """
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
@@ -80,7 +80,7 @@ def test_slowness_of_other_sessions_is_allowed() -> None:
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "cpu_s_per_step"])
 def test_sessions_apart_are_no_noise_of_launches(metric: str) -> None:
-    """`QUIET` has no noise between sessions. So differing sessions must not widen the result."""
+    """`QUIET` has no noise between sessions. So sessions that differ must not change what is detectable."""
 
     def least(*factors: float) -> float | None:
         before = [launch for factor in factors for launch in usual(factor, cpu_s_per_step=1 / factor)[:5]]

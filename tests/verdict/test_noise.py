@@ -352,7 +352,7 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
     first = [1.0, 1.001]
     second = [1.1, 1.101]
     for sessions, is_told_apart in (
-        *(((first, second), True), ((first, [1.1]), False)),  # two launches must repeat their session
+        *(((first, second), True), ((first, [1.1]), False)),  # at least two launches must repeat a session
         *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
     ):
         noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
@@ -429,7 +429,7 @@ PARTLY = [
 
 
 def test_shrinks_a_slope_by_the_part_of_chance() -> None:
-    """The exponent is the slope within the groups times (1 - E[F] / F), which is computed here step by step.
+    """The expected exponent, the slope within the groups times (1 - E[F] / F), is computed step by step.
 
     F is the squared t statistic of the slope.
     """

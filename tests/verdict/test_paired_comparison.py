@@ -66,7 +66,7 @@ def test_change_must_survive_without_its_best_pair() -> None:
     seen = paired_comparison._Evidence(ordered=[], change=0.0, **noise)
     sure = [paired_comparison._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
     assert sure == [False, True]
-    # The four other pairs themselves scatter more than that noise.
+    # Here, the four other pairs themselves scatter more than the given noise.
     scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]
     assert paired_comparison._without_the_most(scattered, seen._replace(error=1.0)) is False
 
@@ -85,9 +85,9 @@ def test_launches_alternate_as_abba() -> None:
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
 def test_finds_change_and_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
-    """In the second row of the machine, the machine is up to twice as slow in some pairs.
+    """The second list for `machine` makes it up to twice as slow in some pairs.
 
-    This cancels within pairs. It is visible as noise only between neighbouring launches of one arm.
+    The slowness cancels within pairs. It is visible as noise only between neighbouring launches of one arm.
     """
     a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
     decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)

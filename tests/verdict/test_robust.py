@@ -17,7 +17,7 @@ from perfsuite.verdict.robust import (
 
 
 def test_clipped_square_is_that_of_a_normal() -> None:
-    """The expected value is the mean of z^2 for a normal z, integrated by parts.
+    """The expected value is the mean of the clipped z^2 for a normal z, integrated by parts.
 
     Within [-c, c] the integral is P(|z| < c) - 2 c pdf(c). Outside, z^2 is clipped to c^2.
     """

@@ -18,7 +18,7 @@ class StepResult(Data):
 
     step: str
     seconds: float
-    is_complete: bool  # False: it was interrupted, reached its limit or did not run
+    is_complete: bool  # False: the step was cut short or did not run, and is repeated
     rows: tuple[Row, ...]
 
 

@@ -21,7 +21,7 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 
 BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
-"""Checks of the step `machine`. If one of them fails, no launch can work."""
+"""Checks of the step `machine` that make launches impossible if they fail."""
 LEAST_S = 30.0  # a step does not begin if less time is left
 ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a scheduler ends a job, or a connection ends
 
@@ -126,7 +126,7 @@ def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row 
 
 
 def _broken(rows: Sequence[Row]) -> list[str]:
-    """Return the failed checks of the step `machine` because of which no launch can work."""
+    """Return those failed checks of the step `machine` that make launches impossible."""
     return [row.check for row in rows if row.check in BLOCKING and row.status == "fail"]
 
 

@@ -265,7 +265,7 @@ class _Runs:
 
 
 def _counted_steps(run: Run) -> int:
-    """Return the number of steps that were counted on the rank with the most. `run` must have counts."""
+    """Return the largest number of steps that one rank counted. `run` must have counts."""
     return max(1 + len(entry.counts.also_counted) for entry in run.counts)
 
 

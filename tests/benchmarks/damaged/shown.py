@@ -149,7 +149,7 @@ def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
 def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bool:
     """Whether the output has a row for each line of the file.
 
-    The row of a changed line must show the line's tolerance, and must differ from the row in the usual
+    The row of a changed line must show the line's tolerance. It must also differ from the row in the usual
     output.
     """
     lines = damage.decode().splitlines()

@@ -34,7 +34,7 @@ class Pair:
     what: str = ""
     """The additional work of `bad`."""
     names: str = ""
-    """A regular expression that the first line must match. If it is empty, nothing must be found."""
+    """A regular expression that the first line must match. If it is empty, the gate must find nothing."""
     ranks: int = 1
     dry: bool = False
     """Whether the regression appears only on a GPU. If so, both arms have dry runs, which simulate a GPU."""
@@ -54,7 +54,7 @@ class Pair:
 
     @property
     def link(self) -> str:
-        """The thread as a Markdown link. GitHub redirects from `issues` if it is a pull request."""
+        """The thread as a Markdown link. GitHub redirects the address of an issue to a pull request."""
         name, mark, number = re.split("([# ])", self.thread)
         kind = "issues" if mark == "#" else "releases/tag"
         return f"[{self.thread}](https://github.com/{DATA['repositories'][name]}/{kind}/{number})"

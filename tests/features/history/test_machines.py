@@ -50,7 +50,7 @@ def levels(case: int, night: int) -> Level:
 
 
 def one_regressed(case: int, night: int) -> Level:
-    """In addition, make the first case 3% slower from night 30 on."""
+    """Make the first case 3% slower from night 30 on, in addition to the slower node."""
     return Level(step_s=math.exp(node(night)) * (1 + 0.03 * (case == 0 and night >= 30)))
 
 
