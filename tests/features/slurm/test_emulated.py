@@ -27,7 +27,7 @@ with emulated.slurm_cluster() as cluster:
 
 @pytest.mark.launch
 def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
-    """Slurm drains a node if a step does not end. Without a resume, no later test would get the node."""
+    """Slurm drains a node if a step does not end. If it is not resumed, later tests do not get this node."""
     cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=Kill task failed")
     wait_until(lambda: cluster.state("n1") == "drained", "n1 to be drained")
     cluster.wait_until_idle()
