@@ -57,7 +57,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
-        """Run a job to its end, for at most `case.timeout_s`. Afterwards, none of its processes may be alive.
+        """Run a job to its end, for at most `case.timeout_s`. Afterwards, no process of the job is alive.
 
         Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). The ranks report
         how they ended. This method returns a failure only if the job was ended before its ranks, or if the

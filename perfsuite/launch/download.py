@@ -74,7 +74,7 @@ class Plan:
 
 
 def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
-    """Ask once for consent to all downloads of the plans. Raises `PackageError` if it is not given."""
+    """Ask once for consent to all downloads of the plans. Raises `PackageError` if the user declines."""
     downloads = list({package.url: package for plan in plans for package in plan.downloads}.values())
     notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
     if not downloads:

@@ -64,7 +64,7 @@ def bursts() -> Iterator[None]:
 
 
 def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
-    """Compare this environment with itself, as `perfsuite compare --against .` does."""
+    """Compare this environment with itself, like `perfsuite compare --against .`."""
     options = Options(
         root=directory,
         store=directory / "store",

@@ -55,7 +55,7 @@ def tries(cases: Sequence[MeasuredCase], number: int) -> Iterator[Tried]:
 
 
 def record(file: Path) -> None:
-    """Run the cases of one H100 dry, and write the predictions."""
+    """Make dry runs of the cases for one H100, and write the predictions."""
     predicted: dict[str, DryFacts] = {}
     for case in WIDE:
         if case.compile or case == SCRIPT:

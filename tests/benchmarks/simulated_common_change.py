@@ -32,7 +32,7 @@ class Shares:
 def simulate(
     *, cases: int, common: float, scatter: float, regression: float = 0.0, nights: int = 2_000, seed: int = 0
 ) -> Shares:
-    """Simulate nights. `regression` is added to the change of the first case. All are in logarithms."""
+    """Simulate nights. `regression` is added to the change of the first case. All changes are logarithms."""
     draw = random.Random(seed)
     shared = covered = apart = 0
     for _ in range(nights):

@@ -341,7 +341,7 @@ def test_old_method_compares_all_but_host_reads() -> None:
     )
 
 
-# Tiers
+# Other versions, missing ranks, and compiled models
 
 
 def test_judges_another_version_and_names_it() -> None:

@@ -18,7 +18,7 @@ TODAY = date(2026, 11, 24)
 YESTERDAY = date(2026, 11, 23)
 ISSUE = "https://example.org/1"
 CASE = BEFORE.case.id
-SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0%
+SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # 19.0% fewer
 SLOW_WITH_STALLS = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=79_000)] * 3)  # like any slowdown
 GOOD = make_result(BEFORE)
 

@@ -22,7 +22,7 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case, because a name can have only one value. Dry runs are left out."""
+    """Return the last result of each case: a case can have only one value of a metric. Omit dry runs."""
     launched = [result for result in session.results if not (session.dry or result.dry)]
     return list({result.case_id: result for result in launched}.values())
 

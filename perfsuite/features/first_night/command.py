@@ -114,7 +114,7 @@ def first_night(
 
 
 def _refuse_own_cases(cases: Path, out: Path) -> None:
-    """Raise `CaseError` if the cases are in the folder of the steps. A repeated step removes files there."""
+    """Raise `CaseError` if the cases are in the folder of the steps, where a repeated step removes files."""
     folder = out / FOLDER
     if cases.resolve().is_relative_to(folder.resolve()):
         raise CaseError(

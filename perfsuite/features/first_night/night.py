@@ -185,5 +185,5 @@ def changed(machine: Machine) -> str | None:
 def numa_nodes(root: Path = Path("/")) -> list[frozenset[int]]:
     """Return the cores of each NUMA node that has cores."""
     files = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
-    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, as `spans` formats numbers
+    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, the format of `spans`
     return [frozenset(numbers(text)) for text in texts if text]

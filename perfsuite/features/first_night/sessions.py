@@ -1,8 +1,8 @@
 """Measure the user's cases twice, to find those that are steady enough for a baseline.
 
-A night can be too short for all cases, and can be cut at any moment. So a few cases are measured twice before
-the next ones begin, each result is shown as soon as pytest has written it, and the next night continues with
-the other cases. All results are in the sessions of one store, in the directory of this step.
+A night can be too short for all cases, and can be interrupted at any moment. So a few cases are measured
+twice before the next ones begin, each result is shown as soon as pytest has written it, and the next night
+continues with the other cases. All results are in the sessions of one store, in the directory of this step.
 """
 
 import contextlib

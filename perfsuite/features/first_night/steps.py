@@ -48,7 +48,7 @@ def machine_rows(night: Night) -> Iterator[Row]:
 
 
 def row_of(rows: Sequence[Row], check: str) -> Row | None:
-    """Return the row of a check; None without one."""
+    """Return the row of a check, or None if there is no such row."""
     return next((row for row in rows if row.check == check), None)
 
 

@@ -165,7 +165,7 @@ def _drawn(
     case: str,
     parameters: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the chart of a series, its newest value, and the link to its page from asv."""
+    """Return the chart of a series, its newest value, and the link to asv's page about the series."""
     unit = "bytes" if key.metric == "peak memory" else key.metric
     values = [point.value for point in points]
     drifts = sorted(changes.get(key, ()), key=lambda drift: drift.change.index)

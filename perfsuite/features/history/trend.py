@@ -41,7 +41,7 @@ class Point(NamedTuple):
     value: float
     place: Place
     circumstances: Mapping[str, str]  # name -> value of a setting or version that could explain a change
-    shift: float = 0.0  # how much slower the machine is, in logarithms; 0 for metrics that do not follow it
+    shift: float = 0.0  # slowness of the machine, as a logarithm; 0 for metrics that it does not affect
 
     @property
     def corrected(self) -> float:
@@ -236,7 +236,7 @@ def _of_machine(session: StoredSession) -> Mapping[str, str]:
 def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
     """Estimate the correlation of neighbouring sessions for each hardware class and metric.
 
-    It is a property of the machine, so this is the median over the series of all cases.
+    The correlation is a property of the machine, so the median over the series of all cases is used.
     """
     estimates = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
@@ -336,9 +336,9 @@ def _accepts(
 ) -> bool:
     """Return whether a baseline accepts a change between two levels of cost.
 
-    A baseline accepts the change if it was measured on that day (UTC) or later, and is closer to the new
-    level than to the old one. The levels are corrected for changes of the machine, so the baseline is
-    corrected like the last of the points up to its day.
+    A baseline accepts the change if it was measured on `day` (UTC) or later, and is closer to the new level
+    than to the old one. The levels are corrected for changes of the machine. So the baseline gets the same
+    correction as the last of the points up to its own day.
     """
     try:
         baseline = documents.read(file, Baseline)

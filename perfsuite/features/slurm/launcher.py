@@ -133,7 +133,7 @@ class SlurmLauncher(Launcher):
 
     @property
     def lock(self) -> str:
-        """The lock of this allocation. Only sessions in it wait, because nobody else uses its nodes."""
+        """The lock for sessions in this allocation. Other sessions need not wait: they use other nodes."""
         return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
 
     def machine(self, shared: Path) -> Machine:

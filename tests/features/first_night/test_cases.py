@@ -1,4 +1,4 @@
-"""Tests of the cases of a first night."""
+"""Tests of the cases that a first night launches."""
 
 import re
 

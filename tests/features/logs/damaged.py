@@ -34,7 +34,7 @@ def targets(root: Path) -> list[Target]:
 
 
 def _write_log(directory: Path, level: float, seed: int) -> None:
-    """Write an event file as Megatron's SummaryWriter does."""
+    """Write an event file like Megatron's SummaryWriter."""
     writer = EventFileWriter(str(directory))
     for step in range(40):
         seconds = level * (1 + 0.004 * ((7 * step + seed) % 5 - 2))
