@@ -33,15 +33,15 @@ class FrozenFile(Document):
     """The speeds that were predicted before a table was opened."""
 
     schema_version: Literal[1] = 1
-    tokens_per_s: dict[str, float]  # of all devices together, by case id
-    unknown: dict[str, str]  # why a case has no prediction, by case id
+    tokens_per_s: dict[str, float]  # case id -> predicted tokens/s of all devices together
+    unknown: dict[str, str]  # case id -> why the case has no prediction
 
 
 class Spread(NamedTuple):
     """The errors of several predictions, as shares of the published step time."""
 
     median: float
-    nine_of_ten: float  # no more than this in nine of ten predictions
+    nine_of_ten: float  # nine of ten predictions have at most this error
 
     @classmethod
     def of(cls, errors: Iterable[float]) -> Spread:
@@ -51,12 +51,12 @@ class Spread(NamedTuple):
 
 
 def as_predicted(ratios: Sequence[float]) -> Spread:
-    """Return the errors of predictions. A ratio is the predicted step time over the published one."""
+    """Return the errors of predictions. A ratio is the predicted step time / the published step time."""
     return Spread.of(ratio - 1 for ratio in ratios)
 
 
 def with_one_factor(ratios: Sequence[float]) -> Spread:
-    """Return the errors of all other rows if one row sets a common factor, for each choice of this row."""
+    """Let each row in turn set a common factor. Return the errors of all other rows."""
     return Spread.of(
         ratio / calibration - 1
         for index, calibration in enumerate(ratios)

@@ -105,7 +105,7 @@ class Row(Data):
     twin: str | None = None
     """Id of the twin: a case with the same code path, but with a tiny model on a CPU."""
     two_node_twin: str | None = None
-    """Id of such a twin on two nodes, if the row is about several nodes."""
+    """Id of a twin that runs on two nodes, if the row is about several nodes."""
     relative_to: str | None = None
     """For `relative_time`: id of the case that is the reference."""
     sweep: str | None = None

@@ -1,8 +1,8 @@
 """DDP against FSDP SHARD_GRAD_OP on one node with fast NVLink, for a model that fits on one GPU.
 
-After R. Baviskar, "How Data Parallelism & Hardware Affect Speed": GPT-2 large (batch 11) and XL (batch 5) on
-a DGX with 8 x A100-80GB. The post used `accelerate launch`. The cases also use torch's own wrappers. The
-published times are in published.json: `python -m bench_cases.published ddp-vs-fsdp`.
+The cases follow R. Baviskar's post "How Data Parallelism & Hardware Affect Speed": GPT-2 large (batch 11) and
+XL (batch 5) on a DGX with 8 x A100-80GB. The post used `accelerate launch`. The cases also use torch's own
+wrappers. The published times are in published.json: `python -m bench_cases.published ddp-vs-fsdp`.
 """
 
 import pytest

@@ -1,8 +1,9 @@
 """Memory and tokens/s with options for efficient training on one node, one option at a time.
 
-After M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient checkpointing "slows
-down by 20%"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
-2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). They publish no numbers for other options.
+The cases follow M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient
+checkpointing "slows down by 20%"; mixed precision, flash attention, LoRA and QLoRA save memory; weights,
+gradients and Adam need 2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). They publish no
+numbers for other options.
 
     python -m bench_cases.published efficient-finetuning
 

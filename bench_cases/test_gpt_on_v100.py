@@ -1,15 +1,16 @@
 """The largest batch, and the largest GPT, on V100s of 16 GB: Lightning FSDP on 1, 2 and 4 machines of 4 GPUs.
 
-After Lightning's "Efficient Training of Large Language Models" (minGPT, mixed precision, 128 tokens). Its
-milliseconds per iteration on one machine, by batch size per GPU:
+The cases follow Lightning's "Efficient Training of Large Language Models" (minGPT, mixed precision, 128
+tokens). It gives these milliseconds per iteration on one machine, by batch size per GPU:
 
     1.4 B   1: 823   2: 754   4: 744   7: 748 (best)   8: 1676, by allocator retries   9: out of memory
     1.4 B, activation checkpointing          8: 1024   16: 1097   32: 1575   64: 2748, 2700 with prefetching
     2.9 B, activation checkpointing          8: 2054   16: 2098 (best)   32: 3844
 
-On more machines, with a batch of 16: 4.4 B on 8 GPUs 15,717, 8.4 B on 16 GPUs 39,228. (In that series, 2.9 B
-on 4 GPUs took 12,772, but 2098 in the series above.) minGPT computes attention without a fused kernel.
-"Prefetching" is BACKWARD_PRE, which is now torch's default. The other rows did not use it.
+On more machines, with a batch of 16, 4.4 B took 15,717 ms on 8 GPUs, and 8.4 B took 39,228 ms on 16 GPUs. (In
+that series, 2.9 B took 12,772 ms on 4 GPUs, but 2098 ms in the series above.) minGPT computes attention
+without a fused kernel. "Prefetching" is BACKWARD_PRE, which is now torch's default. The other rows did not
+use it.
 """
 
 import pytest

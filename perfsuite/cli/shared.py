@@ -88,7 +88,7 @@ def launcher_of(name: str | None) -> AnyLauncher:
 
 
 def tolerance(text: str) -> float:
-    """Parse a tolerance as pytest's option does. The error is one of the command line."""
+    """Parse a tolerance like pytest's option. A bad value is an error of the command line."""
     try:
         return option_table.tolerance(text)
     except ValueError as error:

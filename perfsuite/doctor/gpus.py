@@ -140,7 +140,7 @@ def _on(flag: bool | None) -> str | None:
 
 
 def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
-    """Compare the rates of the GPUs in the same work: the slowest with the fastest and the data sheet."""
+    """Compare the rate of the slowest GPU with that of the fastest GPU, and with the data sheet."""
     if machine.device == "cpu":  # the ranks share the cores
         return []
     rates = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))

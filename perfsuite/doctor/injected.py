@@ -52,9 +52,9 @@ CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
 """Without a fault, the case must neither regress nor fail. Other outcomes depend on the machine's noise."""
 BASELINE_LAUNCHES = 5  # number of launches of the baseline, which is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
-"""Deadline of the launch that hangs, in seconds, by device. GPUs take longer to start, especially many."""
+"""Device -> deadline of the launch that hangs, in seconds. GPUs take longer to start than a CPU."""
 SIMULATED_HANG_S = 30
-"""The same deadline without torch, where nothing else ends the launch. A busy machine starts slowly."""
+"""Deadline of a hang in simulated training. It is long enough for the slow start of a busy machine."""
 UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual, because unhealthy launches do not test the gate
 
 
@@ -122,7 +122,7 @@ def _judged(
     if verdict.outcome == "unhealthy":
         observed = f"the machine was unhealthy in {plural(len(runs), 'launch')}, so nothing is known"
         return unknown(name, observed, verdict.reasons[-1])
-    # Any launch that reaches its deadline is a timeout, also if no rank has hung yet.
+    # Any launch that reaches its deadline is a timeout, even if no rank has hung yet.
     is_timeout = expected.inject == "hang" and verdict.failure == "timeout"
     if is_timeout and not any(launch.injected.exists() for launch in launches_in(directory)):
         return fault_not_reached(name, "; ".join(verdict.reasons))

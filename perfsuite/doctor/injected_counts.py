@@ -22,7 +22,7 @@ class Base(NamedTuple):
     """A case, and the finding that its counts must have for each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]  # for each fault, a part of its finding's `field`
+    faults: Mapping[Structural, str]  # fault -> a part of the `field` of its finding
 
 
 def bases(machine: Machine) -> tuple[Base, ...]:
@@ -86,7 +86,7 @@ def _counted(base: Base, machine: Machine, directory: Path, launch: Callable[...
 
 
 def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
-    """Return the row of a launch, which passes if the gate finds `field` or, if that is None, nothing."""
+    """Return the row of a launch. The gate must find `field`, or nothing at all if `field` is None."""
     expected = f"expected {field or 'no finding'}"
     why = _why_nothing_counted(run)
     if why is not None:

@@ -25,8 +25,8 @@ from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 LAUNCHES = 5  # number of launches from which the noise is estimated
 REVIEWED_LAUNCHES = 10
 REVIEWED_DEGREES = 30
-"""Launches of a typical reviewed baseline, and degrees of freedom of a noise that comes from several of
-them."""
+"""The number of launches of a typical reviewed baseline, and the degrees of freedom of a noise that is
+estimated from several such baselines."""
 
 
 def launch_rows(

@@ -17,7 +17,7 @@ from perfsuite.results import metric
 
 SHARED_MEMORY_BYTES = 2**30  # minimum size of /dev/shm, which NCCL uses; containers have 64 MiB by default
 SHARED_MEMORY_ADVICE = (
-    "NCCL fails if it needs more between GPUs, and workers of a DataLoader die with a bus error: start the "
+    "if it is too small, NCCL fails, and workers of a DataLoader die with a bus error: start the "
     "container with --ipc=host or --shm-size=8g, or mount an emptyDir with medium Memory in the pod"
 )
 
@@ -56,7 +56,7 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
     there = gpus_on_bus(root)
     if machine.device == "cuda" and machine.devices < there:
         observed = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
-        observed += "processes are skipped, and jobs on the hidden GPUs can slow these down unnoticed"
+        observed += "processes are skipped, and jobs on hidden GPUs can slow down the visible GPUs"
         advice = (
             "show all GPUs (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the hidden "
             "GPUs idle"

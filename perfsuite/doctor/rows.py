@@ -35,7 +35,7 @@ def unknown(check: str, observed: str, advice: str | None = None) -> Row:
 
 
 def checked(check: str, observed: str, *, ok: bool, advice: str) -> Row:
-    """Return the row of a check that passed, or of one that failed, with the advice."""
+    """Return the row of a check. If `ok`, the check passed. Otherwise it failed, and the row has advice."""
     return passed(check, observed) if ok else failed(check, observed, advice)
 
 

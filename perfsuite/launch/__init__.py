@@ -1,1 +1,1 @@
-"""Launches, on the driver's side: start them, watch them from outside, and end them."""
+"""Start launches, watch them from the driver's process, and end them."""

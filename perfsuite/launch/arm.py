@@ -7,9 +7,9 @@ An arm is written as words that are separated by spaces, as in a shell. Each wor
     path/to/venv/bin/python an interpreter with perfsuite installed; the path must contain a slash
     image:ghcr.io/me/it:1   `python` in a container image that has perfsuite installed
     main, v1.2, 0123abc     a branch, tag or commit of the repository; launches run in a worktree of it
-    main:requirements.lock  such a commit, with the packages in this file of the commit; also a uv.lock
+    main:requirements.lock  such a commit, with the packages in this file of the commit (or a uv.lock)
     accelerate==1.10.0      a release of a package, with the dependencies that it needs in other versions
-    requirements.txt        the packages in this file, installed in the same way; also a uv.lock
+    requirements.txt        the packages in this file, installed in the same way (or a uv.lock)
 
 For example, `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
@@ -68,8 +68,8 @@ class Arm:
     dirty: bool = False
     perfsuite: str = __version__
     is_installed: bool = True  # False if packages that the user named must still be installed
-    # Returns the packages that must be installed, and asks a package index for them. None if nothing is
-    # missing.
+    # A function that asks a package index, and returns the packages that must be installed. None if nothing
+    # is missing.
     plan: Callable[[], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -137,8 +137,8 @@ def resolve(
     `option` is the option that the user gave, for messages. `root` is a directory in the repository that has
     the commits. `consent` is called with the planned downloads, unless they are already `agreed`.
 
-    If `installs` is true, the packages that the words name are installed. Otherwise the arm is returned
-    without them but with its plan, and must be resolved again (`Arm.is_installed`).
+    If `installs` is true, the packages that the words name are installed. Otherwise, the returned arm has
+    only a plan of these packages, and must be resolved again (see `Arm.is_installed`).
 
     Raises `CaseError` if the words do not describe an arm, and `GitError` if no worktree can be created.
     """
@@ -164,7 +164,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Installing:
-    """Whether packages may be installed: `consent` is asked, unless the plan is already `agreed`."""
+    """How packages are installed: `consent` is asked first, unless the plan is already `agreed`."""
 
     consent: Consent
     agreed: Plan | None

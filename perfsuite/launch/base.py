@@ -48,7 +48,8 @@ class Launcher(ABC):
     def check_nodes(
         self, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
     ) -> Preflight:
-        """Check the first `nodes` nodes, before the first case that needs this many. `names` are their names.
+        """Check the first `nodes` nodes. Called before the first case that needs them. `names` are their
+        names.
 
         By default, a short job in `directory` probes each node (`perfsuite.launch.preflight`).
         """
@@ -56,7 +57,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
-        """Run a job to its end, for at most `case.timeout_s`. Afterwards, none of its processes may be alive.
+        """Run a job to its end, for at most `case.timeout_s`. Afterwards, no process of the job is alive.
 
         Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). The ranks report
         how they ended. This method returns a failure only if the job was ended before its ranks, or if the

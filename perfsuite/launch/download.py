@@ -74,7 +74,7 @@ class Plan:
 
 
 def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
-    """Ask once for consent to all downloads of the plans. Raises `PackageError` if it is not given."""
+    """Ask once for consent to all downloads of the plans. Raises `PackageError` if the user declines."""
     downloads = list({package.url: package for plan in plans for package in plan.downloads}.values())
     notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
     if not downloads:
@@ -116,7 +116,7 @@ def check_space(plans: Sequence[Plan], store: Path) -> None:
 def check_driver(plan: Plan | None, driver: str | None) -> None:
     """Raise `PackageError` if the NVIDIA driver is too old for the planned torch's version of CUDA.
 
-    `driver` is None if the machine has no driver. Nothing is raised then.
+    Nothing is raised if `driver` is None, which means that the machine has no driver.
     """
     major = re.match(r"\d+", driver or "")
     oldest = MIN_DRIVER.get(plan.cuda or 0) if plan is not None else None

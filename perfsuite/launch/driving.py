@@ -32,8 +32,8 @@ from perfsuite.results.run_dir import (
     RunDir,
 )
 
-LONGEST_BUILD_S = 1800.0  # maximum seconds of a build of a C++ extension, which takes minutes
-REPORTS_S = 1.0  # seconds between checks which ranks have reported
+LONGEST_BUILD_S = 1800.0  # maximum duration of a build of a C++ extension; it usually takes minutes
+REPORTS_S = 1.0  # seconds between two checks of which ranks have reported
 # Seconds that agents have to end a job. Writing the stacks (with collective calls), reading NVML and waiting
 # for other agents can each take 5 s.
 END_S = 20.0
@@ -80,9 +80,9 @@ def drive(
 ) -> Failure | None:
     """Watch a job until its command ends. Return a failure if the job had to be ended, and None if not.
 
-    If the job had to be ended, each rank has written its stacks, and each agent the health of its node. If an
-    agent died (`is_broken`), return at once: the launcher then ends the job. `hang` decides when the job
-    hangs.
+    If the job had to be ended, each rank has written its stacks, and each agent has written the health of its
+    node. If an agent died (`is_broken`), this function returns at once, and the launcher ends the job. `hang`
+    decides whether the job hangs.
     """
     with Beats(job.run_dir.lease) as beats:
         failure = _watch(job, process, on_progress, is_broken, hang or HangDetector(), reports_s)
@@ -148,8 +148,8 @@ def prepare(run_dir: RunDir) -> None:
 def abandoned_locks(proc: Path = Path("/proc")) -> list[Path]:
     """Return the locks in the user's TORCH_EXTENSIONS_DIR that no build holds any more.
 
-    torch keeps its lock open while it builds. A build on another machine cannot be seen, but takes minutes,
-    so a lock counts as abandoned only if it is also old, and belongs to this user.
+    torch keeps the lock's file open while it builds. A build on another machine cannot be seen, but it takes
+    only minutes. So a lock counts as abandoned only if it is also old, and belongs to this user.
     """
     directory = os.environ.get("TORCH_EXTENSIONS_DIR")
     if not directory:

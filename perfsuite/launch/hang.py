@@ -8,7 +8,7 @@ waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfs
 LONGEST_STEPS = 20
 # The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2
-# The same limit while only warm-up steps have been timed, as a multiple of the longest of them.
+# The limit while only warm-up steps have been timed, as a multiple of the longest warm-up step.
 LONGEST_WARM_UPS = 3
 
 
@@ -31,7 +31,7 @@ class HangDetector:
         self._longest_warm_ups = longest_warm_ups
         self._longest_s = 0.0  # the longest time between two signs of life after the warm-up steps
         # pragma: no mutate 0.0: three times the mutated value (1 s) is still less than `hang_s`
-        self._longest_warm_up_s = 0.0  # the longest such time between the start and the end of warm-up
+        self._longest_warm_up_s = 0.0  # the longest time between two signs of life during warm-up
         self._last: tuple[bool, int, int] | None = None  # the last sign of life passed to `quiet_s`
         self._last_at = 0.0  # pragma: no mutate 0.0: the first sign of life sets it before it is read
 
@@ -42,8 +42,8 @@ class HangDetector:
 
         `now` is the time in seconds. `steps` is the number of steps so far, and `reports` is the number of
         ranks that have reported. Before the first step, a job never counts as hanging, because models can
-        take long to load and compile. It does not count as hanging either while a rank is in a phase or in an
-        event such as a checkpoint.
+        take long to load and compile. A job also does not count as hanging while a rank is in a phase, or in
+        an event such as a checkpoint.
         """
         sign = (is_training, steps, reports)
         if sign != self._last:

@@ -17,8 +17,8 @@ PREFIX = "image:"
 # Variables that refer to files of this machine. An image has its own files.
 NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
 BY_SIF = ("apptainer", "singularity")
-# The command with which each runtime runs an image's `python` in this directory. The first runtime that works
-# is used.
+# Runtime -> the command that runs an image's `python` in this directory. The first runtime that works is
+# used.
 RUNTIMES = {
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" --env HOME={home} {gpus}{mounts}$names --workdir "$(pwd)" {image} '
@@ -36,7 +36,7 @@ GPUS = {
     "podman": "${gpus:+$(printf ' --device=nvidia.com/gpu=%s' $(echo $gpus | tr , ' '))} ",
     **dict.fromkeys(BY_SIF, "--nv "),
 }
-"""The option with which each runtime gets the GPUs in `$gpus`: comma-separated UUIDs, `all`, or nothing."""
+"""Runtime -> the option for the GPUs in `$gpus`, which is a list of UUIDs, `all`, or empty."""
 SEE_GPUS = """\
 gpus=all
 if command -v nvidia-smi > /dev/null; then

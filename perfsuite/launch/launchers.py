@@ -32,7 +32,7 @@ class Installed(NamedTuple):
 
 
 def installed(reserved: Collection[str] = ()) -> Installed:
-    """Import every installed launcher. `reserved`: names of perfsuite's own options, without `--perf-`."""
+    """Import every installed launcher. `reserved` has the names of perfsuite's options, without `--perf-`."""
     usable = {}
     problems = {}
     for name in extensions.names(LAUNCHERS):
@@ -94,7 +94,7 @@ def _load(name: str) -> type[Launcher]:
 
 
 def _argument(name: str, setting: Setting) -> str:
-    """Return the argument for a setting: `srun_options` for the setting `slurm-srun-options` of `slurm`."""
+    """Return the argument for a setting: `srun_options` for `slurm-srun-options` of the launcher `slurm`."""
     return setting.name.removeprefix(f"{name}-").replace("-", "_")
 
 

@@ -2,8 +2,8 @@
 
 Most packages are installed into a directory that comes first on `PYTHONPATH`. This does not work for torch,
 because it loads the libraries of CUDA from its own directory. If torch or one of these libraries changes,
-torch and all of the libraries are installed into a virtual environment. It finds all other packages in the
-environment below through a `.pth` file.
+torch and all of the libraries are installed into a virtual environment. Through a `.pth` file, this
+environment finds all other packages in the original environment.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Environment:
     """The packages that an interpreter finds."""
 
     python: str
-    version: str  # of Python
+    version: str  # the version of Python
     path: tuple[str, ...]
     sites: tuple[str, ...]  # directories of packages in which Python reads `.pth` files
 
@@ -168,11 +168,11 @@ def plan(wanted: Wanted, store: Path) -> Plan:
 def _resolved(
     words: Sequence[str], below: Environment, named: Collection[str]
 ) -> tuple[dict[str, Package], dict[str, str]]:
-    """Return two dictionaries by package name: the packages that pip would install, and why others conflict.
+    """Return the packages that pip would install, and the reasons why others conflict, both by package name.
 
-    An installed package might need another version of a new package, but pip ignores this. If the installed
-    package pins this version, as torchvision pins torch, it is therefore also requested. Other packages are
-    kept, because pip might try hundreds of their versions.
+    pip ignores the requirements of packages that are already installed. If an installed package pins the
+    version of a new package with `==`, as torchvision pins torch, the installed package is also requested.
+    Other installed packages are kept, because pip might try hundreds of their versions.
     """
     changes = _by_name(would_install(*words, python=below.python))
     pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]
@@ -190,8 +190,8 @@ def _by_name(packages: Iterable[Package]) -> dict[str, Package]:
 def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool = False) -> dict[str, str]:
     """Return the installed packages that `changes` would break, each with the reason.
 
-    Packages whose requirements were not met before are left out. With `pins`, only packages that pin the
-    version with `==` are returned.
+    Packages whose requirements are already unmet without `changes` are left out. With `pins`, only packages
+    that pin the version with `==` are returned.
     """
     broken = {}
     for name, distribution in below.distributions.items():

@@ -31,9 +31,9 @@ GPU_SHARE = 0.75
 """Lowest healthy rate of the slowest GPU of a node, as a share of the best rate of another node. The speed of
 GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
-"""The same for CPU cores. It is lower, because other processes might be using the cores. In the worst of 10
-preflights under a load of 8 on two cores, one of two equal nodes had 88% of the other's matmul rate and 50%
-of its copy rate."""
+"""The same share for CPU cores. It is lower, because other processes might be using the cores. In the worst
+of 10 preflights under a load of 8 on two cores, one of two equal nodes had 88% of the other's matmul rate and
+50% of its copy rate."""
 LINK_SHARE = 0.5
 """Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. This
 share is low, because paths differ in length."""
@@ -89,7 +89,7 @@ def _case(machine: Machine, nodes: int) -> Case:
 def _nodes(
     run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
 ) -> tuple[list[NodePreflight], str | None]:
-    """Return the results of each node, and the reason of a failure that no node caused, or None.
+    """Return the results of each node, and the reason for a failure if no node caused the failure.
 
     `ended` is the result of the launcher.
     """

@@ -25,7 +25,7 @@ from perfsuite.results.amounts import amount
 
 QUIET_S = 5.0  # the machine is quiet after this many seconds without other users
 LOOK_EVERY_S = 1.0
-WAIT_S = 120.0  # default maximum wait: compilers and tests often end within it, but training runs do not
+WAIT_S = 120.0  # default maximum wait: enough for many compilers and tests, but not for training
 NAMED = 3  # maximum number of processes that a line names
 WORTH_NAMING = 0.02  # a process is named if it uses at least this share of the cores' time
 LONGEST_NAME = 40
@@ -123,7 +123,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot tell them."""
+    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot report them."""
     if not nvml_process.has_library():
         return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))

@@ -37,8 +37,8 @@ ENDED = pytest.StashKey[bool]()  # whether a test ran to its end, without an int
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
 INSTALLS = pytest.StashKey[Callable[[], Mode]]()
-"""Makes the mode again, after installing the packages that its arms name."""
-REFERENCE = pytest.StashKey[ReferenceArm]()  # launched beside the cases, if the user wants a reference
+"""A function that installs the packages that the arms name, and then makes the session's mode again."""
+REFERENCE = pytest.StashKey[ReferenceArm]()  # the session's reference, if the user wants one
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
@@ -60,7 +60,7 @@ MORE_LAUNCHES = (
     "Cases cannot be measured by repeating their test: --perf-min-launches=N launches each N times"
 )
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""The group matches the names in `-m` that select something, so no names in arguments or after `not`."""
+"""Its group matches the names in `-m` that select tests: not those in arguments or after `not`."""
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -105,7 +105,7 @@ def case_of(item: pytest.Item) -> Case | None:
 
 
 def cases_in(values: Iterable[object]) -> list[Case]:
-    """Return the cases in these values and in nested containers and dataclasses, each id once."""
+    """Return the cases in these values, also in nested containers and dataclasses. Each id occurs once."""
     cases = dict[str, Case]()
     seen = set[int]()  # a list can contain itself
     left = [*values][::-1]

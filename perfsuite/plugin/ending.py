@@ -206,7 +206,7 @@ def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> No
 
 
 def _write_unclaimed(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report reviewed baselines that no selected case of a complete nightly run claims."""
+    """Report reviewed baselines to which no case of a complete nightly run belongs."""
     if record.deselected:
         deselected = plural(len(record.deselected), "reviewed baseline")
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)

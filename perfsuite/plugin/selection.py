@@ -139,7 +139,7 @@ def _cases(config: pytest.Config) -> Path:
 
 @pytest.hookimpl(trylast=True)  # runs after all hooks that deselect
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Find the reviewed baselines that no selected case claims, if all cases were requested."""
+    """If all cases were requested, find the reviewed baselines to which no selected case belongs."""
     config = session.config
     ours = session.config.stash[SESSION]
     cases = [case_of(item) for item in session.items if uses_bench(item)]
@@ -178,9 +178,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
-    """Return the ids of the cases that `-m` would select if their test lacked one of its marks.
+    """Return the ids of the cases that `-m` deselects only because their test has a certain mark.
 
-    A case is not included if it lacks a mark or is meant for other hardware, because it might have been lost.
+    Other deselected cases might have been lost by mistake: those that lack a mark, or are for other hardware.
     """
     if not config.option.markexpr:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Timings of perfsuite itself, run by hand: `make figures`. They are not tests: nothing passes or fails."""
+"""Measurements of perfsuite itself. They are run by hand (`make figures`), and nothing passes or fails."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from perfsuite.results.run import Run
 
 
 def launched(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
-    """Launch a case once. Raises `RuntimeError` if that fails."""
+    """Launch a case once. Raises `RuntimeError` if the launch fails."""
     run = launch_once(case, machine, directory, how)
     if run.failure is not None:
         raise RuntimeError(run.failure.message)
@@ -18,7 +18,7 @@ def launched(case: Case, machine: Machine, directory: Path, how: Launching = USU
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table in Markdown. Each row is printed at once, since the next can take a while."""
+    """Print a table in Markdown. Each row is printed at once, since the next row can take a while."""
     for cells in (headings, ["---"] * len(headings)):
         print(f"| {' | '.join(cells)} |")
     for cells in rows:
@@ -26,6 +26,6 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def show_ratios(what: str, ratios: Sequence[float], of: str) -> None:
-    """Print the quartiles of some ratios."""
+    """Print the quartiles of ratios. `what` is their name, and `of` is their number, such as `12 pairs`."""
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     print(f"{what}: median {middle:.4f}, middle half {low:.4f} to {high:.4f}, {of}", flush=True)

@@ -1,9 +1,9 @@
-"""Measures the noise from Python's garbage collector, whose settings perfsuite leaves to the training.
+"""Measures the noise from Python's garbage collector. perfsuite does not change the collector's settings.
 
-A script has a shuffle buffer of records, which are Python objects. Each step replaces one in 20. It is
-launched alternately with Python's default collector and with `gc.disable()`. Each row has three scatters, as
-standard deviations of the logarithm: that of the steps in a launch, that of the median step between launches,
-and that of the mean step between launches (as in `tokens/s with stalls`).
+A script has a shuffle buffer of records, which are Python objects. Each step replaces one record in 20. The
+script is launched alternately with Python's default collector and with `gc.disable()`. Each row has three
+standard deviations of logarithms: of the steps in a launch, of the launches' median steps, and of the
+launches' mean steps (as in `tokens/s with stalls`).
 
     python -m tests.benchmarks.collector_noise [--launches 12] [--records 20000]   # docs/evidence/costs.md
 """
@@ -84,7 +84,7 @@ def script(path: Path, setting: str, records: int) -> Case:
 
 
 def row(label: str, runs: Sequence[Run]) -> list[str]:
-    """Return the cells of the row for these launches."""
+    """Return the cells of the row that describes these launches."""
     collecting = median(
         (run.figures.gc_s_per_step or 0.0) / (run.figures.step_s_mean or math.nan) for run in runs
     )
@@ -94,7 +94,7 @@ def row(label: str, runs: Sequence[Run]) -> list[str]:
 
 
 def figures_of(runs: Sequence[Run], name: str) -> list[float]:
-    """Return one number of each launch."""
+    """Return the number called `name` of each launch."""
     return [getattr(run.figures, name) for run in runs]
 
 

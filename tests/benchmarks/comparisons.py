@@ -1,8 +1,8 @@
 """Runs `perfsuite compare` on real launches while another process uses one core in bursts.
 
-It alternates between a comparison of unchanged code with itself and one with a slowdown of 10% in arm B. It
-prints a line for each comparison, and finally how often each outcome was seen. A comparison takes some
-minutes. Nothing else should run on the machine.
+One comparison has unchanged code in both arms, and the next has a slowdown of 10% in arm B. A line is printed
+for each comparison, and at the end, how often each outcome was seen. A comparison takes some minutes. Nothing
+else should run on the machine.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def bursts() -> Iterator[None]:
 
 
 def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
-    """Compare this environment with itself, as `perfsuite compare --against .` does."""
+    """Compare this environment with itself, like `perfsuite compare --against .`."""
     options = Options(
         root=directory,
         store=directory / "store",
@@ -82,7 +82,7 @@ def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
 
 
 def told(verdict: Verdict, metric: str) -> str:
-    """Return a comparison's result for one metric: `passed, +1.2% (-3.4 to +5.9%)`."""
+    """Return a comparison's result for one metric, for example `passed, +1.2% (-3.4 to +5.9%)`."""
     check = verdict.check(metric)
     if check is None or check.change is None or check.interval is None:
         return "not judged"

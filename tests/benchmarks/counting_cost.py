@@ -1,7 +1,7 @@
-"""Measures how many CPU seconds counting 12 steps takes, compared with counting one step.
+"""Measures how many CPU seconds a launch takes if it counts 12 steps, and if it counts one step.
 
-The launches have no times, as in `perfsuite compare --counts`. They are launched alternately in pairs, for a
-case of DDP and a case of the Trainer: `python -m tests.benchmarks.counting_cost`.
+The launches measure no times, as in `perfsuite compare --counts`. Each pair has one launch of each kind. The
+cases are one of DDP and one of the Trainer. Run it as `python -m tests.benchmarks.counting_cost`.
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def cpu_s(case: Case, counted_steps: int, directory: Path) -> float:
-    """Launch a case once, counted and not timed. Returns the CPU seconds of all of its processes."""
+    """Launch a case once, and count its work without timing it. Returns the CPU seconds of all processes."""
     before = os.times()
     how = Launching(counted_steps=counted_steps)
     launched(case, detect_cpu("of a benchmark"), directory, how)

@@ -1,4 +1,4 @@
-"""Cases of every framework, for comparing dry runs on a CPU build and on a CUDA build of torch."""
+"""Cases of every framework. Their dry runs are compared between a CPU build and a CUDA build of torch."""
 
 import sys
 from pathlib import Path

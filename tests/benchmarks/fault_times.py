@@ -1,7 +1,7 @@
 """Measures how long perfsuite takes from a fault to its verdict, for a table in docs/evidence/faults.md.
 
 Two ranks of a small Llama train under DDP on this machine. A rank or an agent is killed once both ranks run.
-A hang begins with the last step that the driver sees. The time for which a job may make no step is
+For a hang, the time begins with the last step that the driver sees, and the allowed time without a step is
 subtracted. The measured time ends when `launch_once` returns and every process of the job is gone.
 """
 
@@ -32,7 +32,7 @@ from tests.samples import make_case
 REPEATS = 3
 COLUMNS = ("fault", "reported", "seconds")
 LET_PASS = re.compile(r"\((\d+) s are allowed here\)")
-"""Finds the allowed seconds without a step in the message of a hang."""
+"""Pattern of the allowed seconds without a step, in the message of a hang."""
 CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]
 
@@ -40,10 +40,10 @@ Breaks = Callable[[RunDir], object]
 def seconds(
     case: Case, machine: Machine, new_launcher: Callable[..., Launcher], breaks: Breaks | None
 ) -> tuple[float, str]:
-    """Break one launch once both ranks run.
+    """Launch once, and break the launch as soon as both ranks run.
 
-    Returns the seconds until its verdict, and the verdict's kind. Without `breaks`, the launch hangs. Then
-    the time begins with the last step that is seen. The seconds that a job may take without a step are
+    Returns the seconds from the fault to the verdict, and the verdict's kind. Without `breaks`, the launch
+    hangs. Then the time begins with the last step that is seen, and the allowed seconds without a step are
     subtracted.
     """
     launcher = new_launcher(new_detector=partial(HangDetector, hang_s=HANG_S if breaks else 4))
@@ -77,26 +77,26 @@ def seconds(
 
 
 def cells(name: str, break_one: Callable[[], tuple[float, str]]) -> tuple[str, str, str]:
-    """Return a row of the table."""
+    """Break some launches, and return their row of the table."""
     taken = [break_one() for _ in range(REPEATS)]
     kinds = ", ".join(sorted({kind for _, kind in taken}))
     return name, kinds, f"{median(s for s, _ in taken):.1f}"
 
 
 def kill_rank(run_dir: RunDir) -> None:
-    """End rank 1 as the kernel's OOM killer would."""
+    """End rank 1 with SIGKILL, like the kernel's OOM killer."""
     os.kill(pid_of(1, run_dir), 9)
 
 
 def kill_agent(run_dir: RunDir) -> None:
-    """End the agent on this machine."""
+    """End the agent on this machine with SIGKILL."""
     agent = agent_among(psutil.Process().children())
     assert agent is not None
     agent.kill()
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of faults on this machine."""
+    """Yield a row of the table for each fault."""
     for name, breaks in (("rank is killed", kill_rank), ("agent is killed", kill_agent), ("hang", None)):
         yield cells(name, partial(seconds, CASE, detect_cpu("x"), LocalLauncher, breaks))
 

@@ -27,7 +27,7 @@ from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile,
 from tests.benchmarks import show_table
 from tests.gpu.test_day import SCRIPT, WIDE
 
-KNOWN = (1, 2, 3)  # numbers of measured cases from which another case is forecast, besides all others
+KNOWN = (1, 2, 3)  # a forecast is made from this many measured cases, and also from all other cases
 
 
 class Tried(NamedTuple):
@@ -44,7 +44,7 @@ class Tried(NamedTuple):
 
 
 def tries(cases: Sequence[MeasuredCase], number: int) -> Iterator[Tried]:
-    """Yield the forecast of each case from each choice of this number of other cases."""
+    """For each case and each choice of `number` other cases, yield the forecast from these cases."""
     for case in cases:
         others = [other for other in cases if other is not case]
         for chosen in itertools.combinations(others, number):
@@ -55,7 +55,7 @@ def tries(cases: Sequence[MeasuredCase], number: int) -> Iterator[Tried]:
 
 
 def record(file: Path) -> None:
-    """Run the cases of one H100 dry, and write the predictions."""
+    """Make dry runs of the cases for one H100, and write the predictions."""
     predicted: dict[str, DryFacts] = {}
     for case in WIDE:
         if case.compile or case == SCRIPT:
@@ -94,7 +94,7 @@ def _coverage(cluster: str, cases: Sequence[MeasuredCase]) -> Iterator[tuple[str
 
 
 def main() -> None:
-    """Print each forecast and how many held, or record the predictions."""
+    """Print how many forecasts held, and those for one H100. With `record`, write predictions instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", nargs="?", choices=("record",))
     parser.add_argument("file", nargs="?", type=Path, default=PREDICTED)

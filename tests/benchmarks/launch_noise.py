@@ -1,9 +1,10 @@
-"""Measures how the seconds of start-up and data wait differ between launches of unchanged code.
+"""Measures how start-up and data wait, in seconds, vary between launches of unchanged code.
 
-A case of DDP and a script with a data worker are launched alternately. For each part of the start-up, and for
-the data wait, the table has the median seconds and two standard deviations of the logarithm between launches:
-that of the seconds, and that of the judged value. The last column is the smallest growth that is found 95
-times in 100, according to `simulated_spans` and `simulated_data_wait` with that scatter.
+A case of DDP and a script with a data worker are launched alternately. The table has a row for each part of
+the start-up and a row for the data wait. Each row has the median seconds and two standard deviations between
+launches: of the logarithm of the seconds, and of the logarithm of the judged value. The last column is the
+smallest growth that is found 95 times in 100, according to `simulated_spans` and `simulated_data_wait` with
+the latter scatter.
 
     python -m tests.benchmarks.launch_noise [--launches 12]   # docs/evidence/statistics.md
 """
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def script(directory: Path) -> Case:
-    """Return a case of a script with one worker that takes 16 ms for a batch."""
+    """Return a case of a script whose only worker takes 16 ms for a batch."""
     path = directory / "train.py"
     path.write_text(TRAIN)
     return make_case(
@@ -83,7 +84,7 @@ def script(directory: Path) -> Case:
 
 
 def rows(launches: Sequence[Figures]) -> Iterator[list[str]]:
-    """Yield the row of each part of the start-up, and that of the data wait."""
+    """Yield a row for each part of the start-up, and a row for the data wait."""
     for metric in span_metrics(launches):
         seconds = [value for launch in launches if (value := metric.of(launch)) is not None]
         scatter = scatter_of(seconds)
@@ -108,7 +109,7 @@ def rows(launches: Sequence[Figures]) -> Iterator[list[str]]:
 
 
 def scatter_of(values: Sequence[float]) -> float:
-    """Return the standard deviation of the logarithm."""
+    """Return the standard deviation of the values' logarithms."""
     return stdev(map(math.log, values))
 
 

@@ -1,9 +1,9 @@
-"""Measures the cost of measuring. The same training loop runs alternately bare and under the clock.
+"""Measures the cost of measuring. The same training loop runs alternately without and with the clock.
 
-The bare loop is timed from outside, as a whole. Under the clock, the step times are those that the recorder
-reports. They exclude the probe and the bookkeeping between steps, but neither may slow the steps down.
-The loop is the one that `perfsuite doctor` runs. Its CPU time scatters less than its wall time, which other
-programs disturb.
+The loop without the clock (the bare loop) is timed from outside, as a whole. With the clock, the recorder
+reports the step times. These times exclude the probe and the bookkeeping between steps, but the probe and the
+bookkeeping must not slow the steps down. `perfsuite doctor` runs the same loop. The CPU time of the loop
+scatters less than its wall time, because other programs disturb the wall time.
 """
 
 import gc
@@ -20,7 +20,7 @@ PAIRS = 100
 
 
 def main() -> None:
-    """Print the median ratio of the pairs, for wall time and for CPU time."""
+    """Print the median ratio of the pairs' wall times, and that of their CPU times."""
     device = torch.device("cpu")
     with one_rank(clock_case(device), device) as run:
         wall = timed(run, device, PAIRS).overhead
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_first: bool) -> float:
-    """Return the CPU seconds of `STEPS` steps under the clock as a multiple of the seconds of bare steps."""
+    """Return the CPU time of `STEPS` steps with the clock, divided by the CPU time of as many bare steps."""
     if bare_first:
         bare = bare_cpu_s(run)
         measured = sum(under_the_clock(run, device).cpu_s)

@@ -1,12 +1,12 @@
-"""Compares what three ways of judging two arms find on the same simulated days of a drifting machine.
+"""Compares three ways of judging two arms, on the same simulated days of a drifting machine.
 
-`paired` is `perfsuite compare`. `unpaired` has the same interleaved launches, but arm A is a baseline, and
-the engine that judges against baselines judges arm B. `base first` has five launches of arm A and then up to
-15 of arm B, which that engine judges as well. The last two ways estimate the noise between launches from
-three other cases, with five launches each.
+`paired` is `perfsuite compare`. `unpaired` has the same interleaved launches, but arm A is used as a
+baseline, and arm B is judged like a night against a baseline. `base first` judges in the same way, but has
+five launches of arm A and then up to 15 of arm B. `unpaired` and `base first` estimate the noise between
+launches from three other cases, with five launches each.
 
-A second table shows what `paired` finds on a machine whose speed the probe shows, with and without the
-correction by the probe.
+A second table shows what `paired` finds on a machine whose launches slow down together with the probe. Its
+rows are with and without the correction by the probe.
 
     python -m tests.benchmarks.paired [--trials 2000]
 """
@@ -24,7 +24,7 @@ from tests.benchmarks.simulated_pairs import FOLLOWING, arms, days, judge_day, s
 SIGMA = 0.01
 TOLERANCE = 0.03
 MACHINES = {"none": (0.0, 0.0), "2%": (0.02, 0.0), "5%": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
-"""For each machine, the drift, and the slowdown of its slower launches if it has two speeds."""
+"""The drift of each machine, and the slowdown of its slower launches if it has two speeds."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
 WAYS = ("drift", "way", "false alarms", "finds 1%", "2%", "3%", "launches, unchanged / 3%")
 CORRECTIONS = (
@@ -94,7 +94,7 @@ def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
 
 
 def corrected(corrects: bool, trials: int) -> list[str]:
-    """Return a row with the findings on a machine whose launches follow a probe."""
+    """Return a row with the findings on a machine whose launches slow down together with a probe."""
     slowed = simulate(**FOLLOWING, corrects=corrects, slows_probe=True, trials=trials, seed=11)
     table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
     none = table.row(0.0)

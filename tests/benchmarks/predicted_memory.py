@@ -1,8 +1,8 @@
 """Shows the predicted memory of dry runs next to published memory: docs/evidence/memory.md (15 minutes).
 
 Each row of the comparison `gpt-on-v100` (4 x V100-16GB, Lightning's FSDP) has a dry run. The published memory
-is only that of the allocator, without other memory on the GPU. Rows whose allocator had to retry report
-14,992 MB, on a card that has 16,160 MiB.
+is only that of the allocator, without other memory on the GPU. If the allocator had to retry, the published
+memory is 14,992 MB, although the card has 16,160 MiB.
 """
 
 from bench_cases.published import Row

@@ -1,6 +1,6 @@
 """Shows published tables next to dry runs of their rows: docs/evidence/published.md (5 minutes).
 
-Dry runs of compiled cases are without compilation, since memory in compiled code depends on fusion.
+Compiled cases run dry without compilation, since the memory of compiled code depends on fusion.
 """
 
 import tempfile
@@ -49,7 +49,7 @@ def uncompiled(case: Case) -> Case:
 
 @cache
 def dry(case: Case) -> Run:
-    """Make a dry run of a case. Raises SystemExit if that fails."""
+    """Make a dry run of a case. Raises SystemExit if the dry run fails."""
     with tempfile.TemporaryDirectory() as directory:
         run = dry_run(case, Path(directory))
     if run.failure is not None:
@@ -65,7 +65,7 @@ def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
     speed = _speed(row).value
     held = memory(row)
     if facts is None or facts.fit is None or facts.roofline is None or flops is None or speed is None:
-        raise SystemExit(f"{row.case}: nothing was predicted, or no speed published")
+        raise SystemExit(f"{row.case}: nothing was predicted, or no speed was published")
     predicted = facts.fit.reserved_expandable
     return (
         *_settings(comparison, row),
@@ -83,7 +83,7 @@ def _without(comparison: Comparison, row: Row) -> tuple[str, ...]:
 
 
 def _settings(comparison: Comparison, row: Row) -> tuple[str, ...]:
-    """Return the first columns of a row. The sequence length is shown unless it is 8192."""
+    """Return the first columns of a row. The sequence length is shown only if it is not 8192."""
     *table, model, how, batch, length = row.settings
     more = "" if length == "8192" else f", {length} tokens"
     table = [comparison.name, *table]

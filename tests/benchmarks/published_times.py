@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _uncertainty(cluster: str) -> tuple[str, ...]:
-    """Return how much longer the predicted steps of a cluster take on other machines: lowest and highest."""
+    """Return how much longer the predicted steps take with slower networks or faster GPUs, as ranges."""
     changes: list[list[float]] = [[], [], []]
     for step in STEPS:
         if step.cluster == cluster:
@@ -77,7 +77,7 @@ def _with_network(machine: Machine, times: float) -> Machine:
 
 
 def _pairs(steps: Sequence[PublishedStep]) -> Iterator[tuple[str, ...]]:
-    """Yield the change of one GPU's speed for each pair of rows with the same cluster and model."""
+    """For every two rows with the same cluster and model, yield the change of one GPU's speed."""
     for first, second in combinations(steps, 2):
         if first.cluster == second.cluster and first.case.model == second.case.model:
             predicted = first.gpu_seconds_per_token / second.gpu_seconds_per_token
@@ -91,7 +91,7 @@ def _pairs(steps: Sequence[PublishedStep]) -> Iterator[tuple[str, ...]]:
 
 
 def record(step: PublishedStep, layers: int) -> None:
-    """Run a case dry with fewer layers, and store the log of its reported step."""
+    """Make a dry run of a case with fewer layers, and store the log of its reported step."""
     with tempfile.TemporaryDirectory() as directory:
         run = dry_run(step.with_layers(layers), Path(directory), ranks=(0,))
         if run.failure is not None:
@@ -101,7 +101,7 @@ def record(step: PublishedStep, layers: int) -> None:
 
 
 def timed(log: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that a replay of the reported step needs, with earlier ones that it waits for."""
+    """Return the entries that a replay of the reported step needs, and earlier entries that it waits for."""
     begin = next(index for index, entry in enumerate(log) if entry == EndOfStep(3))
     step = [entry for entry in log[begin:] if not isinstance(entry, OF_MEMORY)]
     events = {entry.event for entry in step if isinstance(entry, StreamWait)}

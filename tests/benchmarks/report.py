@@ -1,8 +1,8 @@
 """Measures the cost of the HTML report: its size, and the time to make it and to open it in Chromium.
 
-Both reports have 100 cases on 8 GPUs, with three launches of 70 to 120 steps each. In the first one, a
-quarter of the sections are open, as in a usual session. In the second one, all cases regressed and every
-section is open.
+Two reports are made. Each has 100 cases on 8 GPUs, and each case has three launches of 70 to 120 steps. In
+the first report, a quarter of the sections are open, as after a usual session. In the second report, all
+cases regressed and every section is open.
 """
 
 import tempfile

@@ -1,6 +1,7 @@
-"""Simulates how often cases that change together are recognised, with the code that reports them.
+"""Simulates how often a common change of several cases is recognised, using the code that reports it.
 
-Each case changes by a common factor, an effect of its own, and an error of 0.2, 0.4 or 0.8%.
+The change of each case is the sum of the common change, the case's own effect, and an error of 0.2, 0.4 or
+0.8%.
 
     python -m tests.benchmarks.simulated_common_change   # docs/evidence/statistics.md
 """
@@ -31,7 +32,7 @@ class Shares:
 def simulate(
     *, cases: int, common: float, scatter: float, regression: float = 0.0, nights: int = 2_000, seed: int = 0
 ) -> Shares:
-    """Simulate nights. `regression` is added to the change of the first case. All are in logarithms."""
+    """Simulate nights. `regression` is added to the change of the first case. All changes are logarithms."""
     draw = random.Random(seed)
     shared = covered = apart = 0
     for _ in range(nights):

@@ -1,7 +1,7 @@
-"""Simulates which changes of data wait are found, with the tests, metric and floor that judge real launches.
+"""Simulates which changes of data wait are found. The tests, metric and floor are those for real launches.
 
-The wait of a launch is a share of the step, times a log-normal factor. In one launch in 20 it is three times
-as long, for example because another program reads from the disk.
+The wait of a launch is a share of the step, times a log-normal factor. In one launch in 20, the wait is three
+times as long, for example because another program reads from the disk.
 
     python -m tests.benchmarks.simulated_data_wait   # docs/evidence/statistics.md, "Data wait"
 """
@@ -24,7 +24,7 @@ DISTURBED = 0.05
 DISTURBED_TIMES = 3
 BASELINE = 5
 CLASS = 8
-"""The number of the hardware class's baselines that give the noise."""
+"""The number of baselines of the hardware class from which the noise is estimated."""
 STEP_S = 0.5
 
 
@@ -33,7 +33,7 @@ def simulate(
 ) -> SimpleNamespace:
     """Return the shares of outcomes if the wait grows, against a baseline and in pairs.
 
-    The growth is a share of the step. `wait` is the share of the step for which unchanged code waits.
+    `wait` is the share of the step for which unchanged code waits. `growth` is the increase of this share.
     `scatter` is the standard deviation of the wait's logarithm between launches.
     """
     rng = np.random.default_rng(seed)

@@ -1,8 +1,8 @@
 """Simulates what the gate detects, with the same `decide` loop that judges real launches.
 
 Draws baselines and launches, passes them to `decide` launch by launch until it decides, and counts the
-outcomes. For comparison, it also counts what most suites would report. They compare one sample with one
-baseline sample, using a fixed threshold.
+outcomes. For comparison, it also counts what most suites would report, which compare one sample with one
+baseline sample and use a fixed threshold.
 
     python -m tests.benchmarks.simulated_gate   # docs/evidence/statistics.md, "What a gate can detect"
 """
@@ -29,9 +29,9 @@ class Table(SimpleNamespace):
     """A simulated judge. `rows` has one row for each `true` change, with shares of the trials from 0 to 1.
 
     A change of +0.03 is 3% more seconds per step. `fixed_5_percent` is the share of trials in which one
-    sample is over 5% above one baseline sample. `fixed_tolerance` is the same share with the tolerance
-    instead of 5%. `minimum_detectable_drop` is the median over the trials at the change nearest to 0. `blind`
-    is the share of those trials in which the decision says that the gate is blind.
+    sample is more than 5% above one baseline sample. `fixed_tolerance` is the same share with the tolerance
+    instead of 5%. `minimum_detectable_drop` and `blind` are from the trials with the change nearest to 0. The
+    first is a median. The second is the share of trials in which the decision says that the gate is blind.
     """
 
     def row(self, true: float) -> SimpleNamespace:
@@ -70,14 +70,14 @@ def simulate(
     trials: int = 20_000,
     seed: int = 0,
 ) -> Table:
-    """Simulate one gate. The same draws serve all drops. Equal arguments give equal tables.
+    """Simulate one gate. All drops use the same random launches. Equal arguments give equal tables.
 
-    log(seconds) is normal with standard deviation `sigma`. If it `is_contaminated`, it is `sigma` times
-    Student's t with 3 degrees of freedom. In addition, one launch in 20 is 10% slower, also in baselines.
+    log(seconds) is normal with standard deviation `sigma`. If `is_contaminated`, log(seconds) is `sigma`
+    times Student's t with 3 degrees of freedom, and one launch in 20 is 10% slower, also in baselines.
     `pooled_degrees` is the number of degrees of freedom of the class's noise. Enough baselines are drawn to
-    reach it. With None, the noise is known from one baseline alone. `session_sigma` is the standard deviation
-    of a shift in log(seconds) that all of today's launches share, and `known_session_sigma` is the value that
-    the gate is given.
+    reach this number. With None, the noise is estimated from one baseline alone. All of today's launches
+    share a shift in log(seconds) with standard deviation `session_sigma`. The gate assumes that this standard
+    deviation is `known_session_sigma`.
     """
     groups = _groups(baseline_launches, pooled_degrees)
     shape = groups, baseline_launches
@@ -109,7 +109,7 @@ def simulate(
 def in_turn(
     baseline: Sequence[float], available: Sequence[float], *, tolerance: float, noise: Noise
 ) -> Decision:
-    """Judge launch by launch, like a real session, until it decides or no launch is left."""
+    """Judge launch by launch, like a real session, until there is a decision or no launch is left."""
     for used in range(1, len(available) + 1):
         decision = decide(
             baseline, available[:used], tolerance=tolerance, noise=noise, max_launches=len(available)
@@ -128,7 +128,7 @@ def _add(count: Counter[str], decision: Decision, *, single: float) -> None:
 
 
 def _groups(baseline_launches: int, pooled_degrees: int | None) -> int:
-    """Return how many baselines give the noise about `pooled_degrees` degrees of freedom."""
+    """Return the number of baselines whose noise has about `pooled_degrees` degrees of freedom."""
     if pooled_degrees is None:
         return 1
     groups = round(pooled_degrees / (SCALE_EFFICIENCY * (baseline_launches - 1)))

@@ -1,7 +1,7 @@
 """Simulates how many healthy machines are refused because their GPUs differ.
 
-Run it as `python -m tests.benchmarks.simulated_gpus`. The speed of GPUs scatters normally from chip to chip.
-Each launch measures this speed with an additional scatter of `PROBE_SD`.
+Run it as `python -m tests.benchmarks.simulated_gpus`. The speed of the chips is normally distributed. Each
+launch measures this speed with an additional scatter of `PROBE_SD`.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def slowest_shares(chips: np.ndarray, random: np.random.Generator) -> np.ndarray
 
 
 def main() -> None:
-    """Print the share of machines with every launch refused, and the share with a single launch refused."""
+    """Print how many machines have a GPU that lags, and how many are refused, without and with a baseline."""
     random = np.random.default_rng(0)
     print("| scatter of the chips | lag above 10% | refused without a baseline | refused with one |")
     print("| --- | --- | --- | --- |")

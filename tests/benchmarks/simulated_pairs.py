@@ -1,14 +1,13 @@
-"""Simulates what a paired comparison detects on a drifting machine, with the same `decide` as real launches.
+"""Simulates what a paired comparison detects on a drifting machine, with the code that judges real pairs.
 
-One simulated day is log(seconds) of 24 launches in a row. It has normal noise between launches and the
-machine's drift, and one launch in 20 is 10% slower. A drift of d is a random walk with standard deviation d
-after 24 launches. In addition, the machine has periods of about 6 launches in which it is 5% to 30% slower or
-faster. Such a period begins at each launch with the probability 1.4 d. The effect of arm B is added to the
-launches of arm B. A machine can also have two speeds. Then each launch has either speed with the same
-probability.
+One simulated day is log(seconds) of 24 launches in a row. These have normal noise and the drift of the
+machine, and one launch in 20 is 10% slower. A drift of d is a random walk with standard deviation d after 24
+launches. In addition, the machine has periods of about 6 launches in which it is 5% to 30% slower or faster.
+At each launch, such a period begins with the probability 1.4 d. The effect of arm B is added to the launches
+of arm B. If a machine has two speeds, each launch has either speed with the same probability.
 
-If launches follow a probe, log(probe seconds) of a launch is normal noise, too. This noise times the exponent
-is added to the launch.
+If launches follow a probe (slow down together with it), log(probe seconds) is normal noise. This noise times
+an exponent is added to log(seconds) of the launch.
 """
 
 import math
@@ -23,11 +22,11 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, PairedDecision, decid
 from tests.benchmarks.simulated_gate import Table, rows
 
 DISTURBED = 0.05
-"""The share of launches that are slow, whatever the drift."""
+"""The share of launches that are slow for a reason other than the drift."""
 DISTURBED_BY = math.log(1.1)
 """The slowdown of these launches, in log(seconds)."""
 STEPS_FOR_DRIFT = 1.4
-"""The share of launches at which a slower or faster period begins, divided by the drift."""
+"""This factor times the drift is the share of launches at which a slower or faster period begins."""
 STEP_LAUNCHES = 6
 """The average number of launches in such a period."""
 STEP_SIZES = (0.05, 0.30)
@@ -41,8 +40,8 @@ FOLLOWING: dict[str, Any] = {
     "tolerance": 0.1,
     "changes": (0.0, 0.1),
 }
-"""A machine whose launches follow its probe, with the scatter of 27 comparisons of a DDP script on two shared
-cores."""
+"""A machine whose launches follow its probe. The scatter is that of 27 comparisons of a DDP script on two
+shared cores."""
 
 
 def simulate(
@@ -61,13 +60,13 @@ def simulate(
     trials: int = 20_000,
     seed: int = 0,
 ) -> Table:
-    """Simulate one comparison. The same days serve all changes. Equal arguments give equal tables.
+    """Simulate one comparison. All changes use the same days. Equal arguments give equal tables.
 
     `sigma` is the standard deviation of log(seconds) between launches. `drift` is the standard deviation of
     the machine's random walk after 24 launches. `two_speeds` is the slowdown of the slower launches on a
-    machine with two speeds: 0.1 is 10%. If `probe_sigma` is given, there is a probe, which the launches
-    follow with the `exponent`. `probe_sigma` is the standard deviation of log(probe seconds). If it
-    `corrects`, the judge gets the probe. With `slows_probe`, arm B changes the probe as much as its steps.
+    machine with two speeds: 0.1 is 10%. `probe_sigma` is the standard deviation of log(probe seconds). If it
+    is not 0, the launches follow the probe with the `exponent`. If `corrects`, the judge gets the probe and
+    corrects for it. If `slows_probe`, arm B changes the probe as much as its steps.
     """
     counts = {change: Counter[str]() for change in changes}
     nearest = min(changes, key=abs)
@@ -135,7 +134,7 @@ def days(
     trials: int,
     seed: int,
 ) -> Iterator[list[float]]:
-    """For each trial, yield log(seconds) of launches of unchanged code in a row."""
+    """For each trial, yield log(seconds) of successive launches of unchanged code."""
     rng = np.random.default_rng(seed)
     walk = drift / math.sqrt(2 * MAX_PAIRS)
     for _ in range(trials):
@@ -147,7 +146,7 @@ def days(
         sizes = rng.uniform(*STEP_SIZES, launches) * rng.choice((-1, 1), launches)
         ends = 0
         for launch in np.flatnonzero(begins):
-            if launch >= ends:  # a period that has begun continues to its end
+            if launch >= ends:  # no period begins inside another one
                 ends = launch + lengths[launch]
                 logs[launch:ends] += np.log1p(sizes[launch])
         if two_speeds:

@@ -1,8 +1,9 @@
-"""Simulates whether a planned night keeps its promise, with the code that plans and the code that judges.
+"""Simulates whether a planned night finds what its plan claims, with the code that plans and judges.
 
-Draws the baselines of a class of 20 cases, plans a night, and draws that night: launches of the canaries,
-from which the shift of the machine is estimated, and launches of all cases, which are judged until they
-decide. In one case that is not a canary, the code is slower by the change that the plan should find.
+Draws the baselines of a class of 20 cases, plans a night, and draws the launches of that night. The launches
+of the canaries (cases that are launched with the baselines' code) give an estimate of the machine's shift.
+The launches of all cases are judged one after another until there is a verdict. In one case that is not a
+canary, the code is slower by the change that the plan should find.
 
     python -m tests.benchmarks.simulated_planning   # docs/evidence/statistics.md
 """
@@ -27,7 +28,7 @@ LAUNCHES_PER_SESSION = 5
 EFFECTS = ((0.01, 0.001, 0.003), (0.01, 0.002, 0.003), (0.01, 0.005, 0.003), (0.01, 0.001, 0.006))
 """Standard deviations of the effects of sessions, cases within a session, and launches, in logarithms."""
 
-Costs = dict[str | None, list[float]]  # of one case, by session
+Costs = dict[str | None, list[float]]  # the costs of one case, by session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def _judged(
     plan: NightPlan, baselines: dict[str, Costs], tonight: dict[str, list[float]], noise: Noise, find: float
 ) -> Night:
     slower = [*baselines][-1]
-    # A night keeps its usual tolerance unless the plan reaches the change in every case.
+    # The tolerance is smaller than usual only if the plan can find the change in every case.
     tolerance = TOLERANCE if plan.unreached else min(find, TOLERANCE)
     canaries = {
         case: canary_change(tonight[case][: plan.canary_launches], baselines[case], noise, case)
@@ -114,7 +115,7 @@ def _judged(
 
 
 def rows(nights: int) -> Iterator[list[str]]:
-    """Yield a row for each kind of machine, number of sessions, and wanted change."""
+    """Yield a row for each kind of machine, number of sessions, and change that should be found."""
     for session, case_within_session, launch in EFFECTS:
         machine = Machine(session=session, case_within_session=case_within_session, launch=launch)
         for sessions in (2, 3, 5):

@@ -1,8 +1,9 @@
-"""Simulates nights on machines that differ, with and without a reference, with the code that judges launches.
+"""Simulates nights with and without a reference, on machines whose speed differs between sessions.
 
-The logarithm of a launch's cost is the sum of normal effects of the session, of the case within the session,
-and of the launch. A night judges tokens/s of 20 cases, each against a baseline of 10 launches. Five of the
-cases are canaries. On each night, one case is also judged with a regression.
+The launches are judged by the same code as real launches. The logarithm of a launch's cost is the sum of
+three normal effects: of the session, of the case within the session, and of the launch. A night judges
+tokens/s of 20 cases, each against a baseline of 10 launches. Five of the cases are canaries. On each night,
+one case is also judged with a regression.
 
     python -m tests.benchmarks.simulated_reference   # docs/evidence/statistics.md, "A reference"
 """
@@ -25,11 +26,11 @@ from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_
 from tests.benchmarks import show_table
 
 CASES = 20
-BASELINE_LAUNCHES = 10  # of each baseline, divided evenly among its sessions
+BASELINE_LAUNCHES = 10  # number of launches of a baseline, divided evenly among its sessions
 CHANGED = 10  # number of the case that is also judged with a regression
 USUAL = 0.03  # tolerance of tokens/s on a GPU
 BEYOND = {USUAL: 0.05, 0.01: 0.02}
-"""The injected regression for each tolerance: the growth of the seconds per token."""
+"""Tolerance -> the injected regression, as growth of the seconds per token."""
 BASELINE_SESSIONS = (2, 1)
 SESSIONS = (0.0, 0.003, 0.01, 0.02)
 WITHIN = (0.0, 0.002, 0.005)
@@ -44,10 +45,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """The standard deviations of a simulated machine, and what is known of it."""
+    """The standard deviations of a simulated machine, and the baselines that were measured on it."""
 
     launch: float
-    within: float  # of a case within a session
+    within: float  # standard deviation of the effect of a case within a session
     session: float
     _: KW_ONLY
     baseline_sessions: int
@@ -141,7 +142,7 @@ class _Reference:
         return sum(map(len, self._costs.values()))
 
     def keep_up(self, launches: int) -> Shift | None:
-        """Launch the reference as often as a session does after this number of launches of its cases."""
+        """Launch the reference as often as is due after `launches` launches of cases. Return the shift."""
         before = self.count
         while self._costs and is_due(len(self._costs), self.count, launches):
             case = next(self._turn)
@@ -183,7 +184,7 @@ UNJUDGED = Check(
 
 
 def rows(settings: Iterable[Setting], nights: int) -> Iterator[list[str]]:
-    """Yield a row for each setting. Nights without a reference differ so much that a fifth is enough."""
+    """Yield a row for each setting. Without a reference, a fifth of the nights is enough."""
     for setting in settings:
         alone = simulate(setting, nights=nights // 5, has_reference=False)
         beside = simulate(setting, nights=nights, has_reference=True)
@@ -198,7 +199,7 @@ def rows(settings: Iterable[Setting], nights: int) -> Iterator[list[str]]:
 
 
 def main(nights: int = 1_000) -> None:
-    """Print a table for each number of sessions of the baselines, and for each tolerance."""
+    """Print a table for each combination of tolerance and number of sessions in a baseline."""
     for sessions, (tolerance, regression) in itertools.product(BASELINE_SESSIONS, BEYOND.items()):
         machines = itertools.product(LAUNCHES, WITHIN, SESSIONS if tolerance == USUAL else SESSIONS[2:3])
         settings = [

@@ -1,4 +1,4 @@
-"""Simulates which changes of spans are found, with the tests, metric and floor that judge real launches.
+"""Simulates which changes of spans are found. The tests, metric and floor are those for real launches.
 
 The seconds of a launch are a constant times a log-normal factor. One launch in 20 takes twice as long, for
 example because the system's cache has lost its files.
@@ -24,7 +24,7 @@ DISTURBED = 0.05
 DISTURBED_TIMES = 2
 BASELINE = 5
 CLASS = 8
-"""The number of the hardware class's baselines that give the noise."""
+"""The number of baselines of the hardware class from which the noise is estimated."""
 SPAN = "start-up: imports"
 
 

@@ -1,4 +1,4 @@
-"""Shows what formulas give and what dry runs count, at full size: docs/evidence/dry-run.md (ten minutes).
+"""Compares formulas with the counts of dry runs at full size: docs/evidence/dry-run.md (ten minutes).
 
 python -m tests.benchmarks.theory [NAME ...]
 """
@@ -15,7 +15,7 @@ HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and opti
 
 
 def main(names: list[str]) -> None:
-    """Print a row for each configuration: each number by formula and as counted, and where the two differ."""
+    """Print a row for each configuration: its numbers by formula and as counted, and where they differ."""
     show_table(HEADINGS, map(_row, names or THEORIES))
 
 

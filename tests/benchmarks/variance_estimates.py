@@ -1,8 +1,8 @@
-"""Compares estimates of the noise of sessions, of cases within them, and of launches, with the true values.
+"""Compares estimates of three kinds of noise with their true values.
 
-Draws baselines of one hardware class: cases with launches of the same sessions. The estimates are those of
-`perfsuite.verdict.noise` and, if an interpreter with statsmodels is given, those of its MixedLM (REML with
-crossed effects).
+The noise is that of sessions, of cases within a session, and of launches. The program draws baselines of one
+hardware class: all cases have launches in the same sessions. `perfsuite.verdict.noise` estimates the noise.
+If an interpreter with statsmodels is given, its MixedLM (REML with crossed effects) estimates it as well.
 
     python -m tests.benchmarks.variance_estimates [--statsmodels PYTHON]   # docs/evidence/statistics.md
 """
@@ -25,8 +25,8 @@ from tests.benchmarks import show_table
 CASES = 10
 LAUNCHES = 4
 NAMES = ("session", "case_within_session", "launch")
-SLOW = 0.1  # by how much the launches that are outliers are slower, in logarithms
-Costs = dict[str | None, list[float]]  # of one case, by session
+SLOW = 0.1  # additional cost of a launch that is an outlier, in logarithms
+Costs = dict[str | None, list[float]]  # the costs of one case, by session
 MIXED_LM = """
 import json, sys, warnings
 import pandas
@@ -97,7 +97,7 @@ def of_perfsuite(cases: Sequence[Costs]) -> Mapping[str, float]:
 
 
 def estimated(cases: Sequence[Costs]) -> tuple[Component, Component, float]:
-    """Return perfsuite's estimates of sessions, of a case within a session, and of launches."""
+    """Return perfsuite's estimates of the noise of sessions, of cases within a session, and of launches."""
     noise = pooled_over_sessions(cases)
     assert noise is not None
     assert noise.of_session is not None
@@ -106,7 +106,7 @@ def estimated(cases: Sequence[Costs]) -> tuple[Component, Component, float]:
 
 
 def covered(truth: Truth, sessions: int, trials: int) -> list[float]:
-    """Return how often the upper limits of the first two effects are at least their true values."""
+    """Return how often the upper limits of the first two effects are not below the true values."""
     rng = random.Random(1)
     counts = [0, 0]
     for _ in range(trials):
@@ -187,7 +187,7 @@ def estimates(
 
 
 def of_statsmodels(process: "subprocess.Popen[str]", cases: Sequence[Costs]) -> Mapping[str, float]:
-    """Return the standard deviations that MixedLM estimates; empty if its fit fails."""
+    """Return the standard deviations that MixedLM estimates. The result is empty if the fit fails."""
     assert process.stdin is not None
     assert process.stdout is not None
     rows = [

@@ -1,4 +1,4 @@
-"""Tests of the three answers of a comparison and their order."""
+"""Tests of the three answers that a comparison gives, and of their order."""
 
 import pytest
 

@@ -48,7 +48,7 @@ def test_package_metrics_have_a_column_if_present() -> None:
 
 
 def cells(*results: Measurement) -> dict[str, str]:
-    """Return the cells of the last of these cases as a dictionary from headings to cells."""
+    """Return the row of the last result as a dictionary: heading -> cell."""
     return {column.heading: column.text(results[-1]) for column in of_cases(results, [])}
 
 

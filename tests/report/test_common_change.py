@@ -1,4 +1,4 @@
-"""Test the sentence on a change that all cases of a session have in common."""
+"""Test the sentence about a change that all cases of a session have in common."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ TORCH = "torch: 2.13.0 -> 2.14.0"
 
 
 def case(name: str, change: float, **changes: Any) -> Measurement:
-    """Return a case whose tokens/s changed by a share of the baseline, known to 1%."""
+    """Return a case whose tokens/s changed by the share `change`, with an interval of +- 1%."""
     outcome = "regressed" if change < -0.03 else "improved" if change > 0.03 else "passed"
     check = metric_check(outcome=outcome, change=change, interval=(change - 0.01, change + 0.01))
     check = check.replace(**{key: changes.pop(key) for key in ("note", "outcome") if key in changes})

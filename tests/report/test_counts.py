@@ -86,7 +86,7 @@ def test_tables_of_a_compiled_dry_run_say_what_is_unknown() -> None:
 
 
 def test_separates_judged_findings_from_listed() -> None:
-    """A sentence that several findings have appears once, even if their bytes differ by rank."""
+    """Findings with the same sentence are merged, with all of their ranks, even if their values differ."""
     sentence = "regressed: host reads in forward 1 -> 2"
     other = "host reads in forward 1 -> 3"
     judged = [f"regressed: {FIRST.sentence}", sentence]

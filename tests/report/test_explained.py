@@ -66,7 +66,7 @@ def test_the_expected_time_of_a_step_in_words() -> None:
 
 
 def test_a_step_of_no_work_has_no_bound_on_speed() -> None:
-    """For a toy model, the bound would be more tokens/s than any machine reaches."""
+    """For a tiny model, the bound would be higher than any machine's speed, so no bound is shown."""
     toy = limit(flops=7 * 10**7, wire_bytes=0)
     why = "7e-05 TFLOP at 989.5 TFLOP/s take less time than launching the kernels of a step"
     assert prediction(DryFacts(roofline=toy)) == [f"no bound on speed: {why}"]

@@ -15,7 +15,7 @@ WRITTEN = "h2 h3 p strong ul li table thead tbody tr th td details summary"
 
 
 class Parsed(Page):
-    """Markdown parsed as GitHub parses it, including embedded HTML."""
+    """Parses Markdown like GitHub, including embedded HTML."""
 
     def __init__(self, markdown: str) -> None:
         shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown)
@@ -113,7 +113,7 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert len(markdown.encode()) < mib / 2
     assert f"{many - MAX_EXPLAINED} more cases are explained only in the HTML report." in markdown
     cut = [row[0] for row in Parsed(markdown).rows if row[0].startswith("and ")]
-    spans = 3 * 600 - MAX_SPANS  # the spans of the noisy cases
+    spans = 3 * 600 - MAX_SPANS  # spans of the noisy cases
     assert cut == [*["and 100 more"] * 2, f"and {spans} more", *["and 100 more"] * 2]
     worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
     assert len(render([session.replace(results=(worst,) * MAX_ROWS)]).encode()) < mib

@@ -1,4 +1,4 @@
-"""Tests that terminal, Markdown and HTML show everything in `explained`, each in its own order."""
+"""Tests which fields of `explained` the terminal, Markdown and HTML show, and in which order."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -21,7 +21,7 @@ from tests.sessions import make_gpu_result
 
 
 def make_everything() -> Measurement:
-    """Return a comparison of two arms with something to show in every field that a comparison can have."""
+    """Return a comparison in which every field that a comparison can show has a value."""
     result = make_profiled()
     crash = Failure(kind="crash", message="boom", rank=3, traceback="File x\nRuntimeError: boom")
     *runs, last = (run.replace(counts=make_entries(), notes=("drifting",)) for run in result.runs)
@@ -64,7 +64,7 @@ ORDER: dict[Medium, str] = {
     in_markdown: "why reasons decisive findings excuses held not_counted changed traces notes",
     on_page: "why excuses reasons tracebacks checks predicted counts remarks traces held notes files",
 }
-"""For each medium, the fields of `Explained` that it shows, in order. `step` is what a step did."""
+"""Medium -> the fields of `Explained` that it shows, in order. `step` means the lines of `step_of`."""
 
 
 def lines(result: Measurement, field: str) -> list[str]:
@@ -78,7 +78,7 @@ def lines(result: Measurement, field: str) -> list[str]:
 
 
 def flat(text: str) -> str:
-    """Return the text on one line and in lower case, since line breaks and titles' capitals may differ."""
+    """Return the text on one line and in lower case, because line breaks and capital letters can differ."""
     return " ".join(text.split()).lower()
 
 

@@ -19,7 +19,7 @@ NOW_AND_THEN = f"{NOT_IN_EACH_STEP}: aten::item"
 
 
 def make_explained() -> Measurement:
-    """Return a comparison in which arm B computes attention differently from arm A."""
+    """Return a comparison in which arm B computes attention with other operators than arm A."""
     result = judged(make_compared(), profiled=FOUND, explained=COUNTED)
     return result.replace(profile=taken(EAGER, EAGER), profile_before=taken())
 

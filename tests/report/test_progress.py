@@ -3,7 +3,7 @@ from perfsuite.report.progress import Progress
 
 
 class Screen:
-    """Records what a user sees, and has a clock that tests can move."""
+    """Records the lines that a user sees. Tests set its clock."""
 
     def __init__(self, cases: int, *, terminal: bool) -> None:
         self.now = 100.0
@@ -12,7 +12,7 @@ class Screen:
         self.progress = Progress(self.lines.append, self.lives.append, cases, terminal, lambda: self.now)
 
     def steps(self, *seen: tuple[float, int], tokens: int = 256) -> None:
-        """Report steps. Each one takes the given seconds."""
+        """Report steps. Each item of `seen` has the seconds before a report and the number of the step."""
         for seconds, step in seen:
             self.now += seconds
             self.progress.step(step, tokens)
@@ -80,7 +80,7 @@ def test_time_left_extrapolates_the_mean() -> None:
     screen = Screen(5, terminal=True)
     screen.launch("case-a", 10)
     screen.launch("case-b", 20)
-    for launch in (1, 2):  # a long id leaves room for the figures
+    for launch in (1, 2):  # the id is long, but the figures still fit
         screen.progress.begin("fsdp-shard_grad_op-llama-3.1-8b-s4096-b1-bf16-mixed-1x8", 20, launch)
     screen.steps((0, 0), (0, 3), (1, 4))
     left = "; about 30 s for 2 more cases"

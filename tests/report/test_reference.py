@@ -1,4 +1,4 @@
-"""Test the sentences on the reference of a session."""
+"""Test the sentences about the reference of a session."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ CLASS = str(make_result(now()).hardware_class)
 
 
 def case(name: str, change: float, outcome: str = "passed", against: float = 0.0) -> Measurement:
-    """Return a case whose tokens/s changed by a share of the baseline, known to 0.3%."""
+    """Return a case whose tokens/s changed by the share `change`, with an interval of +- 0.3%."""
     check = metric_check(
         outcome=outcome,
         change=change,
@@ -41,7 +41,7 @@ def night(*moves: float) -> list[Measurement]:
 
 
 def reference(change: float = -0.010, half: float = 0.003, **changes: Any) -> SessionReference:
-    """Return a reference that changed by this share, known to `half` of it."""
+    """Return a reference that changed by the share `change`, with an interval of +- `half`."""
     machine = MachineChange(
         metric="tokens_per_s",
         hardware_class=CLASS,

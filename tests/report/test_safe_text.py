@@ -24,7 +24,7 @@ def test_escapes_commands_of_github() -> None:
         ("a\u2028::error::b", "a\\u2028::error::b"),
         ("tag\U000e0041", "tag\\ue0041"),
         ("password=hunter2", "password=***"),
-        ("שלום", "שלום"),  # text in a right-to-left language needs none of these characters
+        ("שלום", "שלום"),  # right-to-left text needs no control characters
     ],
 )
 def test_text_looks_as_it_is(text: str, shown: str) -> None:

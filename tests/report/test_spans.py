@@ -29,14 +29,14 @@ def times(start_up: dict[str, float]) -> dict[str, SpanTimes]:
 
 
 def launch(*counts: Counts, **changes: Any) -> Run:
-    """Return a launch of ten steps of 0.1 s, the last six measured, with one rank for each of `counts`."""
+    """Return a launch of ten steps of 0.1 s. The last six are measured. Each of `counts` is one rank."""
     entries = tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))
     fields = {"step_s": (0.1,) * STEPS, "window": (4, STEPS), "counts": entries, "spans": times(WARM)}
     return make_run(**{**fields, **changes})
 
 
 def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
-    """Return a launch whose steps 4 to 15 are counted. `changed` has the fields that differ in some steps."""
+    """Return a launch with counts of steps 4 to 15. `changed` has the fields that differ, by step."""
     done = make_counts(memory=None)
     for step in range(5, 16):
         done = done.with_step(make_counts(memory=None, step=step, **changed.get(step, {})))
@@ -44,7 +44,7 @@ def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
 
 
 def of(*runs: Run, before: tuple[Run, ...] = ()) -> dict[str, SpanRow]:
-    """Return the rows by name. With two arms, the arm is part of the name."""
+    """Return the rows of the table by name. With two arms, the name includes the arm."""
     return {f"{row.name} {row.arm}".strip(): row for row in spans.rows(runs, before)}
 
 
@@ -67,7 +67,7 @@ def test_spans_come_in_the_order_of_a_run() -> None:
 
 
 def test_parts_of_the_start_up_come_as_they_run() -> None:
-    """In files, the parts are in alphabetical order."""
+    """Files list the parts in alphabetical order, but the table must not."""
     parts = ("build", "first step", "imports")
     run = launch(spans=times({f"start-up: {part}": 1.0 for part in parts} | {"start-up": 3.0}))
     assert [*of(run)][:4] == ["start-up", "start-up: imports", "start-up: build", "start-up: first step"]
@@ -76,7 +76,7 @@ def test_parts_of_the_start_up_come_as_they_run() -> None:
 def test_span_has_times_median_and_share() -> None:
     saved = of(launch(spans={**EVENTS, **times(WARM)}))["save checkpoint"]
     assert (saved.times, saved.median_s) == (3, 1.2)
-    assert saved.share == pytest.approx(5.2 / (8.0 + 0.9)), "the start-up ends with the first step"
+    assert saved.share == pytest.approx(5.2 / (8.0 + 0.9)), "the start-up includes the first step"
 
 
 def test_without_start_up_share_is_of_the_steps() -> None:
@@ -99,14 +99,14 @@ def test_an_event_has_what_all_ranks_wrote() -> None:
 
 
 def test_kernels_of_an_event_are_unknown() -> None:
-    """Operators are counted only in steps, not in events."""
+    """Kernels are counted from operators, which are counted only in steps, and not in events."""
     saved = {"save checkpoint": Counts(bytes_written=2**30)}
     row = of(launch(Counts(spans=saved), spans=EVENTS))["save checkpoint"]
     assert (row.kernels, row.host_reads, row.collectives, row.peak_bytes) == (None,) * 4
 
 
 def test_kernels_of_a_compiled_step_are_unknown() -> None:
-    """Kernels are unknown in all steps, although the launch notes the compilation only once."""
+    """Kernels are unknown in all steps, although only the counts of step 4 mention the compilation."""
     done = make_counts(compiled=make_compiled(), memory=None)
     rows = of(launch(done.with_step(make_counts(step=10, memory=None)), window=(4, 9)))
     assert rows["step 4"].kernels is None
@@ -183,7 +183,7 @@ def test_cold_start_up_is_of_the_launch_with_it() -> None:
     assert list(rows)[:6] == [*WARM, *COLD]
     assert rows["cold start-up: first step"].median_s == 53.0
     assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), (
-        "it is the share of its own launch"
+        "it is the share of the cold launch"
     )
 
 
@@ -202,7 +202,7 @@ def test_span_of_one_arm_is_unknown_in_the_other() -> None:
 
 
 def test_steps_of_two_arms_are_grouped_together() -> None:
-    """The row of arm A has the counts of arm A, even if only arm B's counts change in this step."""
+    """If step 10 differs only in arm B, arm A also gets a row for step 10, with the counts of arm A."""
     rows = of(stepping({10: {"kernels": {"forward": 1}}}), before=(stepping({}),))
     assert (rows["step 10 A"].kernels, rows["step 10 B"].kernels) == (11_891, 1)
 
@@ -229,7 +229,7 @@ def test_omits_a_column_without_known_values() -> None:
 
 @pytest.mark.parametrize("runs", [[], [launch(spans={})]])
 def test_steps_alone_make_no_table(runs: list[Run]) -> None:
-    """A table of steps alone would repeat other tables."""
+    """A table with only steps would repeat other tables."""
     assert not spans.table(spans.rows(runs))
 
 
@@ -260,7 +260,7 @@ def test_all_reports_show_the_table() -> None:
 
 
 def test_longest_event_of_a_step_names_the_step() -> None:
-    """The step is not named after earlier events, nor after events that most steps contain."""
+    """Events in other steps are not named, nor are events that most steps contain."""
     steps = (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 3.1, 0.1, 1.3, 0.1)
     run = launch(step_s=steps, spans={**EVENTS, **times(WARM)})
     assert spans.held([run]) == ["step 7 contained: save checkpoint 3.0 s"]

@@ -219,7 +219,7 @@ def test_properties_hold_the_verdict() -> None:
     assert properties["reason"] == SLOWER
     low, change, high = (float(properties[f"tokens_per_s_change{end}"]) for end in ("_low", "", "_high"))
     assert low < change < high < 0
-    assert "peak_memory_bytes_change_low" not in properties  # it is exact on a GPU
+    assert "peak_memory_bytes_change_low" not in properties  # on a GPU, it has no interval
 
 
 def test_properties_of_unlaunched_cases() -> None:

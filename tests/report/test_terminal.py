@@ -19,9 +19,9 @@ SLOWER = make_explained(make_gpu_result(2, "regressed"))
 
 
 def lines(*results: Measurement, width: int | None = None) -> list[list[str]]:
-    """Return the cells of each line of the table."""
+    """Return the cells of each line of the printed table."""
     shown = table(results, color=False, width=width)
-    # The other lines are ids, which can be longer.
+    # All other lines are ids. These can be longer than the table.
     rows = [line for line in shown.splitlines() if "  " in line]
     assert max(map(len, rows)) <= (width or WIDTH)
     return [re.split(r"  +", line.strip()) for line in shown.splitlines()]

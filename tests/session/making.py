@@ -1,4 +1,4 @@
-"""Helpers: make sessions that launch nothing, and replace what they measure."""
+"""Helpers that make sessions without launches, and that replace their measurements and dry runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from tests.samples import make_run
 RECORDED = Verdict(outcome="recorded", launches=1)
 PASSED = Verdict(outcome="passed", launches=1)
 HELD = Mock(spec=MachineLock)
-"""A lock that cannot be taken."""
+"""A lock that somebody else holds: `take` fails."""
 HELD.take.side_effect = FileError("held")
 
 
@@ -38,14 +38,14 @@ def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
     baselines = directory / "baselines"
     chosen = Options(root=directory, store=store, baselines=baselines, **options)
     setup = Setup(chosen, Progress(line=said.append, live=lambda text: None))
-    # A test can have several sessions at a time, but none of them launches anything.
+    # Sessions of a test launch nothing, so they need no lock, and several can exist at the same time.
     setup.lock = Mock(spec=MachineLock)
     return setup
 
 
 @dataclass
 class Sessions:
-    """Makes sessions in one repository. None of them launches anything."""
+    """Makes sessions in one repository. The sessions launch nothing."""
 
     directory: Path
     patch: pytest.MonkeyPatch
@@ -56,14 +56,14 @@ class Sessions:
         return Session(AgainstBaseline(setup))
 
     def resumed(self) -> Session:
-        """Return a session that continues the newest one."""
+        """Return a session that continues the newest session."""
         self.said.clear()
         later = self.make()
         later.resume()
         return later
 
     def launch(self, *made: Run, verdict: Verdict = PASSED) -> None:
-        """Make these runs the result of every later measurement."""
+        """Make every later measurement return these runs and this verdict."""
 
         def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
             args[-1].on_launch(case, 1)
@@ -77,7 +77,7 @@ class Sessions:
 
 
 class DryRuns:
-    """Replaces the processes of dry runs. Holds what a step does, or why it fails."""
+    """Replaces dry runs. Its attributes are the counts that a dry run returns, or the reason why it fails."""
 
     def __init__(self) -> None:
         self.ranks: list[Sequence[int] | None] = []
@@ -86,7 +86,7 @@ class DryRuns:
         self.flops = 100
         self.dry_facts: DryFacts | None = None
         self.failure: Failure | None = None
-        self.hidden: tuple[str, ...] = ()  # why a step did more than was counted
+        self.hidden: tuple[str, ...] = ()  # why the counts do not contain all work
         self.refused: Case | None = None
 
     def __call__(
@@ -112,5 +112,5 @@ class DryRuns:
 
 
 def reviewed(*runs: Run) -> Baseline:
-    """Return a baseline that somebody accepted."""
+    """Return an accepted baseline of these launches."""
     return from_runs(runs, accepted=Acceptance(by="somebody", date="2026-01-01", commit=None))

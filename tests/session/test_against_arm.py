@@ -1,6 +1,4 @@
-"""Tests of the order in which a comparison launches its arms, and of what it keeps. Only one launch is
-real.
-"""
+"""Tests of the order in which a comparison launches its arms, and of the files that it keeps."""
 
 import threading
 from dataclasses import replace
@@ -47,10 +45,10 @@ LESS, MORE = (counts(kernels={"forward": kernels}) for kernels in (100, 101))
 
 
 class Launches:
-    """Replaces launches and dry runs. Arm B takes `slower` times as long. Some launches are disturbed or
-    fail.
+    """Replaces launches and dry runs. Arm B takes `slower` times as long as arm A.
 
-    In launches for a profile, arm B has eager attention.
+    Launches with a number in `disturbed` are disturbed, and arms in `failing` fail. In a launch for a
+    profile, arm B has eager attention.
     """
 
     def __init__(self, root: Path) -> None:
@@ -62,17 +60,17 @@ class Launches:
         self.disturbed: set[int] = set()
         self.failing: dict[str, FailureKind] = {}
         self.end: tuple[int, BaseException] | None = None
-        """The number of launches after which an error is raised, and the error."""
+        """A number of launches, and the error that the next launch raises."""
         self.counts: dict[str, Counts] = {}
-        self.first_counts: dict[str, Counts] = {}  # counts of an arm's first launch, if they differ
+        self.first_counts: dict[str, Counts] = {}  # counts of an arm's first launch, if different
         self.norms: dict[str, float] = {}
         self.profiled: list[tuple[str, str | None]] = []
         self.profile_of_b = taken(EAGER)
         self.begun = threading.Barrier(2)
-        self.error: Exception | None = None  # why a dry run of arm B is not possible
+        self.error: Exception | None = None  # raised by a dry run of arm B
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
-        self.counted_steps: list[int | None] = []  # those of launches and of dry runs
+        self.counted_steps: list[int | None] = []  # requested for each launch or dry run
 
     @property
     def order(self) -> str:
@@ -136,7 +134,7 @@ class Launches:
         metric: str | None = None,
         **options: Any,
     ) -> Measurement:
-        """Compare the arms by counts. By default, arm B has more work."""
+        """Compare the counts of the arms. By default, arm B has more work."""
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
@@ -272,7 +270,7 @@ def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
         ours.measure(SIMULATED, "test")
     stored = ours.record.session_file("interrupted")
     assert stored.interrupted_case == SIMULATED.id
-    assert len(stored.interrupted_launches) == 2, "one launch of each arm: the second pair was incomplete"
+    assert len(stored.interrupted_launches) == 2, "only the first pair was complete"
 
 
 def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:
@@ -301,7 +299,7 @@ def test_profiles_each_differing_arm_once(launches: Launches) -> None:
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert (result.profile_before, result.profile) == (taken(), taken(EAGER))
-    assert len(result.runs) == 5, "no launch for a profile is in a pair"
+    assert len(result.runs) == 5, "launches for a profile are not in pairs"
 
 
 def test_names_the_arm_with_uncounted_work(launches: Launches) -> None:
@@ -353,7 +351,7 @@ def test_other_gradients_need_one_more_launch(
 
 
 def starting(calls: int) -> Counts:
-    """Return the counts of a launch with this number of Python calls while it built the model."""
+    """Return the counts of a launch that made this many Python calls while it built the model."""
     python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={})
     return LESS.replace(spans={"start-up": Counts(), "start-up: build": Counts(python=python)})
 
@@ -391,7 +389,7 @@ def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, e
 
 
 def test_arms_run_dry_in_parallel_without_quiet(launches: Launches) -> None:
-    result = launches.compare_counts(dry=True)  # otherwise the barrier, which needs two, breaks
+    result = launches.compare_counts(dry=True)  # one after the other, they would break the barrier
     assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
     assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
 
@@ -438,7 +436,7 @@ def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """Replace downloads of torch's releases, and return the list of plans that were agreed to."""
+    """Replace the download of torch's releases. Return a list to which each accepted plan is added."""
     agreed: list[Any] = []
 
     def plan(wanted: Wanted, store: Path) -> Plan:

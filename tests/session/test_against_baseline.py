@@ -134,7 +134,7 @@ def test_only_excused_cases_lack_a_baseline(
     assert (result.outcome, result.excused, bool(result.runs)) == ("failed", excused, launched)
     assert result.verdict.failure == (failure or "no_baseline")
     assert result.verdict.launches == len(result.runs)
-    assert result.verdict.unhealthy_launches == ((2,) if launched else ()), "the launch stays set aside"
+    assert result.verdict.unhealthy_launches == ((2,) if launched else ()), "the launch remains set aside"
     assert not (sessions.directory / "store" / "baselines").exists()
 
 
@@ -151,7 +151,7 @@ def test_injected_fault_ignores_a_small_baseline(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize(("launch_s", "compares"), [(20.0, False), (40.0, True)])
 def test_small_baseline_counts_if_time_is_short(sessions: Sessions, launch_s: float, compares: bool) -> None:
-    """Without this, a short budget would record the same few launches in every session."""
+    """If small baselines were ignored, a short budget would lead to a new baseline in every session."""
     ours = sessions.make()
     small = baseline.from_runs([make_run(machine=ours.setup.host.machine)])
     ours.setup.baselines.write_local(small)
@@ -169,7 +169,7 @@ MORE = counts(host_reads={"forward": 2, "optimizer": 39})
 
 
 def measured(sessions: Sessions, run: Run, verdict: Verdict, **options: Any) -> Measurement:
-    """Return the result of a session that launches a case once."""
+    """Return the result of a session with one launch of a case."""
     sessions.launch(run, verdict=verdict)
     return sessions.make(**options).measure(make_case(), "test")
 
@@ -234,7 +234,7 @@ SLOWER = Verdict(outcome="regressed", launches=3, checks=(metric_check(outcome="
 
 
 class Explained:
-    """A session with `--perf-explain`, with replacements for its launches and profiles."""
+    """A session with `--perf-explain`. Its launches and profiles are replaced."""
 
     def __init__(
         self, sessions: Sessions, verdict: Verdict, *, counted: bool = False, **options: Any
@@ -249,7 +249,7 @@ class Explained:
 
     @property
     def profiled(self) -> list[Path]:
-        """Return the directories of launches for a profile."""
+        """Return the directory of each launch for a profile."""
         return [launched.args[2] for launched in self.profile.call_args_list]
 
     def has_baseline(self, *, profile: bool = True) -> None:
@@ -362,7 +362,7 @@ EXPECTED = step(1)
 
 
 class Predictions(Sessions):
-    """Sessions on a machine with GPUs, and a replacement for the dry run after the launches."""
+    """Makes sessions on a machine with GPUs. The dry run that follows the launches is replaced."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(directory, patch)

@@ -1,4 +1,4 @@
-"""Test the choice of canaries, and when the reference is launched on them."""
+"""Test which cases become canaries, and when the reference is launched on them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def candidate(
     session: str = "a",
     **fields: Any,
 ) -> Candidate:
-    """Return a case with a baseline of launches with these speeds."""
+    """Return a case whose baseline has launches with these speeds."""
     case = make_case(micro_batch=micro_batch, topology=Topology(processes_per_node=world_size))
     runs = [run.replace(case=case) for run in make_launches(*speeds)]
     baseline = from_runs(runs, sessions=[session] * len(runs))

@@ -1,6 +1,6 @@
-"""Tests of which cases of arm A a comparison loses.
+"""Tests that a comparison notices the cases of arm A that arm B no longer has.
 
-Real repositories have changes like those of pull requests.
+They use real repositories, with changes like those in pull requests.
 """
 
 import os
@@ -78,7 +78,7 @@ def test_matches_many_cases_in_about_a_second() -> None:
     changes = told(then, now)
     assert [kind for _, kind, _ in changes] == ["changed"] * 1000
     assert all(words.endswith(": steps 20 -> 10") for _, _, words in changes)
-    assert time.process_time() - begun < 5, "comparing every pair would take minutes"
+    assert time.process_time() - begun < 5, "to compare every pair would take minutes"
 
 
 def test_matches_cases_within_their_own_test() -> None:
@@ -123,7 +123,7 @@ def test_names_fields_by_path_and_cuts_many() -> None:
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository whose branch main has two cases, as the current directory."""
+    """Make a repository whose branch main has two cases, and make it the current directory."""
     repo = tmp_path / "repo"
     (repo / "bench_cases").mkdir(parents=True)
     git(repo, "init", "--quiet", "--initial-branch=main")
@@ -131,7 +131,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (repo / ".gitignore").write_text(".perfsuite\n__pycache__\n.pytest_cache\n")
     commit(repo, "first")
     monkeypatch.chdir(repo)
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the inner runs are sessions of their own
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the inner pytest runs are not workers of xdist
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
     return repo
 
@@ -201,7 +201,7 @@ def test_lists_cases_deselected_by_hook_or_option(repo: Path, file: str, text: s
 
 @pytest.mark.nightly
 def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
-    """The worktree of arm A is in .perfsuite, but the branch's settings must not deselect arm A's cases."""
+    """The worktree of arm A is inside arm B's directory, but arm B's settings must not affect it."""
     (repo / "sub").mkdir()
     (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
     commit(repo, "arm A has settings, arm B has none")
@@ -299,7 +299,7 @@ def test_shared_working_tree_is_not_collected(tmp_path: Path) -> None:
 def test_older_perfsuite_lists_only_its_selection(repo: Path) -> None:
     """Arm A's own interpreter collects the cases.
 
-    If its perfsuite is older, it might not write the list of tests.
+    If this interpreter has an older perfsuite, it might not write the list of tests.
     """
     edit(repo, PARAMETERS, "[CASE]")
     old = repo / "python"

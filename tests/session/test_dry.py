@@ -28,7 +28,7 @@ H100, A100 = (make_case(model="llama-tiny", framework=DDP(), hardware=name) for 
 
 
 class DrySessions(DryRuns):
-    """Sessions in one repository, with replacements for dry runs."""
+    """Makes dry sessions in one repository. The dry runs are replaced."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def test_what_failed_is_a_verdict_of_its_own(runs: DrySessions) -> None:
 
 
 def test_a_dry_run_is_forecast_from_measured_cases(runs: DrySessions) -> None:
-    """The store has a session in which another case took 1.2 times as long as expected."""
+    """In an earlier session in the store, another case took 1.2 times as long as expected."""
     machine = make_gpu_machine("NVIDIA H100 80GB HBM3")
     other = make_run(machine=machine, figures=make_figures(tokens_per_s=1000 / 1.2))
     result = make_result(other, before=None, prediction=DryFacts(expected=step(1)))

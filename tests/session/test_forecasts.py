@@ -22,14 +22,14 @@ def dry(case: Any, **facts: Any) -> Measurement:
 
 
 def launched(case: Any, step_s: float, **changes: Any) -> Measurement:
-    """Return a measured case whose step has 1,000 tokens."""
+    """Return the result of a measured case. A step has 1,000 tokens and takes `step_s`."""
     figures = make_figures(tokens_per_s=1000 / step_s)
     machine = make_gpu_machine(changes.pop("device_name", H100))
     return make_result(make_run(case=case, figures=figures, machine=machine), before=None).replace(**changes)
 
 
 def forecasts(tmp_path: Path, *sessions: Measurement) -> Forecasts:
-    """Return the forecasts from one session for each result."""
+    """Return the forecasts that these results allow. Each result is in a separate session."""
     files = [tmp_path / f"{number}.json" for number, _ in enumerate(sessions)]
     for file, result in zip(files, sessions, strict=True):
         documents.write(file, make_session_file(result))

@@ -16,7 +16,7 @@ INI = "[pytest]\nperf_shadow = true\n"
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository with settings and a file of cases, at one commit."""
+    """Return a repository with one commit, which has settings and a file of cases."""
     top = tmp_path / "repo"
     make_repository(top, 1)
     (top / "pytest.ini").write_text("[pytest]\n")
@@ -28,7 +28,7 @@ def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def arm_of(name: str, repo: Path) -> Arm:
-    """Return the arm of a commit, as `resolve` makes it."""
+    """Return the arm of a commit, like `resolve`."""
     return replace(HERE, text=name, commit=git(repo, "rev-parse", name), moved=("a", "b"))
 
 

@@ -81,14 +81,14 @@ def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that the budget reads, in seconds. It is a list of one number, which tests change."""
+    """Replace the clock of budgets. Returns a list with the time in seconds, which tests change."""
     now = [1000.0]
     monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
     return now
 
 
 def test_a_case_begins_if_its_launch_fits(clock: list[float]) -> None:
-    """Cases whose duration is unknown are expected to take 50 s, which is the median of the other cases."""
+    """Cases of unknown duration are expected to take 50 s, the median of the other cases."""
     long, short, *_ = CASES
     budget = Budget(100, {long.id: 90, short.id: 10})
     assert all(map(budget.allows, CASES))
@@ -121,7 +121,7 @@ def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
 
 
 def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
-    """The machine can be slower today than before. On the first day, no duration is known."""
+    """Today's launches count, since the machine can be slower than before, and a first day has no past."""
     first, second, third, _ = CASES
     budget = Budget(100, {}, {first.id, second.id, third.id})
     assert budget.allows(first)
@@ -145,9 +145,9 @@ def test_reserves_the_fewest_launches_of_each_case(clock: list[float]) -> None:
 def test_time_for_a_case_excludes_waiting_ones(clock: list[float]) -> None:
     first, second, unknown, _ = CASES
     budget = Budget(100, {first.id: 20, second.id: 40}, {second.id, unknown.id})
-    assert budget.has_time_for(first, 1), "20 s, 40 s, and the median of 30 s"
+    assert budget.has_time_for(first, 1), "20 + 40 s, and a median of 30 s"
     assert not budget.has_time_for(first, 2)
-    assert budget.has_time_for(second, 1), "a case need not wait for its own time"
+    assert budget.has_time_for(second, 1), "its own 40 s are not reserved twice"
     clock[0] += 40
     assert not budget.has_time_for(second, 1)
 

@@ -28,7 +28,7 @@ def launch(**changes: Any) -> Run:
 
 
 class Dry:
-    """Replaces dry runs, and holds what they return."""
+    """Replaces dry runs. Each returns `run`."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []

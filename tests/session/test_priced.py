@@ -31,7 +31,7 @@ def run_of(size: int, **changes: Any) -> Run:
 
 
 def directory_of(path: Path, size: int, *, stream: int = 0) -> RunDir:
-    """Write the log of a step that gathers `size` bytes. On stream 1, the kernels hide the call."""
+    """Write the log of a step that gathers `size` bytes. On stream 1, kernels hide the gather."""
     path.mkdir()
     call = Communicate(1, stream, "forward", "all_gather", 8, 1, size, is_async=False)
     log: list[Entry] = [EndOfStep(3), call, *[PRODUCT] * 50, EndOfStep(4)]

@@ -76,7 +76,7 @@ def test_a_regression_in_shadow_mode_fails_nothing(sessions: Sessions) -> None:
 
 
 def waived_session(sessions: Sessions, *waivers: str) -> Session:
-    """Return a session of a slow case with a file of these waivers."""
+    """Write a file with these waivers, and return a session that measured a slow case."""
     (sessions.directory / "perf-waivers.toml").write_text("".join(waivers))
     slow = make_result(*[now(tokens_per_s=50_000)] * 3)
     sessions.launch(*slow.runs, verdict=slow.verdict)

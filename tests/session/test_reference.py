@@ -1,4 +1,4 @@
-"""Test the launches of a session's reference. None of them starts a process."""
+"""Test the launches of a session's reference. The launches are fake."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,14 +27,14 @@ SPEEDS = (1.0, 1.001, 0.999, 1.002, 0.998)
 
 
 class Nights:
-    """Makes references in one repository, and replaces their launches."""
+    """Makes references in one repository. Their launches are replaced."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
         self.setup = make_setup(directory, self.said)
         self.session = SessionDir(directory / "store" / "runs" / "tonight")
         self.launched: list[tuple[Case, Path, Arm]] = []
-        self.changes: dict[int, Any] = {}  # changes of the run of a case, by its micro batch
+        self.changes: dict[int, Any] = {}  # micro batch of a case -> changes of its run, or an error
         patch.setattr(flow, "launch_watched", self._launch)
 
     def _launch(self, case: Case, machine: Any, directory: Path, number: int, how: Any) -> tuple[Run, bool]:
@@ -57,7 +57,7 @@ class Nights:
             self.setup.baselines.write_reviewed(self.baseline_of(case))
 
     def reference(self, resolve: Callable[[], Arm] = lambda: ARM, wanted: Any = 5) -> ReferenceArm:
-        """Return a reference that is prepared for all cases."""
+        """Return a reference that has been prepared for all cases."""
         made = ReferenceArm(self.setup, resolve, wanted)
         made.prepare(CASES)
         return made
@@ -76,7 +76,7 @@ def hardware_class(nights: Nights) -> str:
 
 
 def unused(reference: ReferenceArm) -> dict[int, str]:
-    """Return why canaries are not used, by micro batch."""
+    """Return why canaries are not used. The keys are their micro batches."""
     return {
         canary.candidate.case.micro_batch: canary.unused
         for canary in reference.canaries

@@ -166,13 +166,13 @@ def test_records_a_skip_only_on_request(sessions: Sessions) -> None:
 
 
 def on_disk(sessions: Sessions) -> SessionFile:
-    """Return the newest `results.json` of the store."""
+    """Return the content of the newest `results.json` in the store."""
     return documents.read(Store(sessions.directory / "store").results()[-1], SessionFile)
 
 
 @pytest.fixture
 def in_git(sessions: Sessions) -> Sessions:
-    """Return the repository at a clean commit."""
+    """Return sessions in a repository with a clean commit."""
     at_commit(sessions, COMMIT)
     return sessions
 
@@ -278,7 +278,7 @@ def test_measures_again_with_another_baseline(in_git: Sessions, is_counted: bool
     else:
         file = first.setup.baselines.write_reviewed(baseline.from_runs([run] * 3))
         assert in_git.resumed().record.earlier_result(make_case(), "one") is None
-        file.write_text("{")  # the test of this case reports the damage
+        file.write_text("{")  # the damage is reported when the case is measured
     assert in_git.resumed().record.earlier_result(make_case(), "one") is None
 
 

@@ -72,7 +72,7 @@ def on_nodes(count: int, micro_batch: int = 1) -> Case:
 
 
 class Nodes:
-    """A session on four nodes. In each preflight, the next set of nodes in `bad` is bad."""
+    """A session on four nodes. Each set in `bad` has the names of the nodes that one preflight finds bad."""
 
     def __init__(self, sessions: Sessions, *bad: set[str], **options: Any) -> None:
         self.bad = list(bad)

@@ -1,4 +1,4 @@
-"""Helpers: launches, baselines and noise to judge in tests, and readers of a verdict."""
+"""Helpers that make launches, baselines and noise for tests of verdicts, and that read a verdict."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ BASELINE_H100 = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, machine
 def judged(
     runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: Any
 ) -> Verdict:
-    """Judge these launches. Checks that the verdict is the same after it is written as JSON and read back."""
+    """Judge these launches. Check that writing the verdict as JSON and reading it does not change it."""
     verdict = judge(runs, baseline, noise, Policy(**policy))
     written = json.dumps(plain(verdict), allow_nan=False)
     assert plain(Verdict.model_validate_json(written)) == json.loads(written)
@@ -49,7 +49,7 @@ def judged(
 def session(
     runs: Sequence[Run], baseline: Baseline | None = BASELINE, noise: ClassNoise = QUIET, **policy: Any
 ) -> Verdict:
-    """Judge one launch after the other until the verdict is decided, like `run.measure` does."""
+    """Judge one launch after the other until there is a verdict, like `run.measure`."""
     for used in range(1, len(runs) + 1):
         verdict = judged(runs[:used], baseline, noise, **policy)
         if verdict.outcome != "undecided":
@@ -74,7 +74,7 @@ def outcomes(verdict: Verdict) -> dict[str, Outcome]:
 
 
 def of_sessions(*factors: float) -> Baseline:
-    """Return a baseline on a GPU with five launches per session. Each factor is the speed of one session."""
+    """Return a baseline on a GPU with five launches per session. `factors` are the speeds of the sessions."""
     speeds = [factor * speed for factor in factors for speed in USUAL[:5]]
     names = [str(number) for number in range(len(factors)) for _ in range(5)]
     return from_runs(make_launches(*speeds, machine=H100), sessions=names)
@@ -85,7 +85,7 @@ def in_environment(**environment: str) -> Run:
 
 
 def with_loss(factor: float, *, first: int = 0, last: int = 25, speed: float = 1) -> Run:
-    """Return a launch whose loss is `factor` times the usual one from step `first` to step `last`."""
+    """Return a launch whose loss is the usual one times `factor` from step `first` to before step `last`."""
     loss = [4.0 - 0.05 * step for step in range(25)]
     changed = [value * factor if first <= step < last else value for step, value in enumerate(loss)]
     return make_launches(speed)[0].replace(loss=tuple(changed))
@@ -95,7 +95,7 @@ PROBED = from_runs(make_launches(1.0, 1.003, 0.998, 1.001, 0.997, probe_s_p50=0.
 
 
 def on_machine(speed: float, *, tokens: float = 1) -> Run:
-    """Return a launch on a machine that, according to the probe, runs at `speed` relative to the baseline."""
+    """Return a launch on a machine whose probe runs at `speed`, relative to the baseline."""
     return make_launches(tokens, probe_s_p50=0.010 / speed)[0]
 
 
@@ -115,15 +115,15 @@ SICK_GPU = on_gpu(600)
 
 CHOSEN = frozenset(
     [
-        # If dtypes or compilation differ from the case, the launch is a `mismatch`. All other differences
-        # were not asked for, for example the dtype of adapters or a loss that a library compiles.
+        # If the case sets a dtype or compilation, a difference is a `mismatch`. The case does not set, for
+        # example, the dtype of adapters, or whether a library compiles the loss.
         *("parameter_dtype", "compute_dtype", "reduce_dtype", "compiled", "optimizer_parameters"),
         *("parameters_changed", "adapters", "optimizer", "wrapped_modules", "backend", "attention_kernel"),
         *("mamba_ssm", "fabric_strategy", "fabric_precision", "gradient_norm", "gradient_clipping"),
         *("spmd_backend", "loss_chunks", "rope", "forced", "patched", "replaced"),
     ]
 )
-"""Settings that a library chooses, or that perfsuite chooses for a library's version.
+"""Settings that cases do not ask for. A library chooses them, or perfsuite does for a library's version.
 
-Whoever adds a setting either lists it as asked for (`perfsuite.verdict.comparability.ASKED`) or adds it here.
+Each new setting must be added either here, or to `perfsuite.verdict.comparability.ASKED` if cases ask for it.
 """

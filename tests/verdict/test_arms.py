@@ -1,4 +1,4 @@
-"""Test how each metric is judged over pairs of launches. test_paired_comparison.py tests the decision."""
+"""Test how pairs of launches are judged by each metric. test_paired_comparison.py tests the decision."""
 
 import json
 from typing import Any
@@ -28,14 +28,14 @@ def arm(speeds: tuple[float, ...] = A, factor: float = 1.0, **figures: Any) -> l
 
 
 def judged(a: list[Run], b: list[Run], **options: Any) -> Verdict:
-    """Judge these launches. Checks that the verdict is the same after it is written as JSON and read back."""
+    """Judge these launches. Check that writing the verdict as JSON and reading it does not change it."""
     verdict = judge_pairs(a, b, **options)
     assert Verdict.model_validate(json.loads(json.dumps(plain(verdict)))) == verdict
     return verdict
 
 
 def compared(a: list[Run], b: list[Run], **options: Any) -> Verdict:
-    """Judge one pair after the other until the verdict is decided."""
+    """Judge one pair after the other until there is a verdict."""
     for used in range(1, len(a) + 1):
         verdict = judged(a[:used], b[:used], **options)
         if verdict.outcome != "undecided":
@@ -202,11 +202,11 @@ def test_never_passes_a_metric_an_arm_lacks() -> None:
 
 
 MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)
-"""For each launch of an arm, how slow the machine is."""
+"""The slowness of the machine in each launch of an arm: 2 takes twice as long."""
 
 
 def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> list[Run]:
-    """Return launches whose steps and CPU time follow the probe, but whose memory does not."""
+    """Return launches whose step time and CPU time grow with the probe's time. Their memory is constant."""
     return [
         make_launches(speed * usual / slow, cpu_s_per_step=0.1 * slow / usual, probe_s_p50=0.01 * slow)[0]
         for slow, usual in zip(machine, A, strict=False)
@@ -228,7 +228,7 @@ def test_corrects_for_the_machines_own_speed() -> None:
     assert {check.probe_exponent for check in raw.checks} == {None}
     assert outcomes(raw)["tokens_per_s"] == "undecided"
     b[2] = b[2].replace(figures=b[2].figures.replace(probe_s_p50=None))
-    assert judged(a, b, corrects=True) == judged(a, b), "if a launch has no probe, nothing is corrected"
+    assert judged(a, b, corrects=True) == judged(a, b), "without a probe, nothing is corrected"
 
 
 def test_slowdown_that_slows_the_probe_remains() -> None:
@@ -271,24 +271,24 @@ def test_counts_only_explain_a_timed_change() -> None:
 
 
 def test_growth_is_judged_beside_times() -> None:
-    """A leak makes a long run fail, but hardly slows down a short window."""
+    """A leak makes a long run fail, although it hardly slows down the few measured steps."""
     clean = counted(1.0, kept=KeptObjects())
     leaking = counted(1.0, kept=KeptObjects(by_type={"Spec": 5}))
     verdict = compared(clean, leaking)
     assert verdict.outcome == "regressed"
     (finding,) = known(verdict.counts).findings
     assert (finding.outcome, finding.quantity) == ("regressed", "objects kept per step")
-    assert compared(leaking, clean).outcome == "passed", "less growth only explains a verdict"
+    assert compared(leaking, clean).outcome == "passed", "less growth is not an improvement"
 
 
 def later(flops: int) -> dict[str, Any]:
-    """Return the counts of a launch in which step 24 was counted as well."""
+    """Return the counts of a launch in which step 24 was also counted. `flops` are the FLOPs of step 24."""
     whole = {"flops": {"forward": 10**9}}
     return {**whole, "also_counted": (24,), "spans": {"step 24": Counts(step=24, flops={"forward": flops})}}
 
 
 def test_steps_that_shrink_later_are_no_faster() -> None:
-    """The number of tokens is compared with the case only in the second step."""
+    """An arm whose later steps do less work is not faster. Tokens are checked only in the second step."""
     whole = counted(1.0, **later(10**9))
     shrunk = counted(1.5, **later(6 * 10**8))
     verdict = compared(whole, shrunk)
@@ -304,7 +304,7 @@ def test_steps_that_shrink_later_are_no_faster() -> None:
 
 
 def test_a_new_event_is_more_work() -> None:
-    """If a baseline came from another perfsuite, a new event would only be noted."""
+    """The same perfsuite counts both arms. A baseline of another perfsuite might not know the event."""
     saving = launch(counts(spans={"save checkpoint": Counts(bytes_written=9)}))
     verdict = judge_counts(launch(), saving)
     assert verdict.outcome == "regressed"
@@ -355,7 +355,7 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
-    """If enough launches differ, what was a reason for doubt becomes a reason for a failure."""
+    """Other gradients in one launch of each arm give a doubt. In two launches of each arm, they fail."""
     difference = "the norm of the gradients after clipping in step 4: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
@@ -373,15 +373,15 @@ def test_less_work_with_other_gradients_is_no_gain() -> None:
         ((1.0, 1.0), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.001), (0.36, 0.36), 1.0, "failed"),
         ((1.0, 1.0), (2.0, 2.0), 1.0, "failed"),
-        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # the order of the sums differs
-        ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # the launches have no seed
+        ((1.0, 1.0), (0.99, 0.99), 1.0, "passed"),  # small differences come from the order of sums
+        ((1.0, 1.1), (0.5, 0.5), 1.0, "passed"),  # without a seed, arm A itself varies
         ((1.0, 1.0), (0.5, None), 1.0, "passed"),
     ],
 )
 def test_other_gradients_in_every_launch_fail(
     a: tuple[float, float], b: tuple[float, float], losses: float, outcome: str
 ) -> None:
-    """If the gradients of one arm vary between its launches, they prove nothing."""
+    """If the gradients already vary between the launches of one arm, a difference proves nothing."""
     curves = (tuple(scale * (5 - step / 10) for step in range(20)) for scale in (1, losses))
     before, now = (
         [launch(loss=loss, figures=make_figures(gradient_norm=norm)) for norm in norms]
@@ -417,7 +417,7 @@ def test_an_arm_that_waits_for_data_regresses(now: float, outcome: str) -> None:
 
 
 def test_certain_wait_below_the_floor_passes() -> None:
-    """A wait of 0.9 ms is negligible, although it is 9% of a step of 10 ms."""
+    """The wait grows by 0.9 ms. That is negligible, although it is 9% of a step of 10 ms."""
     before = waits(0.0005, step_s=0.01)
     now = waits(0.0014, B, step_s=0.01)
     check = check_of(compared(before, now), "data_wait_s")
@@ -425,7 +425,7 @@ def test_certain_wait_below_the_floor_passes() -> None:
 
 
 def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) -> list[Run]:
-    """Return the launches of an arm whose imports take this long. If `cold`, the first one has to compile."""
+    """Return launches whose imports take this long. If `cold`, the first launch has a cold start-up."""
     spans = [
         "cold start-up: imports" if cold and not number else "start-up: imports"
         for number in range(len(speeds))
@@ -443,9 +443,9 @@ def test_slower_start_up_regresses(now: float, outcome: str) -> None:
 
 
 def test_span_search_continues_until_decided() -> None:
-    """A nightly run would not launch again for a span that looks unchanged.
+    """A search continues until there is a verdict on its span.
 
-    It would leave the span undecided.
+    A nightly run does not launch again for a span that looks unchanged.
     """
     a, b = (lasts(6, tuple(speed**6 for speed in speeds)) for speeds in (A, B))
     name = "seconds of start-up: imports"

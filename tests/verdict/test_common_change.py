@@ -1,4 +1,4 @@
-"""Test the change that cases of a session have in common."""
+"""Test the estimate of the change that the cases of a session have in common."""
 
 import math
 import random
@@ -18,27 +18,27 @@ BORENSTEIN = {
         ("Young", 0.15, 0.02),
     )
 }
-"""Effects and variances from Borenstein and others, Introduction to Meta-Analysis (2009)."""
+"""Effects and variances of an example in Borenstein et al., Introduction to Meta-Analysis (2009)."""
 
 
 def night(
     common: float, *, scatter: float = 0.0, cases: int = 20, error: float = 0.004, seed: int = 0
 ) -> dict[str, Change]:
-    """Return simulated changes of cases."""
+    """Return simulated changes of the cases of one night."""
     draw = random.Random(seed)
     spread = math.hypot(scatter, error)
     return {f"case{number}": Change(draw.gauss(common, spread), error) for number in range(cases)}
 
 
 def estimated(changes: dict[str, Change]) -> CommonChange:
-    """Return the common change, which must exist."""
+    """Return the common change. Fail if there is none."""
     common = common_change(changes)
     assert common is not None
     return common
 
 
 def test_estimates_are_those_of_a_textbook() -> None:
-    common = estimated(BORENSTEIN)  # statsmodels 0.14's `combine_effects` gives the same figures
+    common = estimated(BORENSTEIN)  # `combine_effects` of statsmodels 0.14 agrees
     assert common.estimate == pytest.approx(0.34425, abs=1e-5)
     assert common.error == pytest.approx(0.08953, abs=1e-5)
     assert common.scatter**2 == pytest.approx(0.03979, abs=1e-5)
@@ -47,7 +47,7 @@ def test_estimates_are_those_of_a_textbook() -> None:
 def test_the_interval_covers_the_common_change() -> None:
     nights = [estimated(night(0.03, scatter=0.005, seed=seed)) for seed in range(500)]
     covered = sum(low <= 0.03 <= high for low, high in (common.interval for common in nights))
-    assert covered >= 480  # 95%: less than 99%, because cases can be left out
+    assert covered >= 480  # 96%, not 99%, because cases can be left out
 
 
 def test_one_direction_is_shared() -> None:
@@ -80,6 +80,6 @@ def test_too_few_cases_have_no_common_change() -> None:
     changes = night(0.03, cases=3)
     assert common_change(changes) is None
     assert common_change({}) is None
-    # Without the case that differs, too few remain.
+    # Without the case that differs, too few cases remain.
     near = {str(number): Change(0.03 + number / 10_000, 0.001) for number in range(3)}
     assert common_change({**near, "far": Change(9.0, 0.001)}) is None

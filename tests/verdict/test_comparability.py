@@ -167,8 +167,7 @@ LIMIT = "the GPUs' power limit is {} W, and was {} W at the baseline (`nvidia-sm
         (RATES, on_gpu(900, copy=9000), None),
         (RATES, on_gpu(None, copy=3000), None),
         ([on_gpus(*[3000] * 8)] * 5, on_gpus(*[2500] * 6, 2490, 2500), slower("copy 2490 3000", GPU_6)),
-        # The allowed slowdown of a GPU follows from the number and the scatter of launches, using Student's
-        # t.
+        # The allowed slowdown of a GPU depends on the number of launches and on their scatter (Student's t).
         *(
             ([on_gpu(rate) for rate in rates], on_gpu(now), reason)
             for rates, healthy, unhealthy, median, allowed in (
@@ -191,7 +190,7 @@ LIMIT = "the GPUs' power limit is {} W, and was {} W at the baseline (`nvidia-sm
                 *(("500", None, None), (None, "700", None)),
             )
         ),
-        # On a CPU the rates are not compared.
+        # On a CPU, the rates of the probe are not compared.
         ([make_run(device_probe={"copy": 9})] * 5, make_run(device_probe={"copy": 1}), None),
     ],
 )
@@ -221,7 +220,7 @@ def test_gpu_that_falls_behind_its_peers_is_unhealthy() -> None:
 
 
 def test_a_gpu_that_was_always_slower_is_healthy() -> None:
-    """Chips of one model differ, and a machine with a slow chip also needs verdicts."""
+    """GPUs of the same model differ. A machine with a slow GPU must still get verdicts."""
     run = on_gpus(*UNEQUAL)
     assert launch_problems(run, from_runs([run] * 5)) == []
     before = from_runs([run] * 5)
@@ -238,7 +237,7 @@ def test_only_a_very_slow_gpu_is_unhealthy_without_a_baseline() -> None:
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
 def test_new_software_blames_no_machine(changed: str) -> None:
-    """If the all-reduce of a new NCCL is 15% slower, that is a regression, which the gate has to find."""
+    """An all-reduce that is 15% slower with a new NCCL is a regression, and not a slow machine."""
     before, after = (
         [with_stack(run.replace(device_probe={"all_reduce": rate})) for run in usual(speed, machine=H100)]
         for rate, speed in ((200, 1), (170, 0.92))
@@ -274,7 +273,7 @@ def test_changed_surroundings_are_only_listed(speed: float, outcome: str) -> Non
 
 
 def test_lists_another_clock_as_a_change() -> None:
-    """`nvidia-smi -lgc` locks clocks without changing the highest clock or the applications clock."""
+    """`nvidia-smi -lgc` locks the clocks, but the highest and the applications clock remain as they are."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
         (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
@@ -292,7 +291,7 @@ def test_lists_another_clock_as_a_change() -> None:
 
 
 def holding(mib: int | None) -> Run:
-    """Return a launch in which this many more MiB than usual were in use on a GPU."""
+    """Return a launch in which `mib` more MiB than usual were in use on a GPU."""
     return make_launches(1, machine=H100, device_memory_bytes=None if mib is None else 2e10 + mib * 2**20)[0]
 
 
@@ -315,7 +314,7 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
     [
         ([holding(0)], holding(257), [GROWN]),
         *(([holding(then)], holding(now), []) for then, now in ((0, 256), (0, -5000), (None, 0), (0, None))),
-        *(  # the probe may differ by a tenth
+        *(  # the allowed difference of the probe is a tenth
             ([run_with(probe_s_p50=then)], run_with(probe_s_p50=now), expected)
             for then, now, expected in (
                 (0.01, 0.01106, ["probe between the steps (s): 0.01 -> 0.01106 (+11%)"]),
@@ -348,7 +347,7 @@ NEW = {"torch": "2.14.0"}
 
 
 def upgraded(then: dict[str, str], now: dict[str, str], *, speed: float = 1.0) -> Verdict:
-    """Return the verdict after an upgrade of torch that also changed these settings."""
+    """Return the verdict after an upgrade of torch that also changed settings from `then` to `now`."""
     return session(seen(usual(speed), NEW, **now), from_runs(seen(usual()[:5], OLD, **then)))
 
 
@@ -373,7 +372,7 @@ def test_unexplained_library_choice_comes_first() -> None:
     ("then", "now", "is_explained"), [("a", "a", False), (None, "a", False), ("a", "b", True)]
 )
 def test_other_code_explains_a_library_choice(then: str | None, now: str | None, is_explained: bool) -> None:
-    """The code of older baselines is unknown, so it cannot explain a difference."""
+    """In older baselines, the code is unknown. Unknown code does not explain a difference."""
     before, later = (seen(usual(), OLD, attention_kernel=kernel) for kernel in ("Flash", "math"))
     before, later = ([with_code(run, code) for run in runs] for runs, code in ((before, then), (later, now)))
     verdict = judged(later[:1], from_runs(before[:5]))

@@ -1,4 +1,4 @@
-"""Test that each mode notices from tokens and dtypes when the two sides compute different things."""
+"""Test that each mode of comparison notices two sides that compute different things."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,15 +37,15 @@ MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
         ({"float32": 100}, {"float32": 100}, [], []),
         ({"float32": 100}, {"bfloat16": 100}, ["x: float32 -> bfloat16"], []),
         ({"bfloat16": 100}, {"float32": 100}, [], ["x: bfloat16 -> float32"]),
-        ({"float32": 200}, {"float32": 100}, [], []),  # another world size
+        ({"float32": 200}, {"float32": 100}, [], []),  # the world size differs
         ({"float32": 3}, {"float32": 2, "bfloat16": 1}, ["x: float32 -> float32 66.7%, bfloat16 33.3%"], []),
         ({"float32": 100}, {"uint8": 100, "float32": 1}, ["x: float32 -> uint8 99%, float32 0.99%"], []),
         ({"float16": 100}, {"bfloat16": 100}, ["x: float16 -> bfloat16"], []),
-        # Some elements became more precise and others less precise. That counts as less precise.
+        # If some elements become more precise and others less precise, the whole counts as less precise.
         ({"bfloat16": 9}, {"float32": 5, "int8": 5}, ["x: bfloat16 -> float32 50%, int8 50%"], []),
         ({"int64": 5}, {"float32": 5}, [], []),  # indices have no precision
         ({"float32": 10}, {"float32": 9, "bfloat16": 1}, ["x: float32 -> float32 90%, bfloat16 10%"], []),
-        # If one part grows or shrinks, the precision of the other parts has not changed.
+        # Elements of one dtype that are added or removed do not change the precision of the others.
         ({"bfloat16": 990, "float32": 10}, {"bfloat16": 991, "float32": 10}, [], []),
         ({"bfloat16": 991, "float32": 10}, {"bfloat16": 990, "float32": 10}, [], []),
         ({"bfloat16": 100, "float32": 4}, {"bfloat16": 100, "float32": 2}, [], []),
@@ -53,7 +53,7 @@ MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
         ({"bfloat16": 990, "float32": 10}, {"bfloat16": 1980, "float32": 20}, [], []),
         ({"float32": 3}, {"float32": 3, "bfloat16": 1}, [], []),
         ({"float32": 10**8, "bfloat16": 1}, {"float32": 10**8 - 1, "bfloat16": 2}, [], []),  # padding
-        # One half is no longer trained, and the other half now has a lower precision.
+        # Half of the elements are no longer trained, and the other half has a lower precision.
         ({"float32": 100}, {"bfloat16": 50}, ["x: float32 -> bfloat16"], []),
         ({"float32": 10}, {"int4": 10}, ["x: float32 -> int4"], []),
         ({"float8_e4m3fn": 10}, {"uint4": 10}, ["x: float8_e4m3fn -> uint4"], []),
@@ -90,7 +90,7 @@ def lowered(what: str) -> dict[str, dict[str, int]]:
 
 
 def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
-    """Return the verdict on a launch `now` after launches like `before`, in each mode of comparison."""
+    """Judge a launch `now` after launches like `before`. Return the verdict of each mode of comparison."""
     baseline = baselines.from_runs([before] * 5)
     recorded = count_baseline.from_runs([before] * 3)
     passed = Verdict(outcome="passed", launches=1)
@@ -119,7 +119,7 @@ def test_less_precision_fails_and_more_is_listed(what: str) -> None:
 
 
 def valued(factor: float = 1, *, clipped: bool, more: bool = False, **figures: Any) -> Run:
-    """Return a launch whose loss and gradients are `factor` times the usual ones."""
+    """Return a launch whose loss and gradients are the usual ones times `factor`."""
     norm = 1.0 if clipped else 7.0 * factor
     measured = make_figures(gradient_norm=norm, unclipped_norm=7.0 * factor, **figures)
     return launch(MORE if more else counts(), loss=with_loss(factor).loss, figures=measured)
@@ -143,7 +143,7 @@ def tokened(tokens: float | None, **changes: Any) -> Run:
 
 
 def test_other_tokens_are_another_computation() -> None:
-    """With 63 instead of 64 tokens, there is 1.6% less work, but no improvement."""
+    """With 63 instead of 64 tokens, there is 1.6% less work. This is not an improvement."""
     more = launch(MORE, figures=make_figures(tokens_given=64.0))
     said = "in the second step, the model was given 63 instead of 64"
     for mode, verdict in each_mode(more, tokened(63.0)).items():
@@ -207,7 +207,7 @@ def test_count_baseline_keeps_computed_values() -> None:
 
 
 def observed(counted: Counts | None = None, *, elements: int = 100, **settings: Any) -> Run:
-    """Return a launch with these settings. Each rank holds `elements` parameters, and as many gradients."""
+    """Return a launch with these settings. Each rank has `elements` parameters and `elements` gradients."""
     environment = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
     seen = Observed(settings={"wrapper": "DDP", **settings}, environment=environment)
     dtypes = {"parameters": {"float32": elements}, "gradients": {"float32": elements}}
@@ -293,7 +293,7 @@ def test_counts_judge_the_loss_by_two_launches() -> None:
 
 
 def test_counts_leave_loss_to_the_time_baseline() -> None:
-    """The time baseline knows how much the loss varies between launches."""
+    """Only the baseline of times shows how much the loss varies between launches."""
     recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
     baseline = baselines.from_runs([valued(clipped=True)] * 5)
     verdict = with_counts(

@@ -30,7 +30,7 @@ SIX_AGAIN = GATHERED_AGAIN.replace(count=6)
 
 
 def sentences_of(before: Counts, now: Counts) -> list[str]:
-    """Return the sentence of each quantity that changed."""
+    """Return a sentence for each quantity that changed."""
     return [
         sentence(quantity, changes, before, now)
         for quantity in quantities((before, now))

@@ -1,4 +1,4 @@
-"""Test that findings in several steps are combined, and named after the steps where they occur."""
+"""Test that equal findings in several steps become one finding, which names these steps."""
 
 from typing import Literal
 
@@ -76,7 +76,7 @@ def test_listed_change_needs_the_reported_step() -> None:
 def in_steps(**kernels: int) -> Counts:
     """Return counts of steps 4 to 15.
 
-    Each step has 100 kernels unless given otherwise, for example `step10=117`.
+    Each step has 100 kernels, except those that are given, for example `step10=117`.
     """
     counts = Counts(kernels={"forward": kernels.get("step4", 100)})
     for step in STEPS[1:]:
@@ -93,7 +93,7 @@ def test_work_of_a_single_later_step_is_found() -> None:
 
 
 def test_finds_periodic_work_moved_to_step_4() -> None:
-    """Each step is compared with its counterpart, so less work in another step hides nothing."""
+    """Each step is compared with the same step of the baseline. Less work in another step hides nothing."""
     differences = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
 
     assert {difference.steps: difference.outcome for difference in differences} == {
@@ -126,7 +126,7 @@ def test_an_event_is_judged_under_its_name() -> None:
 
 
 def imported(**modules: int) -> Counts:
-    """Return the counts of a step, and of a start-up that imported this many modules of each package."""
+    """Return counts with a start-up that imported this many modules of each package."""
     return in_steps().replace(spans={"start-up": Counts(modules=modules)})
 
 
@@ -148,7 +148,7 @@ def test_few_more_modules_are_no_regression() -> None:
 
 
 def test_judges_warm_imports_beside_a_cold_start() -> None:
-    """The first launch of a compiled case in a session compiles, and imports the modules needed for that."""
+    """Only the first launch of a session compiles. It therefore imports additional modules."""
     before = imported(torch=1000)
     cold = in_steps().replace(spans={"cold start-up": Counts(modules={"torch": 1500})})
     warm = imported(torch=1000, torchvision=198)
@@ -160,7 +160,7 @@ def test_judges_warm_imports_beside_a_cold_start() -> None:
 
 
 def building(calls: int) -> Counts:
-    """Return the counts of a step, and of a start-up that made this many calls while it built the model."""
+    """Return counts with a start-up that made this many Python calls while it built the model."""
     python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={"library.build": calls})
     spans = {"start-up": Counts(modules={"torch": 1}), "start-up: build": Counts(python=python)}
     return in_steps().replace(spans=spans)
@@ -189,7 +189,7 @@ def test_start_up_part_of_one_side_is_a_note() -> None:
 
 @pytest.mark.parametrize("is_counted_before", [True, False])
 def test_calls_uncounted_on_one_side_are_no_note(is_counted_before: bool) -> None:
-    """A timed launch does not count Python calls, so there is no note that they are missing."""
+    """A timed launch never counts Python calls, so their absence needs no note."""
     counted = building(20_000)
     timed = imported(torch=1)
     before, now = (counted, timed) if is_counted_before else (timed, counted)

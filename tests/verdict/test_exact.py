@@ -31,7 +31,7 @@ from tests.twin_counts import (
 
 
 def judged(*launches: Run | Counts, before: Run | Counts | None = None) -> CountCheck:
-    """Check launches against a baseline of one launch."""
+    """Compare the counts of launches with a baseline of one launch."""
     runs = [launched if isinstance(launched, Run) else launch(launched) for launched in launches]
     check = exact.check(runs, baseline_of(*[earlier for earlier in (before,) if earlier is not None]))
     assert check is not None
@@ -50,13 +50,13 @@ CALLS = GATHERED.count + GATHERED_AGAIN.count
 
 
 def called(times: int) -> Counts:
-    """Return counts in which the same bytes are gathered in this many calls."""
+    """Return counts in which `times` calls gather the usual number of bytes."""
     more = GATHERED.replace(count=times - GATHERED_AGAIN.count)
     return counts(collectives=(more, GATHERED_AGAIN, REDUCED))
 
 
 def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
-    """Return a step that all-reduces `sent` bytes in `count` calls within a group of `ranks` ranks."""
+    """Return counts of a step that all-reduces `sent` bytes among `ranks` ranks, in `count` calls."""
     rows = (
         [collective("all_reduce", ranks=ranks, apart=min(ranks - 1, 1), count=count, bytes=sent)]
         if count
@@ -74,7 +74,7 @@ def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
         (reduced(1, 10_000_000), reduced(1, 9_934_463), "improved"),
         (reduced(1, 10_000), reduced(1, 10_101), "regressed"),  # more than 1%
         (reduced(1, 10_000), reduced(1, 10_100), "passed"),
-        # Every call takes time, no matter how little it sends.
+        # Every call takes time, even if it sends few bytes.
         (reduced(1, 10_000_000), reduced(2, 10_000_004), "regressed"),
         (reduced(0, 0), reduced(1, 4), "regressed"),
         (reduced(2, 10_000_004), reduced(1, 10_000_000), "improved"),
@@ -123,9 +123,9 @@ def test_fewer_is_improved(field: str, more: Counts) -> None:
     ],
 )
 def test_lists_other_splits_and_tiny_changes(now: Counts) -> None:
-    """A change of 64 KiB or of 0.1% of the FLOPs is listed, but passes.
+    """A change of 64 KiB, or of 0.1% of the FLOPs, is listed but passes.
 
-    A dry run has no noise, but passes too.
+    The same holds for a dry run, although a dry run has no noise.
     """
     dry = judged(launch(now, dry=True), before=launch(dry=True))
     check = judged(now)
@@ -146,7 +146,7 @@ def test_doubled_calls_regress_at_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("now", "fields"),
     [
-        # In launches of the same script, with loader workers, memory grew by these different amounts.
+        # Memory grew by these amounts in launches of one script with loader workers.
         *((memory(growth=growth), ["growth in a step"]) for growth in (6148, 12292, 64_400)),
         *((memory(growth=growth), []) for growth in (-6140, -524_796)),
         (memory(peak=12_964_000, saved_for_backward=4_019_000, growth=5), ["growth in a step"]),
@@ -260,7 +260,7 @@ phases = st.fixed_dictionaries({phase: st.integers(0, 6) for phase in PHASES})
 @given(phases, st.lists(phases, min_size=1, max_size=4))
 @deterministic
 def test_the_rule_for_any_counts(before: dict[str, int], today: list[dict[str, int]]) -> None:
-    """The sum over the phases decides. In all launches it must have changed in the same direction."""
+    """The sum over the phases must change in the same direction in all launches."""
     check = judged(*(counts(host_reads=by_phase) for by_phase in today), before=counts(host_reads=before))
     by = [sum(by_phase.values()) - sum(before.values()) for by_phase in today]
     expected = "regressed" if min(by) > 0 else "improved" if max(by) < 0 else "passed"
@@ -337,11 +337,11 @@ def test_old_method_compares_all_but_host_reads() -> None:
     none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None
     assert [finding.outcome for finding in none.findings] == ["regressed"], (
-        "if there are no reads, the method does not matter"
+        "without any reads, the method does not matter"
     )
 
 
-# Tiers
+# Other versions, missing ranks, and compiled models
 
 
 def test_judges_another_version_and_names_it() -> None:
@@ -399,7 +399,7 @@ def test_compiled_models() -> None:
     )
 
 
-# Work that might no longer be visible
+# Work that might still be done, but uncounted
 
 
 NO_FORMULA = "whose FLOPs are unknown because there is no formula"
@@ -452,7 +452,7 @@ def test_fewer_known_flops_are_improved() -> None:
 
 
 def test_sorts_findings_by_outcome_and_share() -> None:
-    """A new collective of a few bytes is a smaller change than one of many bytes that doubled."""
+    """A new collective of a few bytes is a smaller change than a large collective that doubled."""
     tiny = collective("broadcast", count=1, bytes=128)
     now = counts(
         collectives=(tiny, GATHERED, GATHERED_AGAIN, REDUCED.replace(bytes=2 * BYTES)),
@@ -471,9 +471,9 @@ def test_sorts_findings_by_outcome_and_share() -> None:
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_costs_of_time_precede_those_of_memory(on_gpu: bool) -> None:
-    """Findings that cost time come first, even though memory and calls change by far larger shares.
+    """Findings that cost time come first, although memory and calls change by much larger shares.
 
-    On a CPU, host reads come last, because no device waits for them.
+    On a CPU, host reads come last, because no device waits for the host.
     """
     now = python(forward=60_000).replace(
         collectives=(*counts().collectives, GATHERED.replace(count=1, bytes=0)),
@@ -505,7 +505,7 @@ def test_does_not_judge_stalls_without_a_baseline() -> None:
     check = judged(counts(stalls={"gc.collect": 1}), before=counts())
     assert check.outcome == "passed"
     assert check.notes == ("stalling calls: not judged, not in the baseline",)
-    assert judged(counts(stalls={}), before=counts()).notes == (), "if no call stalls, none can be new"
+    assert judged(counts(stalls={}), before=counts()).notes == (), "without stalls, nothing is judged"
     lost = judged(counts(), before=counts(stalls={}))
     assert lost.notes == ("stalling calls: not judged, not counted in these launches",)
 
@@ -513,7 +513,7 @@ def test_does_not_judge_stalls_without_a_baseline() -> None:
 def test_python_calls_are_listed_up_to_a_fifth() -> None:
     """Changes below 2% are not listed.
 
-    For example, how often a progress bar is redrawn depends on the time.
+    Python calls vary a little: for example, how often a progress bar is drawn depends on the time.
     """
     field = "Python 3.11 calls in forward"
     for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):

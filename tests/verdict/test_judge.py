@@ -66,7 +66,7 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 def test_slowness_of_other_sessions_is_allowed() -> None:
     """Sessions of unchanged code differ by 2%.
 
-    If the baseline has only one of them, the next session would be called a regression.
+    With a baseline of only one session, a session that is 2.5% slower is called a regression.
     """
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
@@ -80,7 +80,7 @@ def test_slowness_of_other_sessions_is_allowed() -> None:
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "cpu_s_per_step"])
 def test_sessions_apart_are_no_noise_of_launches(metric: str) -> None:
-    """The test gets the noise between sessions separately. Here, it is told that there is none."""
+    """`QUIET` has no noise between sessions. So sessions that differ must not change what is detectable."""
 
     def least(*factors: float) -> float | None:
         before = [launch for factor in factors for launch in usual(factor, cpu_s_per_step=1 / factor)[:5]]
@@ -97,7 +97,7 @@ def test_sessions_apart_are_no_noise_of_launches(metric: str) -> None:
 
 @pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
 def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str) -> None:
-    """In one case the same code took 15% more CPU time per step an hour later."""
+    """On a real CPU, the same code once took 15% more CPU time per step an hour later."""
 
     def check(runs: list[Run], baseline: Baseline = BASELINE, metric: str = "tokens_per_s") -> Check:
         return check_of(session(runs, baseline, class_noise([baseline]), min_launches=3), metric)
@@ -146,7 +146,7 @@ def test_slower_launches_regress_faster_improve(speed: float, outcome: Outcome) 
     assert check.interval[1] < -1 / 6 or outcome == "improved"
     assert outcomes(verdict) == {**dict.fromkeys(NAMES, outcome), "peak_memory_bytes": "passed"}
     small = session(gpu(0.96 if speed < 1 else 1.05), BASELINE_H100)
-    assert small.outcome == outcome, "an accelerator is held to tighter tolerances"
+    assert small.outcome == outcome, "a GPU has smaller tolerances"
     assert [check.allowed for check in small.checks] == pytest.approx([1 - 1 / 1.03, 1 - 1 / 1.05, 0.01])
     assert {session(usual(factor)).outcome for factor in (0.96, 1, 1.05)} == {"passed"}
     assert {session(gpu(factor), BASELINE_H100).outcome for factor in (0.985, 1)} == {"passed"}
@@ -169,7 +169,7 @@ def test_insensitive_gate_is_blind_and_stops_early() -> None:
     )
     assert (verdict.outcome, verdict.launches < 6) == ("inconclusive", True)
     assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.25, abs=0.02)
-    assert large.outcome == "regressed", "a large drop is found in spite of the noise"
+    assert large.outcome == "regressed", "even with this noise, a large drop is found"
     for judged_before, blind in ((verdict, NAMES[:2]), (large, NAMES[:2]), (quiet, [])):
         assert [check.metric for check in judged_before.checks if check.blind] == blind
 
@@ -183,12 +183,12 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
 @pytest.mark.parametrize(
     ("said", "launches", "runs", "how"),
     [
-        # With a noise of 6%, a launch that is 9% slower neither passes nor regresses. Three launches are
-        # enough to find a larger slowdown.
+        # With a noise of 6%, launches that are 9% slower neither pass nor regress. With less noise, three
+        # launches are enough to find a slowdown of 20%.
         *(("inconclusive", n, usual(0.92), {"noise": SIX_PERCENT, "max_launches": n}) for n in (3, 6, 15)),
         ("inconclusive", 9, usual(0.92), {"noise": SIX_PERCENT, "max_launches": 3, "min_launches": 9}),
         ("regressed", 3, usual(0.8), {"max_launches": 3}),
-        # A regression needs the required number of launches, like any other result. A failure needs only one.
+        # Every result needs `min_launches` launches, except some failures, which need only one launch.
         ("passed", 5, usual(), {"min_launches": 5}),
         ("passed", 20, usual() * 2, {"min_launches": 20}),
         ("improved", 5, usual(1.3), {"min_launches": 5}),
@@ -231,7 +231,7 @@ def test_session_runs_until_decided_or_at_its_limit(
 
 
 def test_records_without_any_comparison() -> None:
-    """Without a baseline, not even the machine is compared."""
+    """If there is no baseline, a launch is not unhealthy because its machine is slow."""
     verdict = session([on_machine(speed) for speed in (1, 0.1, 10)], None)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("recorded", 3, None)
     assert outcomes(verdict) == dict.fromkeys(NAMES, "recorded")
@@ -247,8 +247,8 @@ def test_records_without_any_comparison() -> None:
 def test_reports_the_worst_of_all_metrics() -> None:
     larger = usual(0.8, peak_memory_bytes=87 * MIB)
     for sigma, runs, outcome, of_speed, of_memory in (
-        (0.3, usual()[:1], "undecided", "passed", "undecided"),  # in doubt, so another launch follows
-        (2.0, usual(), "inconclusive", "passed", "inconclusive"),  # too noisy
+        (0.3, usual()[:1], "undecided", "passed", "undecided"),  # undecided: another launch follows
+        (2.0, usual(), "inconclusive", "passed", "inconclusive"),  # the noise is too large
         (None, usual()[:1], "inconclusive", "passed", "inconclusive"),  # the noise is unknown
         (2.0, usual(0.8), "regressed", "regressed", "inconclusive"),
         (0.3, larger, "regressed", "regressed", "undecided"),
@@ -288,7 +288,7 @@ KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": QUIET.by_metr
 def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float, outcome: Outcome) -> None:
     """The probe does not correct CPU time.
 
-    A machine that is slow because it is busy uses the same CPU time.
+    A busy machine has a slower probe, but needs no more CPU time for a step.
     """
     noise = replace(KNOWN, probe_exponent=1.0, knows_exponent=True) if probe else KNOWN
     before = from_runs(usual(cpu_s_per_step=0.1, **probe)[:5])
@@ -304,9 +304,9 @@ def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float
     ("now", "launches", "why"), [(0.105, 1, LOOKS_THE_SAME), (0.130, FEWEST_LAUNCHES, NOT_WORTH_A_LAUNCH)]
 )
 def test_noisy_cpu_time_holds_up_no_verdict(now: float, launches: int, why: str) -> None:
-    """The check of CPU time stays open.
+    """CPU time that is too noisy for a decision does not delay the verdict.
 
-    If CPU time looks changed, the session first makes as many launches as can show a change.
+    If CPU time seems to have changed, the session only makes the fewest launches that can show a change.
     """
     noisy = {"cpu_s_per_step": Noise(sigma=0.15, degrees_of_freedom=30)}
     before = from_runs(usual(cpu_s_per_step=0.1)[:5])
@@ -322,7 +322,7 @@ WITHOUT_LOSS = make_run(machine=H100, loss=())
 def stalling(rng: random.Random, share: float) -> Run:
     """Return a run of 50 steps. The noise is 1% between steps and 0.5% between runs.
 
-    A share of the steps takes twice as long.
+    `share` is the share of steps that take twice as long.
     """
     speed = rng.lognormvariate(0, 0.005)
     steps = [speed * rng.lognormvariate(0, 0.01) * (2 if rng.random() < share else 1) for _ in range(50)]
@@ -384,7 +384,7 @@ def test_on_a_cpu_memory_is_statistical() -> None:
         assert check.interval[0] < memory / 64 - 1 < check.interval[1]
         assert check.allowed == 0.2
         disturbed = [run.replace(health=DISTURBED) for run in runs[:3]]
-        assert session(disturbed).outcome == "unhealthy", "statistics are taken from healthy launches"
+        assert session(disturbed).outcome == "unhealthy", "unhealthy launches do not enter statistics"
 
 
 # Values that were not measured, or are not numbers
@@ -419,9 +419,9 @@ def test_metric_missing_in_baseline_never_passes() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize(("good", "place"), [(0, 0), (2, 0), (2, 1), (2, 2)])
 def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: int, place: int) -> None:
-    """Such a value has no logarithm, and the median would hide it.
+    """A value such as 0 or NaN has no logarithm, and a median over launches would hide it.
 
-    If there are several, the first is reported.
+    If there are several such values, the first is reported.
     """
     runs = usual()[:good]
     runs.insert(place, run_with(**{metric: value}))
@@ -461,7 +461,7 @@ def test_three_unhealthy_launches_end_a_session(speed: float, tokens: float) -> 
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
     said = f"according to the probe, the machine ran at {speed:.0%} of its speed at the baseline"
     assert verdict.reasons == tuple(f"launch {number} set aside: {said}" for number in (1, 2, 3))
-    assert session(runs, PROBED, max_unhealthy=1).launches == 1, "further launches would not help"
+    assert session(runs, PROBED, max_unhealthy=1).launches == 1, "more launches would not help"
 
 
 def test_failure_reports_an_ailing_machine() -> None:
@@ -527,7 +527,7 @@ def test_few_unhealthy_launches_are_no_evidence(sick: int) -> None:
 def test_which_launches_were_unhealthy_is_told() -> None:
     for speeds, least, outcome, unhealthy in (
         ((1, 0.5, 2, *[1] * 4), 5, "passed", (2, 3)),
-        ((1, 0.5, 1, 0.5, 1, 1, 0.5, 1), 5, "passed", (2, 4, 7)),  # healthy launches outnumber the slow ones
+        ((1, 0.5, 1, 0.5, 1, 1, 0.5, 1), 5, "passed", (2, 4, 7)),  # more launches are healthy than slow
         ((1, 0.5, 1, 2, 0.7), 9, "unhealthy", (2, 4, 5)),
     ):
         verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
@@ -563,19 +563,19 @@ IGNORES = replace(QUIET, knows_exponent=True)
         (FOLLOWS, "2.13.0", 1.2, 1.2, "passed", None),
         (FOLLOWS, "2.13.0", 1.0, 0.8, "regressed", None),  # the code is slower
         (FOLLOWS, "2.13.0", 0.85, 0.68, "regressed", None),  # the code and the machine are slower
-        # The code is slower, and a faster machine hides that.
+        # The code is slower, but a faster machine hides this.
         (FOLLOWS, "2.13.0", 1.2, 0.96, "regressed", None),
         (FOLLOWS, "2.13.0", 0.85, 1.05, "improved", None),
-        # If the software differs, a verdict has to hold both with and without the correction by the probe.
-        # Here, either the machine or the matrix product is slower.
+        # If the software differs, a verdict has to hold both with and without the correction by the probe. In
+        # the next row, the machine might be slower, or only the probe's matrix product.
         (FOLLOWS, "2.14.0", 0.7, 0.7, "inconclusive", OTHER),
-        (FOLLOWS, "2.14.0", 1.2, 1, "inconclusive", OTHER),  # only the matrix product is faster
+        (FOLLOWS, "2.14.0", 1.2, 1, "inconclusive", OTHER),  # only the probe is faster
         *(
             (FOLLOWS, "2.14.0", machine, tokens, "regressed", None)
             for machine, tokens in ((1, 0.7), (0.9, 0.6))
         ),
         *((FOLLOWS, "2.14.0", speed, speed, "passed", None) for speed in (1, 0.97)),
-        # While the probe's effect is unknown, a slower machine is not called a regression.
+        # If it is unknown how speed depends on the probe, a slow machine must not become a regression.
         (QUIET, "2.13.0", 0.82, 0.82, "inconclusive", UNKNOWN),
         *(
             (QUIET, "2.13.0", machine, tokens, "regressed", None)
@@ -629,8 +629,8 @@ NO_SPEED = run_with(tokens_per_s=None, probe_s_p50=0.012)
         ([on_machine(0.85)], FOUR, 0, None, 0),
         *((runs, FOUR, 1, None, 0.85 - 1) for runs in ([SLOW, BARE], [BARE, SLOW])),
         *(([SLOW], [*FOUR, run_with(probe_s_p50=none)], 1, None, 0.85 - 1) for none in (None, 0.0, math.nan)),
-        # One launch lacks the speed, and another one lacks the probe. So the lists of speeds and probes are
-        # equally long, but must not be paired.
+        # One launch has no speed, and another has no probe. The lists of speeds and probes are equally long,
+        # but their items do not belong to the same launches.
         ([SLOW], [NO_SPEED, run_with(), *FOUR[:3]], 1, None, 0.85 - 1),
         ([SLOW], [NO_SPEED, *FOUR[:3]], 1, 1, 0),
     ],
@@ -644,7 +644,7 @@ def test_probe_corrects_as_far_as_speed_follows_it(
 
 
 def test_uncorrected_speed_has_uncorrected_noise() -> None:
-    """The noise of corrected launches would be too small here. It would raise false alarms and miss drops."""
+    """Uncorrected speeds scatter more. Judging them with the noise of corrected speeds would be wrong."""
     corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
     noise = ClassNoise(
         by_metric=dict.fromkeys(NAMES, corrected),
@@ -692,7 +692,8 @@ def test_every_session_ends(
     verdict = session(runs, WITHOUT_LOSSES, noise, max_launches=max_launches, min_launches=min_launches)
     assert verdict.outcome != "undecided"
     most = max(max_launches, min_launches)
-    # The number of unhealthy launches is below MAX_UNHEALTHY, or below the number of healthy launches so far.
+    # A session ends if the number of unhealthy launches reaches both MAX_UNHEALTHY and the number of healthy
+    # launches.
     assert verdict.launches <= most + max(MAX_UNHEALTHY, most - 1) - 1
 
 
@@ -705,7 +706,7 @@ def test_exact_metric_may_change_by_its_tolerance() -> None:
 
 
 def waiting(seconds: float, *, step_s: float = 1.0) -> list[Run]:
-    """Return launches on a GPU with unchanged speed that wait about this long for data."""
+    """Return launches on a GPU that wait about `seconds` for data. Their speed is unchanged."""
     return [
         run.replace(figures=run.figures.replace(data_wait_s=seconds * speed, step_s_mean=step_s))
         for run, speed in zip(usual(machine=H100), USUAL, strict=True)
@@ -748,7 +749,7 @@ def test_a_baseline_without_data_wait_judges_none() -> None:
 
 
 def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
-    """Return launches on a GPU with unchanged speed and a span that takes about this many seconds."""
+    """Return launches on a GPU with a span of about these seconds. Their speed is unchanged."""
     factors = [1 + scatter * sign for sign in (0, 1, -1, 0.5, -0.5)] * 3
     several = [*seconds] * 15 if len(seconds) == 1 else seconds
     return [
@@ -781,7 +782,7 @@ def test_the_seconds_of_a_span_are_judged(before: float, now: float, outcome: st
     baseline = from_runs(lasting(IMPORTS, before)[:5])
     verdict = session(lasting(IMPORTS, now), baseline, OF_SPANS)
     assert outcomes(verdict)[OF_IMPORTS] == outcome
-    assert verdict.outcome in (outcome, "inconclusive"), "nothing shows that both compute the same"
+    assert verdict.outcome in (outcome, "inconclusive"), "nothing shows that both sides compute the same"
 
 
 def test_a_change_of_a_span_is_a_share_of_it() -> None:
@@ -804,7 +805,7 @@ def test_vanished_span_is_not_better() -> None:
 
 
 def test_occasional_span_decides_no_case() -> None:
-    """Only one of the baseline's five launches saved a checkpoint."""
+    """Only one launch of the baseline, out of five, saved a checkpoint."""
     baseline = from_runs([*lasting("save", 6)[:1], *NO_SPAN[:4]])
     verdict = session(NO_SPAN, baseline, OF_SPANS)
     assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("passed", "inconclusive")

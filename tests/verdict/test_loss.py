@@ -17,9 +17,9 @@ ONE = make_run()
 
 
 def reason_of(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
-    """Return the sentence about how the loss of a launch differs from the losses of a baseline's launches."""
-    # Copying without validation takes a tenth of the time that building a launch takes. Tests simulate
-    # thousands of nights.
+    """Return the sentence about a loss `now` that differs from a baseline. None if it does not differ."""
+    # Copying a launch without validation takes a tenth of the time of building one. This matters, because
+    # tests simulate thousands of nights.
     runs = [ONE.model_copy(update={"loss": loss}) for loss in (now, *baseline)]
     return loss_differs(runs[:1], from_runs(runs[1:]))
 
@@ -42,7 +42,7 @@ def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = No
     ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
 )
 def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
-    """One cause is a library that divides by the number of micro-batches after instead of before backward."""
+    """For example, a library might divide the loss by the number of micro-batches only after backward."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
     assert (verdict.outcome, verdict.failure) == ("improved", None)
@@ -54,7 +54,7 @@ def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> Non
 
 @pytest.mark.parametrize("norm", [7.0, 0.1])
 def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
-    """The norm before clipping is unchanged, but the clipping is gone or has another limit."""
+    """The norm before clipping is the same, but the norm after clipping shows that clipping changed."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(norm, 4, unclipped=7.0)], baseline)
     said = f"the norm of the gradients after clipping in step 4 is {norm:.4g}, but 1 +- 0.02 in the baseline"
@@ -86,9 +86,9 @@ def test_common_factor_fails_with_any_clipping(factor: float, speed: float, clip
     ],
 )
 def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | None, words: str) -> None:
-    """In older baselines, for example, these norms were not recorded.
+    """Older baselines, for example, have no norms before clipping.
 
-    The norms after clipping prove nothing.
+    The norms after clipping do not show whether the gradients have the same factor.
     """
     baseline = from_runs([with_norm(1.0, unclipped=before)] * 5)
     verdict = judged([with_norm(1.0, 4, unclipped=now)], baseline)
@@ -111,7 +111,7 @@ def test_old_baseline_without_norms_still_judges() -> None:
 
 
 def test_incomparable_gain_is_not_improved() -> None:
-    """An example is a case with loss=None and no counts."""
+    """A gain cannot be confirmed if, for example, a case has `loss=None` and no counts."""
     fast = with_loss(1, speed=2)
     blind = from_runs([with_loss(1).replace(loss=())] * 5)
     for now, baseline in ((fast.replace(loss=()), FIVE), (fast, blind), (fast.replace(loss=()), blind)):
@@ -129,7 +129,7 @@ def test_other_gradient_norm_fails_at_equal_loss() -> None:
     for before, now, differs in (
         *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
         *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
-        *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # no difference is allowed
+        *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # no difference from 0 is allowed
         ([1.0] * 2, with_norm(0.36), False),  # two launches are too few for a scatter
         *(([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(norm), norm > 5.65) for norm in (1.5, 5.6, 5.7)),
     ):
@@ -141,18 +141,18 @@ def test_other_gradient_norm_fails_at_equal_loss() -> None:
 
 
 def computing(loss: tuple[float, ...], norm: float, unclipped: float) -> Run:
-    """Return a launch like `with_norm`, but with another loss, and fast enough for thousands of nights."""
+    """Return a launch with this loss and these norms, much faster than `with_norm`."""
     figures = ONE.figures.model_copy(update={"gradient_norm": norm, "unclipped_norm": unclipped})
     return ONE.model_copy(update={"loss": loss, "figures": figures})
 
 
 def once(before: Run, now: Run) -> str | None:
-    """Return what might differ according to one launch of each side."""
+    """Return the difference that one launch of each side suggests."""
     return may_differ(from_runs([before]).launches, from_runs([now]).launches)
 
 
 def few(before: list[Run], now: list[Run]) -> str | None:
-    """Return what differs according to two launches of each side."""
+    """Return the difference that several launches of each side show."""
     difference = few_differ(now, before, "arm A")
     return None if difference is None else difference.removesuffix(", in 2 launches of each arm")
 
@@ -197,7 +197,7 @@ def test_one_launch_each_shows_a_common_factor() -> None:
     assert "loss and gradients x 4.000 in every step, compared with arm A" in str(few([before], [now]))
     assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "the gradients are the same"
     assert few([before], [with_norm(1.0, -1, unclipped=7.0)]) is None, (
-        "the loss differs, but one launch is not enough to show that"
+        "one launch is not enough for a different loss"
     )
     assert few([before] * 2, [with_norm(1.0, -1, unclipped=7.0)] * 2) is not None
 
@@ -205,7 +205,7 @@ def test_one_launch_each_shows_a_common_factor() -> None:
 @pytest.mark.parametrize("launches", [1, 2])
 @pytest.mark.parametrize("sigma", [0.001, 0.01, 0.05])
 def test_unseeded_equal_launches_never_differ(sigma: float, launches: int) -> None:
-    """No difference is reported in 300 simulated nights."""
+    """In 300 simulated nights, no difference is reported."""
     rng = random.Random(7)
 
     def launch() -> Run:
@@ -252,17 +252,17 @@ def test_loss_finding_names_place_value_and_usual() -> None:
 
 
 def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float, ...]:
-    """Return the loss of a launch. Each tenth of the steps scatters by `sigma` times its value."""
+    """Return the loss of a launch in ten values, each with a relative scatter of `sigma`."""
     return tuple((7 - 0.5 * tenth) * factor * rng.lognormvariate(0, sigma) for tenth in range(10))
 
 
 @pytest.mark.parametrize("launches", [3, 5, 10])
 @pytest.mark.parametrize("sigma", [0.005, 0.01, 0.02])
 def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> None:
-    """No alarm is raised in 200 nights.
+    """There is no alarm in 200 nights.
 
-    If the limit were 6 standard deviations of each tenth alone, every fourth night would raise one (at 2% and
-    3 launches).
+    A limit of 6 standard deviations, estimated from each tenth of the steps alone, would give an alarm on
+    every fourth night (with a scatter of 2% and 3 launches).
     """
     rng = random.Random(4)
     for _ in range(200):
@@ -274,15 +274,16 @@ def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> N
 @pytest.mark.parametrize(
     ("first", "last", "sigma"),
     [
-        (2.3, 2.3, 0.3),  # random data with four samples a step
-        (0.5, -0.5, 0.1),  # a GAN's critic
-        (5.0, 0.05, 0.02),  # memorised data
+        (2.3, 2.3, 0.3),  # random data, four samples a step
+        (0.5, -0.5, 0.1),  # the critic of a GAN
+        (5.0, 0.05, 0.02),  # the model memorises its data
     ],
 )
 def test_a_loss_of_unseeded_data_is_not_another(first: float, last: float, sigma: float, steps: int) -> None:
-    """No alarm is raised in 300 nights (2,000 were simulated).
+    """There is no alarm in 300 nights, nor was there in 2,000 nights.
 
-    If only the spread of each tenth counted, up to 1.7% of the nights would raise one.
+    If the limit depended only on the spread in each tenth of the steps, up to 1.7% of the nights would give
+    an alarm.
     """
     rng = random.Random(1)
 
@@ -317,7 +318,7 @@ def test_late_scatter_keeps_early_losses_sharp() -> None:
     late = [scaled(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
     assert reason_of(late, scaled(1.03, last=5)) is not None
     assert reason_of(late, scaled(1.15, first=20)) is None
-    # If a few launches agree by chance in some steps, the scatter of most steps is used.
+    # All launches agree in the early steps, possibly by chance. The scatter of most steps is used there.
     usual = [scaled(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)]
     assert reason_of([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
@@ -326,8 +327,8 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     for launches, allowed in (
         *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # too few launches for a scatter: 2% is allowed
         *(((1.0,) * 3, 0.02), ((1.0,) * 4, 0.02)),  # launches without any scatter
-        ((0.99, 1.0, 1.01), 0.1474),  # t of 6 degrees of freedom at 4.3 standard deviations: 12.77
-        ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # t of 12: 6.91
+        ((0.99, 1.0, 1.01), 0.1474),  # Student's t with 6 degrees of freedom: 12.77
+        ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # with 12 degrees of freedom: 6.91
     ):
         baseline = [(level,) * 10 for level in launches]
         for difference in (allowed, -allowed):
@@ -339,26 +340,26 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     ("baseline", "now", "differs"),
     [
         *(([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * steps, False) for steps in (4, 9)),
-        # One launch is too few for a scatter.
+        # A step that only one launch of the baseline has gives no scatter.
         ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 5 + (1.1,), True),
         ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 6 + (9.0,), False),
-        # Two launches that are longer than the others are enough for a scatter.
+        # Steps that only two launches of the baseline have do give a scatter.
         ([*[(1.0,) * 9] * 3, (1.0,) * 9 + (0.97,), (1.0,) * 9 + (1.03,)], (1.0,) * 9 + (1.1,), False),
         ([()] * 5, scaled(1.3), False),  # the baseline has no loss
         ([(), (), scaled(1)], scaled(1.3), True),
-        # Even if most of a loss is zero, the rest must not differ by more than usual.
+        # Even if the loss is 0 in most steps, the other steps must not differ by more than usual.
         *(
             ([(1.0, *ZEROS)] * 3, (first, *ZEROS), differs)
             for first, differs in ((1.0199, False), (1.0201, True))
         ),
         ([(1.0, *ZEROS)] * 3, (1.0, *(0.1,) * 9), True),
-        # If a loss is always zero, no difference is allowed.
+        # If a loss is always 0, no difference is allowed.
         *(
             ([(0.0,) * 10] * launches, (now,) * 10, now != 0)
             for launches in (1, 2, 3)
             for now in (0.0, 1e-9, -1e-9)
         ),
-        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), True),  # all values that are not 0 have the same factor
+        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), True),  # the only value that is not 0 has a factor of 4
     ],
 )
 def test_curves_are_compared_as_far_as_they_go(
@@ -379,7 +380,7 @@ SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
 
 
 def test_after_a_spike_only_a_higher_loss_fails() -> None:
-    # Differences after the spike come from rounding.
+    # After the spike, rounding errors have grown, so a different loss proves nothing.
     for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):
         assert (
             reason_of([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE)))
@@ -394,9 +395,9 @@ def test_after_a_spike_only_a_higher_loss_fails() -> None:
 
 
 def test_spike_only_today_is_another_loss() -> None:
-    """The highest loss of these baselines is not a spike.
+    """The highest loss of these baselines must not count as a spike.
 
-    If it were one, no lower loss after it would fail.
+    Otherwise, no lower loss after this step would fail.
     """
     assert reason_of([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
@@ -419,10 +420,10 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 @pytest.mark.parametrize("factor", [1e-9, -3.0, 1.4, 1e6, math.inf])
 @pytest.mark.parametrize("launches", [3, 5, 10])
 def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
-    """One launch of the baseline is odd.
+    """One launch of the baseline has an odd loss.
 
-    A new launch may still differ by at most 17% from a baseline of three launches, and by 7% from one of
-    five.
+    A new launch must still not differ by more than 17% from a baseline of three launches, or by more than 7%
+    from a baseline of five launches.
     """
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
     assert reason_of(baseline, TENTHS) is None

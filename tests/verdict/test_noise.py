@@ -30,7 +30,7 @@ ONE = from_runs(make_launches(*SPEEDS))
 
 
 def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any) -> list[Run]:
-    """Return launches that scatter by 5% with the machine, as the probe shows, and in addition by `own`."""
+    """Return launches whose cost varies by 5% together with the probe, and in addition by `own`."""
     rng = random.Random(seed)
     runs = []
     for _ in range(launches):
@@ -42,7 +42,7 @@ def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any
 
 
 def noise_of(*groups: list[Run]) -> ClassNoise:
-    """Return the noise on a hardware class that has one baseline for each group of launches."""
+    """Return the noise of a hardware class. Each group of launches is one baseline."""
     return class_noise([from_runs(group) for group in groups])
 
 
@@ -53,15 +53,15 @@ def noise_for(noise: ClassNoise, metric: Metric = TOKENS_PER_S, *, corrected: bo
 
 
 def degrees_of(noise: ClassNoise, metric: Metric = TOKENS_PER_S) -> float:
-    """Return the degrees of freedom before clipping makes the estimate less efficient.
+    """Return the degrees of freedom that the estimate would have without clipping.
 
-    Each baseline adds the number of its launches less one.
+    Each baseline adds its number of launches minus one.
     """
     return round(noise_for(noise, metric).degrees_of_freedom / SCALE_EFFICIENCY, 9)
 
 
 def of_speed(*baselines: Baseline) -> Noise:
-    """Return the noise of tokens/s on the hardware class of these baselines."""
+    """Return the noise of tokens/s on a hardware class with these baselines."""
     return noise_for(class_noise(baselines))
 
 
@@ -83,8 +83,8 @@ def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
         assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
     for speeds, degrees in (
         ([[1.0, 1.03, 0.97]], 2),
-        ([[1.0, 1.02], [1.0, 0.99]], 2),  # only together do they show a noise
-        ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # the noise is within baselines
+        ([[1.0, 1.02], [1.0, 0.99]], 2),  # only both baselines together show a noise
+        ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # differences between baselines are not noise
         ([SPEEDS, [0.001]], 9),  # a baseline of one launch changes nothing
     ):
         noise = noise_of(*(make_launches(*session_speeds) for session_speeds in speeds))
@@ -102,7 +102,7 @@ def test_noise_is_that_of_the_cost() -> None:
 
 @pytest.mark.parametrize("lacking", [None, 0])
 def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
-    """On a CPU, the peak memory of a tiny model can be 0 bytes above the level before."""
+    """On a CPU, a tiny model can have a peak memory of 0 bytes, which gives no noise."""
     bare = make_launches(*SPEEDS, peak_memory_bytes=lacking)
     assert noise_of(bare).of(PEAK_MEMORY) is None
     noise = noise_of(bare, make_launches(*SPEEDS[:4]))
@@ -110,7 +110,7 @@ def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
     corrected = noise_of(*GROUPS[:3], drifting(3, tokens_per_s_mean=lacking))
     assert corrected.probe_exponent > 0.95
     assert (degrees_of(corrected, TOKENS_PER_S_MEAN), degrees_of(corrected)) == (11, 15)
-    # The exponent is fitted to the same launches, which costs one degree of freedom.
+    # Fitting the exponent to the same launches costs one degree of freedom.
     full = [drifting(seed, tokens_per_s_mean=lacking) for seed in range(3)]
     few, more = (noise_of(*full, drifting(9, launches=launches)) for launches in (3, 4))
     assert (few.probe_exponent > 0.95, few.of(TOKENS_PER_S_MEAN)) == (True, None)
@@ -163,8 +163,8 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
         noise_for(less, m) for m in PROBE_CORRECTED
     ]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
-    # One launch lacks the speed, and another one lacks the probe. So the lists of speeds and probes are
-    # equally long, but must not be paired.
+    # One launch has no speed, and another has no probe. The lists of speeds and probes are equally long, but
+    # their items do not belong to the same launches.
     first, second, *rest = GROUPS[0]
     lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
     noise = noise_of([*lacking, *rest], *GROUPS[1:])
@@ -173,7 +173,7 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
 
 
 def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
-    """Return a baseline with launches of several sessions. Each session has these speeds."""
+    """Return a baseline of several sessions. Each tuple has the speeds of one session's launches."""
     by_name = [(speed, name) for held, name in zip(speeds, names, strict=False) for speed in held]
     return from_runs(make_launches(*(speed for speed, _ in by_name)), sessions=[name for _, name in by_name])
 
@@ -190,7 +190,7 @@ def test_session_noise_needs_two_sessions() -> None:
 
 
 def test_session_noise_stays_out_of_launch_noise() -> None:
-    """The other values are as usual. Memory is the same in each session, so its noise is the floor."""
+    """One session of three is 5% slower. Memory never varies, so the noise of memory is the floor."""
     pooled = class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)])
     noise = noise_for(pooled)
     assert noise.sigma == pytest.approx(of_speed(ALIKE).sigma, rel=0.01)
@@ -213,7 +213,7 @@ def test_few_agreeing_sessions_prove_less() -> None:
 
 
 def test_cases_of_one_session_are_one_witness() -> None:
-    """Several cases that agree show more reliably than one case how similar their sessions are."""
+    """Many cases of the same two sessions count as one observation of how the sessions differ."""
     (one, ten), (same_one, same_ten) = (
         [of_speed(*[of_sessions(LAUNCHES, other)] * n).session_sigma for n in (1, 10)]
         for other in (SLOWER, LAUNCHES)
@@ -221,7 +221,8 @@ def test_cases_of_one_session_are_one_witness() -> None:
     assert one > 0.2
     assert ten == pytest.approx(one, rel=0.01)
     assert same_ten == pytest.approx(same_one / math.sqrt(10), rel=0.01)
-    # Half of the cases are slower in one session, and half in the other. On average, the sessions are alike.
+    # Half of the cases are slower in the first session, and half in the second. On average, both sessions are
+    # equally fast.
     noise = of_speed(*[of_sessions(LAUNCHES, SLOWER), of_sessions(SLOWER, LAUNCHES)] * 5)
     own = math.log(0.95) ** 2 / 2 * 10 / 9
     expected = own - noise.sigma**2 / 5 + 39.4 * own / 10
@@ -247,7 +248,7 @@ def test_one_case_does_not_show_its_own_noise() -> None:
 
 
 def test_cases_of_other_sessions_add_witnesses() -> None:
-    """If baselines link sessions, the number of witnesses is the number of linked sessions less one."""
+    """Three cases of separate sessions give three observations. Three linked sessions give only two."""
     for sessions, limit in ((("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)):
         noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
         half = math.log(0.95) ** 2 / 2
@@ -270,7 +271,7 @@ def test_more_sessions_lower_their_noise() -> None:
 
 
 def test_probe_explained_session_is_no_noise() -> None:
-    """The machine is 30% slower on one of three days, and so is the probe."""
+    """On one of three days, both the machine and the probe are 30% slower."""
 
     def slowed(run: Run) -> Run:
         speed = run.figures.tokens_per_s or 0
@@ -286,7 +287,7 @@ def test_probe_explained_session_is_no_noise() -> None:
 
 
 def test_estimates_sessions_apart_from_cases_within_them() -> None:
-    """The sessions of two cases differ by 5%, and one of the cases is 1% slower in one of them."""
+    """Two cases have the same two sessions, which differ by 5%. One case differs by another 1%."""
     slightly = tuple(0.99 * speed for speed in SLOWER)
     noise = of_speed(of_sessions(LAUNCHES, SLOWER), of_sessions(LAUNCHES, slightly))
     of_session = known(noise.of_session)
@@ -306,7 +307,7 @@ def test_a_baseline_at_one_level_has_only_launch_noise() -> None:
 
 
 def test_the_level_of_a_baseline_is_that_of_its_launches() -> None:
-    """The second session has three times as many launches, so it counts three times."""
+    """The second session has three times as many launches, so it has three times the weight."""
     sessions: dict[str | None, list[float]] = {"a": [1.0] * 2, "b": [math.e**4] * 6}
     assert at_one_level(sessions, 0.01) == pytest.approx([math.e**3] * 8)
 
@@ -319,9 +320,10 @@ def test_lone_launches_keep_their_level() -> None:
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
-    """Return two shares of sessions of unchanged code: those called regressed, and those called blind.
+    """Simulate sessions of unchanged code. Return the share that regressed, and the share called blind.
 
-    The tolerance is 3%. Each trial pools 10 cases of the same sessions, and judges the first case.
+    The tolerance is 3%. Each trial estimates the noise from 10 cases of the same sessions, and judges the
+    first case.
     """
     rng = random.Random(sessions)
 
@@ -350,7 +352,7 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
     first = [1.0, 1.001]
     second = [1.1, 1.101]
     for sessions, is_told_apart in (
-        *(((first, second), True), ((first, [1.1]), False)),  # at least two launches must be repeats
+        *(((first, second), True), ((first, [1.1]), False)),  # at least two launches must repeat a session
         *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
     ):
         noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
@@ -363,9 +365,9 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])
 def test_sessions_1_percent_apart_rarely_alarm(within: float, sessions: int) -> None:
-    """If sessions were assumed to be alike, 5% of them would raise an alarm.
+    """If sessions were assumed to be equal, 5% of them would give a false alarm.
 
-    A gate that cannot see a change of 3% reports that it is blind.
+    A gate that cannot find a change of 3% reports that it is blind.
     """
     alarms, blind = false_alarms(within, 0.01, sessions)
     assert alarms <= 0.009
@@ -382,7 +384,7 @@ EXACT = [(probe, probe) for probe in PROBES]
 
 
 def unrelated(count: int, seed: int) -> list[Pair]:
-    """Return launches whose steps and probe scatter independently."""
+    """Return the step time and the probe time of launches. The two scatter independently."""
     rng = random.Random(seed)
     return [(rng.lognormvariate(0, 0.003), rng.lognormvariate(0, 0.003)) for _ in range(count)]
 
@@ -396,11 +398,11 @@ def test_ignores_an_unrelated_probe() -> None:
 
 def test_exponent_is_0_to_1_and_lowers_noise() -> None:
     for groups, exponent in (
-        ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # the exponent is never above 1
-        ([[(1 / p, p) for p in PROBES]], 0),  # the probe moves against the steps
+        ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # the exponent is at most 1
+        ([[(1 / p, p) for p in PROBES]], 0),  # slower probes have faster steps
         ([[(p, 0.02) for p in PROBES]], 0),  # the probe never varies
-        ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # the scatter is at the floor of the noise
-        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # 3 degrees of freedom are needed, not counting the slope
+        ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # the scatter is at the noise's floor
+        *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # 3 degrees of freedom must remain
         *(([EXACT[:3], EXACT[3:5]], 0), ([EXACT[:3], EXACT[2:5]], 1)),
     ):
         assert probe_exponent(groups) == pytest.approx(exponent)
@@ -423,11 +425,11 @@ PARTLY = [
         *[(0.2984, 0.02008), (0.2962, 0.0191), (0.3046, 0.01942)],
     ],
 ]
-"""Launches of three baselines. They partly follow their probe."""
+"""Launches of three baselines. Part of their scatter follows the probe."""
 
 
 def test_shrinks_a_slope_by_the_part_of_chance() -> None:
-    """Worked out by hand, the exponent is the slope within the groups times (1 - E[F] / F).
+    """The expected exponent, the slope within the groups times (1 - E[F] / F), is computed step by step.
 
     F is the squared t statistic of the slope.
     """
@@ -450,7 +452,7 @@ def test_shrinks_a_slope_by_the_part_of_chance() -> None:
 def followed(
     count: int, seed: int, *, exponent: float, effect: float = 0.0
 ) -> tuple[Differences, Differences]:
-    """Return the differences of costs that follow probes, and the differences of these probes."""
+    """Return the differences of costs, which follow a probe, and the differences of the probe."""
     rng = random.Random(seed)
     x = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
     y = [exponent * probe + rng.gauss(0, 0.01) for probe in x]

@@ -27,7 +27,7 @@ OTHER_BUCKETS = launch(counts(host_reads={"forward": 39, "optimizer": 1}))
 
 
 def timed(outcome: Outcome, **changes: Any) -> Verdict:
-    """Return a verdict on time alone. Its only check has the same outcome."""
+    """Return a verdict that has no counts. Its only check has the same outcome as the verdict."""
     checks = (metric_check(outcome=outcome),)
     return Verdict(**{"outcome": outcome, "launches": 1, "checks": checks, **changes})
 
@@ -39,10 +39,10 @@ ALL: tuple[Outcome, ...] = (
 
 @pytest.mark.parametrize("outcome", ALL)
 def test_verdict_is_the_worse_of_time_and_counts(outcome: Outcome) -> None:
-    """Counts can make a verdict worse than the times do.
+    """Counts can make the verdict from times worse.
 
-    If times are only recorded, as on a new machine, less work is reported as well, because otherwise nobody
-    would accept it. If the verdict is "unlike", counts are still shown.
+    If times are only recorded, as on a new machine, an improvement of the counts is reported as well.
+    Otherwise nobody would accept the new counts. If the verdict is "unlike", the counts are still shown.
     """
     failure = "unlike" if outcome == "failed" else None
     timed_alone = timed(outcome, failure=failure)
@@ -77,9 +77,7 @@ def test_what_to_look_at_fits_the_machine() -> None:
         said = explained_by_counts(timed("regressed").checks, CountCheck(outcome="passed"), run)
         assert said == f"{THE_SAME} {look_at}"
     unhealthy = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
-    assert (unhealthy.explained or "").startswith(THE_SAME), (
-        "a metric on an unhealthy machine is explained as well"
-    )
+    assert (unhealthy.explained or "").startswith(THE_SAME), "an unhealthy verdict is explained as well"
 
 
 def test_growth_explains_before_other_splits() -> None:
@@ -131,7 +129,7 @@ def test_counts_of_another_method_fail_the_case() -> None:
 
 
 def test_a_baseline_that_did_not_compile_is_accepted_again() -> None:
-    """The baseline counted every kernel, but no compiled graphs."""
+    """The counts of the baseline have kernels but no compiled graphs."""
     compiled = launch(counts(kernels=None), dry=True)
     verdict = with_counts(timed("passed"), [compiled], baseline_of())
     assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
@@ -156,7 +154,7 @@ def test_records_counts_unless_worse_or_injected(outcome: Outcome, inject: str |
     for baseline, file in ((baseline_of(), "b.json"), (None, None)):
         check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
         assert check is not None
-        assert check.baseline_file == file, "a file is named only if there is a baseline"
+        assert check.baseline_file == file, "without a baseline, no file is named"
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}
@@ -214,7 +212,7 @@ REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", c
         (ISSUE, "timeout", REVIEWED, False, None),
         *((ISSUE, failure, None, False, None) for failure in ("crash", "out_of_memory")),
         (SWEPT, "out_of_memory", None, False, "out of memory"),
-        (SWEPT, "out_of_memory", None, True, None),  # other processes could have used the memory
+        (SWEPT, "out_of_memory", None, True, None),  # other processes might have used the memory
         *((SWEPT, "out_of_memory", baseline, False, None) for baseline in (LOCAL, REVIEWED)),
         (SWEPT, "crash", None, False, None),
         (ISSUE | SWEPT, "timeout", None, False, "known issue"),

@@ -1,6 +1,6 @@
-"""Test each part of the paired procedure, and properties of any pairs.
+"""Test each part of a paired comparison, and properties that hold for any pairs.
 
-test_simulated_pairs.py tests the rates.
+test_simulated_pairs.py tests how often decisions are wrong.
 """
 
 import math
@@ -40,7 +40,7 @@ def look(
     max_pairs: int = MAX_PAIRS,
     probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
-    """Judge all pairs together, no matter what fewer pairs showed."""
+    """Judge all pairs together. Earlier decisions, after fewer pairs, are not considered."""
     probe = None if probes is None else pair_differences(*probes)
     return paired_comparison._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
@@ -58,15 +58,15 @@ def test_three_pairs_pass_and_five_show_a_change() -> None:
 
 
 def test_change_must_survive_without_its_best_pair() -> None:
-    """The four other pairs must show the change by 2.6 standard errors.
+    """Even without the best pair, the change must be at least 2.6 standard errors.
 
-    Here, a fitted exponent doubles their noise.
+    In this test, a fitted exponent doubles the noise of the four other pairs.
     """
     noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
     seen = paired_comparison._Evidence(ordered=[], change=0.0, **noise)
     sure = [paired_comparison._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
     assert sure == [False, True]
-    # Half of the spread of the four others is larger than that noise.
+    # Here, the four other pairs themselves scatter more than the given noise.
     scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]
     assert paired_comparison._without_the_most(scattered, seen._replace(error=1.0)) is False
 
@@ -85,9 +85,9 @@ def test_launches_alternate_as_abba() -> None:
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
 def test_finds_change_and_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
-    """Between pairs, the machine slows down by up to a factor of two.
+    """The second list for `machine` makes it up to twice as slow in some pairs.
 
-    Only the differences of neighbours show that as noise.
+    The slowness cancels within pairs. It is visible as noise only between neighbouring launches of one arm.
     """
     a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
     decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)
@@ -99,11 +99,11 @@ def test_finds_change_and_cancels_shared_noise(machine: list[float], change: flo
 
 
 def test_neighbours_of_one_arm_tell_of_noise() -> None:
-    """In both samples the ratio of every pair is 1. In the second one, launches of the same arm differ."""
+    """In both samples, the ratio of every pair is 1. In the second sample, the launches of one arm differ."""
     quiet, noisy = (look(arm, arm) for arm in ([1.0] * 4, [1.0, 1.1, 0.9, 1.0]))
     assert (quiet.outcome, noisy.outcome == "passed") == ("passed", False)
     assert noisy.pair_sigma > 5 * quiet.pair_sigma
-    assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "a noise below the floor is not believed"
+    assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "the noise is at least the floor"
 
 
 def test_noise_as_large_as_change_is_inconclusive() -> None:
@@ -117,12 +117,12 @@ def test_noise_as_large_as_change_is_inconclusive() -> None:
 
 
 MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
-"""For each launch of A, how slow the machine is. Launches of B have the same values in another order."""
+"""The slowness of the machine in each launch of A. For B, the same values are in another order."""
 PROBES = (MACHINE, MACHINE[3:] + MACHINE[:3])
 
 
 def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], list[float]]:
-    """Return, for both arms, costs that rise and fall with the probe of their launch."""
+    """Return the costs of both arms. A launch with a slower probe costs more."""
     a, b = (
         [cost * probe**exponent for cost, probe in zip(costs, probes, strict=False)]
         for costs, probes in zip((A, B), PROBES, strict=True)
@@ -149,7 +149,7 @@ CORRECTED = (-0.0006065, -0.0100627, 0.0089399, 0.0075250, 0.0140821, 0.4787495)
 
 
 def test_figures_of_a_decision_are_what_they_were() -> None:
-    """One decision is plain, one has few pairs, and one has an exponent estimated from its own launches."""
+    """The three decisions have eight pairs, only three pairs, and a correction by the probe."""
     a, b = followed()
     for decision, expected in (
         (look(A[:8], [1.06 * cost for cost in B[:8]]), PLAIN),
@@ -161,7 +161,7 @@ def test_figures_of_a_decision_are_what_they_were() -> None:
 
 
 def test_ignores_a_probe_launches_do_not_follow() -> None:
-    """A probe is also ignored if there are only three pairs, because these are too few for an exponent."""
+    """A probe is also ignored with three pairs, because three pairs are too few to fit an exponent."""
     a = A[:8]
     b = [1.06 * cost for cost in B[:8]]
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
@@ -173,7 +173,7 @@ def test_ignores_a_probe_launches_do_not_follow() -> None:
 
 
 def test_differing_probes_need_both_to_agree() -> None:
-    """Arm B slows down the whole process, including the probe. That must not hide its slowdown."""
+    """Arm B slows down the whole process, including the probe. The probe must not hide B's slowdown."""
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
     slower = [1.5 * cost for cost in b]
@@ -186,8 +186,8 @@ def test_differing_probes_need_both_to_agree() -> None:
         assert (decision.outcome, decision.disputed) == (outcome, disputed)
     surely = (PROBES[0], [5 * probe for probe in PROBES[1]])
     assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "nothing is corrected"
-    # A pass must be likely without the correction as well. Arm B slows down its steps and the probe no more
-    # than chance could.
+    # Without the correction, it must also be likely that the comparison passes. Here, chance could explain
+    # the differences of both the steps and the probe.
     a, b = followed(1.09)
     by_chance = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
     decision = look(a, b, tolerance=0.1, max_pairs=8, probes=by_chance)
@@ -198,7 +198,7 @@ def test_differing_probes_need_both_to_agree() -> None:
 def test_fitted_exponent_widens_the_error() -> None:
     """The uncertainty of the exponent adds to the error.
 
-    The addition is larger if the probes of the arms differ more.
+    The more the probes of the arms differ, the more it adds.
     """
     a, b = followed()
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
@@ -218,7 +218,7 @@ def test_fitted_exponent_widens_the_error() -> None:
 @given(some_pairs)
 @deterministic
 def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:
-    """This requires that neighbours are symmetric: after each pair, a launch of the same arm follows."""
+    """This is only true because the next pair always begins with the arm that ended the last pair."""
     a = [1.0] * len(pairs)
     b = [second / first for first, second in pairs]
     reverse = [1 / cost for cost in b]
@@ -247,7 +247,7 @@ def test_decisions_are_consistent_in_any_unit(pairs: list[tuple[float, float]], 
 def test_detectable_change_shrinks_with_pairs() -> None:
     """A simulation gave a detectable change of 7.1 sigma / sqrt(8).
 
-    In the formula, the factor is 6.5 for 8 pairs, and 6.0 for 12 pairs.
+    The formula has the factor 6.5 instead of 7.1 for 8 pairs, and 6.0 for 12 pairs.
     """
     sigma = 1e-6
     assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)

@@ -61,7 +61,7 @@ def test_unsteady_calls_are_not_compared() -> None:
     once = plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",))
     assert not calls(once)
     assert compare(once).notes == ("new, but not in every step, so calls cannot be compared: aten::bmm",)
-    assert not compare(once, once).notes, "some earlier steps already called it"
+    assert not compare(once, once).notes, "the baseline's steps called it as well"
     seven = [f"aten::new{number}" for number in range(7)]
     many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
     assert compare(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
@@ -99,7 +99,7 @@ def test_names_the_part_that_grew_beside_others() -> None:
 
 
 def test_names_a_slower_cpu_collective_first() -> None:
-    """The calls are the same. Only their times differ."""
+    """Both profiles have the same calls. Only the times differ."""
     slower = [
         {**event, "dur": 480} if event.get("name") == "gloo:all_reduce" else event for event in cpu_trace()
     ]

@@ -17,7 +17,7 @@ from perfsuite.verdict.robust import (
 
 
 def test_clipped_square_is_that_of_a_normal() -> None:
-    """Integrate z^2 by parts.
+    """The expected value is the mean of the clipped z^2 for a normal z, integrated by parts.
 
     Within [-c, c] the integral is P(|z| < c) - 2 c pdf(c). Outside, z^2 is clipped to c^2.
     """
@@ -48,7 +48,7 @@ def test_quantiles_logs_and_squares_are_exact() -> None:
 def test_t_quantile_is_close_and_never_too_small(degrees: float, exact: dict[float, float]) -> None:
     for z, quantile in exact.items():
         assert quantile * 0.9999 <= t_quantile(z, degrees) <= quantile * (1.09 if degrees < 6 else 1.012)
-        assert t_quantile(z, 0.001) == math.inf, "if nothing is known, it is infinite"
+        assert t_quantile(z, 0.001) == math.inf, "with almost no degrees of freedom, it is infinite"
 
 
 def test_location_clips_values_at_two_sigmas() -> None:
@@ -62,9 +62,9 @@ def test_location_clips_values_at_two_sigmas() -> None:
 
 
 def test_one_large_square_in_ten_hardly_counts() -> None:
-    """The expected values are those after one step. In that step, none of the four squares is clipped.
+    """The expected values are worked out for the first step of the iteration.
 
-    The iteration continues from there.
+    In that step, none of the four squares is clipped. Further steps change the result only a little.
     """
     assert clipped_variance([], 0) == 0.0
     even = [1.0] * 4

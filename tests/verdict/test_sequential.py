@@ -74,9 +74,9 @@ def test_outcome_matches_its_interval_in_any_unit(
 def test_larger_drop_is_never_judged_milder(
     baseline: list[float], launches: list[float], drop: float, further: float
 ) -> None:
-    """This holds for launches within the noise of the class.
+    """This is true if the launches scatter no more than their class.
 
-    With more noise, a repeated "outlier" can be a second mode.
+    If they scatter more, an "outlier" that is repeated can be a second mode.
     """
     small = judge([s * (1 + drop) for s in launches], baseline)
     large = judge([s * (1 + drop) * (1 + further) for s in launches], baseline)
@@ -110,21 +110,21 @@ def test_one_bad_launch_is_harmless() -> None:
 @pytest.mark.parametrize(
     ("today", "settings", "outcome"),
     [
-        *(([many, many], {}, "undecided") for many in (1e6, 1e-6)),  # two launches prove nothing
+        *(([many, many], {}, "undecided") for many in (1e6, 1e-6)),  # two launches are never enough
         ([1.1, 1.11, 1.0], {}, "undecided"),  # two of three launches are bad
         ([1.05, 1.14, 1.02, 1.3], {}, "undecided"),  # the launches disagree
         ([1.03, 1.19, 1.24], {}, "undecided"),
-        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a drop far beyond the noise
+        ([1.51, 1.49, 1.5, 1.53], {"noise": HALF_LOUD}, "regressed"),  # a drop larger than the noise
         ([1.012, 1.02, 1.016], {}, "undecided"),
         ([1.012, 1.02, 1.016], {"max_launches": 3}, "inconclusive"),
-        ([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # well inside the tolerance
-        # If a result is 1.645 standard errors (1.7% here) below the baseline, it might be improved, so
-        # another launch follows.
+        ([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # clearly within the tolerance
+        # If the estimate is more than 1.645 standard errors (1.7% here) below the baseline, the code might be
+        # faster, so another launch follows.
         ([0.995], {}, "passed"),
         *(([0.98], {"max_launches": most}, "undecided") for most in (MAX_LAUNCHES, 3)),
         ([0.98, 0.982, 0.981], {"max_launches": 3}, "passed"),  # the last launch looked faster
-        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # 3% faster can be excluded
-        ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # extreme values are allowed
+        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # it is certainly less than 3% faster
+        ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # an extreme tolerance is allowed
     ],
 )
 def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome: str) -> None:
@@ -186,12 +186,12 @@ def test_noise_has_a_floor_and_resists_outliers() -> None:
         assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
 
 
-# These numbers are pinned because the simulated tables were made with them. A change here changes every
-# verdict.
+# The numbers below are fixed because the simulated tables were made with them. If they change, all verdicts
+# change.
 
 
 def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
-    """Return at which shift of the launches (a logarithm from 0 to `far`) the outcome begins or ends."""
+    """Return the shift of the launches, a logarithm from 0 to `far`, at which `outcome` begins or ends."""
 
     def has(shift: float) -> bool:
         today = [*UNCHANGED, *UNCHANGED][:launches]
@@ -217,7 +217,7 @@ def edge(outcome: str, launches: int, far: float, **settings: Any) -> float:
         ("regressed", 3, 0.2, {}, 0.0287116),
         ("regressed", 5, 0.2, {}, 0.0211963),
         ("regressed", 15, 0.2, {}, 0.0183717),
-        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),  # noise that a session shares counts
+        ("regressed", 4, 0.2, {"noise": DRIFTING}, 0.0434826),  # the noise between sessions counts
         ("improved", 3, -0.2, {}, -0.0335334),
         ("improved", 8, -0.2, {}, -0.0194786),
         ("inconclusive", 6, 0.5, {"noise": LOUD}, 0.0546661),
@@ -248,7 +248,7 @@ def test_outcomes_change_where_they_did(
             {"noise": Noise(sigma=0.02, degrees_of_freedom=8, session_sigma=0.01), "max_launches": 6},
             (-0.0015839, -0.0585915, 0.0588758, 0.0981955),
         ),
-        (  # a case that is noisier than its class is judged with its own noise
+        (  # this case is noisier than its class, so its own noise is used
             UNCHANGED[:5],
             {"baseline": [s**3 for s in BASELINE]},
             (-0.0006691, -0.0278573, 0.0272795, 0.0447136),
@@ -266,7 +266,7 @@ def test_figures_of_a_decision_are_what_they_were(
 def test_a_pooled_noise_is_what_it_was() -> None:
     for baselines, sigma, degrees in (
         ([BASELINE], 0.00856365, 7.2),
-        # Differences between baselines do not count.
+        # Differences between baselines are not noise.
         ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),
         ([[*BASELINE[:4], 1.5]], 0.01808546, 3.2),
     ):

@@ -1,4 +1,4 @@
-"""Test the estimate of how much slower the machine is tonight."""
+"""Test the estimate of the machine's shift: how much slower the machine is tonight."""
 
 import math
 import random
@@ -22,12 +22,12 @@ def canary(estimate: float, sessions: dict[str, float] | None = None) -> CanaryC
 
 
 def canaries(*estimates: float) -> dict[str, CanaryChange]:
-    """Return canaries, named by number, with these changes."""
+    """Return numbered canaries with these changes."""
     return {f"case{number}": canary(estimate) for number, estimate in enumerate(estimates)}
 
 
 def simulated(shift: float, seed: int, *, case_sigma: float = 0.002) -> Shift:
-    """Return the estimate from five simulated canaries."""
+    """Return the shift that is estimated from five simulated canaries."""
     draw = random.Random(seed)
     spread = math.hypot(case_sigma * math.sqrt(1.5), 0.002)
     return known(estimated_shift(canaries(*(draw.gauss(shift, spread) for _ in range(5))), NOISE))

@@ -1,6 +1,6 @@
-"""Test the simulation of the gate and the gate's intended rates, with few trials and a fixed seed.
+"""Test the simulation of the gate, and the gate's error rates, with few trials and a fixed seed.
 
-The bounds leave room for the noise of 2,000 trials: 0.1% is 2 of them.
+The bounds leave room for the noise of 2,000 trials: 0.1% is two trials.
 """
 
 import math
@@ -15,7 +15,7 @@ from tests.benchmarks.simulated_gate import _draws, simulate
 
 TRIALS = 2_000
 LITTLE = (0.5, 0.005, MAX_LAUNCHES, 0.99)
-"""With the allowed number of launches, there are few false alarms, and a drop of a third is found."""
+"""A gate of this kind has few false alarms, and finds a drop of a third."""
 
 
 def test_without_scatter_each_drop_has_one_outcome() -> None:
@@ -32,9 +32,9 @@ def test_without_scatter_each_drop_has_one_outcome() -> None:
 
 
 def test_draws_baselines_for_the_requested_freedom() -> None:
-    """Each launch after a baseline's first one adds 0.8 degrees of freedom.
+    """Each launch of a baseline, except the first, adds 0.8 degrees of freedom.
 
-    That is the efficiency of the clipped variance.
+    The factor 0.8 is the efficiency of the clipped variance.
     """
     for launches, degrees, baselines in (
         *((10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)),
@@ -48,7 +48,7 @@ def test_draws_baselines_for_the_requested_freedom() -> None:
 def draw(
     *, sigma: float = 0.01, session_sigma: float = 0.0, trials: int = 400, is_contaminated: bool = False
 ) -> tuple[list[float], list[float]]:
-    """Return two lists of logarithms: the seconds of the baselines, and the means of today's launches."""
+    """Return two lists of log(seconds): of the baselines' launches, and the means over today's launches."""
     before = []
     today = []
     for baselines, launches in _draws(
@@ -69,7 +69,7 @@ def test_launches_scatter_and_sessions_may_differ(session_sigma: float, of_means
 
 def test_one_launch_in_20_is_10_percent_slow() -> None:
     before, today = draw(sigma=1e-9, trials=4000, is_contaminated=True)
-    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # the mean of 200,000 launches
+    assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # from 200,000 launches
     assert {round(math.exp(value), 4) for value in before} == {1.0, 1.1}
     assert fmean(value > 0.05 for value in before) == pytest.approx(0.05, abs=0.012)
     tails, _ = draw(is_contaminated=True)
@@ -116,9 +116,9 @@ def test_finds_the_stated_minimum_95_times_in_100(sigma: float) -> None:
     ("how", "drop", "alarms", "launches", "detected"),
     [
         ({"sigma": 0.01, "tolerance": 0.02, "baseline_launches": 20}, 0.02, 0.0015, 3.05, 0.94),
-        ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # with low noise one launch is enough
+        ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # with low noise, one launch is enough
         ({"sigma": 0.01, "is_contaminated": True}, 0.05, 0.005, MAX_LAUNCHES, 0.9005),
-        *(  # noise and baseline come from five launches alone
+        *(  # the only baseline, and so the noise, is from five launches
             ({"sigma": sigma, "baseline_launches": 5, "pooled_degrees": None, "trials": 1_000}, *LITTLE)
             for sigma in (0.003, 0.01, 0.02, 0.05)
         ),
@@ -156,7 +156,7 @@ def test_equal_seeds_give_equal_tables() -> None:
 
 @pytest.mark.simulation
 def test_equal_data_wait_rarely_alarms() -> None:
-    """The wait is 5% of a step, scatters by 30%, and is three times as long in one launch of 20."""
+    """The wait is 5% of a step and scatters by 30%. In one launch of 20, it is three times as long."""
     same = simulated_data_wait.simulate(wait=0.05, scatter=0.3, trials=TRIALS)
     longer = simulated_data_wait.simulate(wait=0.05, scatter=0.3, growth=0.1, trials=200)
     for outcomes in vars(same).values():
@@ -167,7 +167,7 @@ def test_equal_data_wait_rarely_alarms() -> None:
 
 @pytest.mark.simulation
 def test_equal_start_up_rarely_alarms() -> None:
-    """Imports take 5 s, scatter by 5%, and take twice as long in one launch of 20."""
+    """Imports take 5 s with a scatter of 5%. In one launch of 20, they take twice as long."""
     same = simulated_spans.simulate(seconds=5, scatter=0.05, trials=TRIALS)
     longer = simulated_spans.simulate(seconds=5, scatter=0.05, growth_s=2, trials=200)
     for outcomes in (same.against_baseline, same.in_pairs):

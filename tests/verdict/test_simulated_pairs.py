@@ -1,4 +1,4 @@
-"""Test the simulation of paired comparisons and their intended rates, with fixed seeds."""
+"""Test the simulation of paired comparisons, and their error rates, with fixed seeds."""
 
 import math
 from statistics import fmean, pstdev
@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.simulated_pairs import FOLLOWING, _followed, days, judge_day, simulate
 
 MODERATE = 0.015
-"""A drift of 0.3% per launch. In one launch of 48 a slower or faster period begins."""
+"""A drift of 0.3% per launch. A slower or faster period begins in one launch of 48."""
 
 
 def test_without_scatter_each_change_has_one_outcome() -> None:
@@ -55,7 +55,7 @@ def test_the_effect_is_that_of_arm_b() -> None:
 
 @pytest.mark.simulation
 def test_finds_changes_and_rarely_false_ones() -> None:
-    """The noise is 1%, and the tolerance 3%."""
+    """The noise is 1%, and the tolerance is 3%."""
     same, slower = simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1).rows
     assert same.regressed + same.improved <= 0.003
     assert same.passed > 0.85
@@ -75,7 +75,7 @@ def test_false_alarms_are_few_with_any_drift(drift: float) -> None:
 @pytest.mark.simulation
 @pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
 def test_two_speed_machine_rarely_alarms(sigma: float, two_speeds: float) -> None:
-    """Check the rule that a change must show in most pairs.
+    """Check the rule that most pairs must show a change.
 
     Before this rule, 3% to 4.5% of the comparisons on a two-speed machine gave a false alarm.
     """
@@ -104,7 +104,7 @@ def test_followed_probe_finds_more_without_alarms() -> None:
 def test_slow_process_is_no_slow_machine() -> None:
     """Arm B slows down the probe as much as its steps.
 
-    It rarely passes, and never if it is much slower.
+    It passes rarely, and never if it is much slower.
     """
     table = simulate(**{**FOLLOWING, "changes": (0.1, 0.5)}, slows_probe=True, trials=1_000, seed=9)
     assert table.row(0.1).passed < 0.22

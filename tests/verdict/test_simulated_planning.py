@@ -1,4 +1,4 @@
-"""Test that planned nights keep their promise, with few nights and a fixed seed."""
+"""Test that planned nights find what their plans claim, with few nights and a fixed seed."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Test the rates of errors with a reference, on simulated nights that differ."""
+"""Test the error rates with a reference, on simulated nights whose machine differs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test the verdict on a case beside the launches of the session's reference."""
+"""Test the verdict on a case in a session that also launched a reference."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ def on_gpu(speed: float, **figures: Any) -> list[Run]:
 
 
 def tonight(*speeds: float, baseline: Baseline = BASELINE) -> Tonight:
-    """Return a reference with one canary for each speed, relative to the baseline."""
+    """Return a reference with one canary for each speed. Speeds are relative to the baseline."""
     return Tonight(
         canaries={
             f"canary{number}": CanaryRuns(baseline=baseline, runs=make_launches(speed, machine=H100))
@@ -65,7 +65,7 @@ def speed_of(
     noise: ClassNoise | None = None,
     baseline: Baseline = BASELINE,
 ) -> Check:
-    """Return the check of tokens/s after as many launches as it takes."""
+    """Launch until there is a verdict, and return the check of tokens/s."""
     for used in range(1, len(runs) + 1):
         verdict = judge(runs[:used], baseline, noise or noise_of(), Policy(), reference)
         if verdict.outcome != "undecided":
@@ -95,7 +95,7 @@ def test_a_fast_machine_does_not_hide_a_regression() -> None:
 
 
 def test_a_canary_that_regressed_itself_is_found() -> None:
-    """Tonight's launches of a case do not change its reference."""
+    """The case is itself a canary. Its launches with tonight's code do not count for the reference."""
     reference = Tonight(canaries={**SLOW_NIGHT.canaries, BASELINE.case.id: SLOW_NIGHT.canaries["canary0"]})
     assert speed_of(on_gpu(0.91), reference).outcome == "regressed"
 
@@ -147,7 +147,7 @@ def test_a_baseline_of_other_sessions_is_judged_as_measured() -> None:
 
 
 def test_the_probe_corrects_both_sides() -> None:
-    """The probe shows that the machine is 20% slower, for the reference and for the case."""
+    """The probe shows that the machine is 20% slower, both for the reference and for the case."""
     steps = 0.8
     probed = {"probe_s_p50": 0.01}
     baseline = from_runs(make_launches(*USUAL[:10], machine=H100, **probed), sessions=SESSIONS)

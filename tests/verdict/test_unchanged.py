@@ -1,4 +1,4 @@
-"""Test that if nothing changed since the baseline, only the machine is blamed."""
+"""Test that the machine is named as the cause if nothing else changed since the baseline."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SAME_WORK = CountCheck(outcome="passed")
 
 
 def timed(outcome: Outcome, metric: str = "tokens_per_s", **fields: Any) -> Verdict:
-    """Return a verdict whose only check has the same outcome, after counts that did not change."""
+    """Return a verdict with unchanged counts. Its only check has the same outcome as the verdict."""
     checks = (metric_check(outcome=outcome, metric=metric),)
     return Verdict(**{"outcome": outcome, "launches": 3, "checks": checks, "counts": SAME_WORK, **fields})
 
@@ -68,7 +68,7 @@ CHANGED = {
     "hardware class": RUN.replace(machine=RUN.machine.replace(hardware_class="cpu-another")),
     "injected fault": RUN.replace(inject="slow"),
 }
-"""For each field, a launch that differs from the baseline in this field alone."""
+"""Launches that each differ from the baseline in one field."""
 
 
 @pytest.mark.parametrize("run", CHANGED.values(), ids=CHANGED)
@@ -95,7 +95,7 @@ def test_no_machine_changes_other_metrics(metric: str) -> None:
 
 @pytest.mark.parametrize("outcome", ["regressed", "improved", "inconclusive"])
 def test_loader_must_be_as_fast_as_before(outcome: Outcome) -> None:
-    """The number of workers can be in a configuration file, and such files are not recorded."""
+    """The number of loader workers can be in a configuration file. Configuration files are not recorded."""
     waits = (metric_check(outcome="regressed"), metric_check(outcome=outcome, metric="data_wait_s"))
     assert after(RUN, timed("regressed", checks=waits)) == "regressed"
     loads = (metric_check(outcome="regressed"), metric_check(outcome="passed", metric="data_wait_s"))
@@ -108,7 +108,7 @@ def test_loader_must_be_as_fast_as_before(outcome: Outcome) -> None:
     ids=["nothing counted", "nothing compared", "not counted"],
 )
 def test_the_work_must_be_known_to_be_the_same(work: CountCheck | None) -> None:
-    """A configuration file that the script reads is not among the recorded code."""
+    """The recorded code does not include configuration files that the script reads."""
     assert after(RUN, timed("regressed", counts=work)) == "regressed"
 
 
@@ -119,7 +119,7 @@ def test_keeps_every_other_outcome(outcome: Outcome) -> None:
 
 
 def test_counts_decide_before_times() -> None:
-    """If counts changed, something did change. Without a baseline of times, nothing is known."""
+    """Changed counts show that something changed. Without a baseline of times, nothing is known."""
     slow = timed("regressed", counts=None)
     assert with_counts(slow, [RUN], baseline_of(), times=BASELINE).outcome == "unhealthy"
     more = launch(counts(host_reads={"forward": 80}), observed=SEEN)

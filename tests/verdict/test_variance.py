@@ -8,7 +8,7 @@ from perfsuite.verdict.variance import _UPPER_LIMIT, Component, pooled, upper_li
 
 
 def chi_squared_cdf(value: float, degrees: int) -> float:
-    """Return the cumulative distribution, as a power series of the incomplete gamma function.
+    """Return the cumulative distribution of chi squared, from a series for the incomplete gamma function.
 
     The series is that of Abramowitz and Stegun 6.5.29.
     """

@@ -18,7 +18,7 @@ TODAY = date(2026, 11, 24)
 YESTERDAY = date(2026, 11, 23)
 ISSUE = "https://example.org/1"
 CASE = BEFORE.case.id
-SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0%
+SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # 19.0% fewer
 SLOW_WITH_STALLS = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=79_000)] * 3)  # like any slowdown
 GOOD = make_result(BEFORE)
 
@@ -31,7 +31,7 @@ def waiver(**changes: Any) -> Waiver:
 def counted(
     *findings: Finding, outcome: Any = "regressed", timed: Any = None, counts: Any = None
 ) -> Measurement:
-    """Return a case in which counts changed. Its times did not change unless `timed` is given."""
+    """Return the result of a case whose counts changed. Its times are unchanged, or those of `timed`."""
     run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=make_counts()),))
     checks = (timed or GOOD).verdict.checks
     counts = CountCheck(outcome=counts or outcome, findings=findings)
@@ -54,15 +54,15 @@ NEW = make_finding(quantity="host reads", field="host reads in backward", unit="
         (SLOW, {}),  # matches the name of a metric
         (SLOW, {"metric": "tokens/s"}),  # matches the label of a metric
         (SLOW, {"metric": "tokens*", "case": CASE}),
-        (SLOW, {"tolerated": "19.1%"}),  # just within the waiver
-        (SLOW, {"until": TODAY}),  # on the waiver's last day
+        (SLOW, {"tolerated": "19.1%"}),  # the waiver is barely large enough
+        (SLOW, {"until": TODAY}),  # today is the waiver's last day
         (make_image_result(), {"case": "*", "metric": "samples_*", "tolerated": "60%"}),
-        (counted(GATHER), {"metric": "all_gather of 64 ranks"}),  # names a quantity
-        (counted(GATHER), {"metric": "all_gather"}),  # names a kind of collective
-        (counted(GATHER), {"metric": "all_gather", "tolerated": 14}),  # limits the growth
-        (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # limits a growth from 0
-        (counted(NEW), {"metric": "host reads in backward", "tolerated": 24}),  # names a field
-        (counted(WRITTEN), {"metric": "save checkpoint: bytes written"}),  # names the work of an event
+        (counted(GATHER), {"metric": "all_gather of 64 ranks"}),  # `metric` names a quantity
+        (counted(GATHER), {"metric": "all_gather"}),  # `metric` names a kind of collective
+        (counted(GATHER), {"metric": "all_gather", "tolerated": 14}),  # `tolerated` limits the growth
+        (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # `tolerated` limits a growth from 0
+        (counted(NEW), {"metric": "host reads in backward", "tolerated": 24}),  # `metric` names a field
+        (counted(WRITTEN), {"metric": "save checkpoint: bytes written"}),  # `metric` names an event's work
     ],
 )
 def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ def test_reports_a_waiver_that_matches_no_case() -> None:
     mine = waiver(case="ddp-*")
     assert remarks([mine], [GOOD], {CASE, "x"}, TODAY) == (f"{OF} ddp-* matches none of the 2 cases here",)
     assert remarks([mine], [GOOD], (), TODAY) == ()
-    assert remarks([waiver()], [], {CASE}, TODAY) == ()  # the case exists, but is not selected
+    assert remarks([waiver()], [], {CASE}, TODAY) == ()  # the case exists, but was not selected
 
 
 def test_event_waiver_is_known_by_its_name() -> None:
@@ -196,7 +196,7 @@ def test_unmatched_metric_waiver_lists_the_known() -> None:
     assert remark.startswith(head)
     names = {"tokens_per_s", "peak memory", "kernels in forward", "reduce_scatter", "all_gather of 64 ranks"}
     assert names <= {*remark.removeprefix(head).split(", ")}
-    # The metrics of a case that never ran are unknown, so nothing is reported.
+    # The case never ran, so its metrics are unknown, and nothing is reported.
     assert remarks([waiver(metric="tokens")], [never_run()], {CASE}, TODAY) == ()
 
 

@@ -22,13 +22,13 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case, because a name can have only one value. Dry runs are left out."""
+    """Return the last result of each case: a case can have only one value of a metric. Omit dry runs."""
     launched = [result for result in session.results if not (session.dry or result.dry)]
     return list({result.case_id: result for result in launched}.values())
 
 
 def figures(result: Measurement) -> dict[str, list[float]]:
-    """Return metric -> value in each healthy launch. Names include the unit. Empty without evidence."""
+    """Return the values of each metric in the healthy launches. Without evidence, the result is empty."""
     if result.no_evidence is not None:
         return {}
     by_name = {in_unit(metric.name, result.unit): _finite(metric, result.healthy_runs) for metric in EXPORTED}
@@ -65,7 +65,7 @@ def hud(session: SessionFile) -> str:
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """Return the fields that all records of a case share. Memory is in GiB, over all GPUs of a machine."""
+    """Return the fields that all records of a case share. Memory is the sum over a machine's GPUs, in GiB."""
     labels = {"hardware_class": result.hardware_class or session.machine.hardware_class, **outcomes(result)}
     extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}

@@ -13,7 +13,7 @@ Size = Literal["full", "tiny", "simulated"]
 """`full`: Llamas of 1 and 8 billion parameters. `tiny`: a tiny Llama. `simulated`: no training at all."""
 
 SIMULATED = "simulated on CPUs: nothing here says anything about GPUs"
-"""What the page and the terminal say first about a night of simulated training."""
+"""The first sentence on the page and in the terminal if the training is simulated."""
 LARGE = "llama-3.1-8b"
 MIDDLE = "llama-3.2-1b"
 PARAMETERS = {LARGE: 8.0e9, MIDDLE: 1.24e9}
@@ -94,7 +94,7 @@ def _replicated(machine: Machine, case: Case) -> Case:
 
 
 def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, Any]]]:
-    """Return for each case: its name, a divisor of its number of ranks, its framework and its fields."""
+    """Return the name of each case, a divisor of its number of ranks, its framework and its fields."""
     half = max(ranks // 2, 1)
     experts = _titan("deepseek_v3", "expert_parallel_degree=2")
     own = {
@@ -128,7 +128,7 @@ def _accelerate(shards: int, other: str) -> dict[str, object]:
 
 
 def _titan(module: str, degree: str) -> dict[str, object]:
-    """Return torchtitan with the small model of a module of its registry."""
+    """Return torchtitan's settings for the small model of a module in its registry."""
     balanced = ("--debug.moe_force_load_balance",) if "expert" in degree else ()
     overrides = (*SMALL_BATCH, f"--parallelism.{degree}", *balanced)
     return {"name": "torchtitan", "module": module, "config": f"{module}_debugmodel", "overrides": overrides}

@@ -103,7 +103,7 @@ def first_night(
     shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
     rows = page.all_rows(record)
-    # A repeated step that did not run keeps its earlier result, so the reason is not in the record.
+    # If a repeated step did not run, its earlier result is kept, so the record lacks the reason.
     rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if shared.as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])
@@ -114,7 +114,7 @@ def first_night(
 
 
 def _refuse_own_cases(cases: Path, out: Path) -> None:
-    """Raise `CaseError` if the cases are in the folder of the steps. A repeated step removes files there."""
+    """Raise `CaseError` if the cases are in the folder of the steps, where a repeated step removes files."""
     folder = out / FOLDER
     if cases.resolve().is_relative_to(folder.resolve()):
         raise CaseError(
@@ -124,7 +124,7 @@ def _refuse_own_cases(cases: Path, out: Path) -> None:
 
 
 def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:
-    """Return the named steps, or those that are not complete, in their order."""
+    """Return the named steps or, without names, the incomplete steps. The order is that of `STEPS`."""
     if names:
         return [step for step in STEPS if step.name in names]
     done = {result.step for result in record.results if result.is_complete}
@@ -140,7 +140,7 @@ def _run(
     *,
     as_json: bool,
 ) -> FirstNight:
-    """Run steps, and add each of their rows to `shown`, by step and check."""
+    """Run steps, and add each row to `shown`. The keys are the names of the step and the check."""
     begun = set[str]()
 
     def save(current: FirstNight) -> None:

@@ -47,7 +47,7 @@ def container_rows(night: Night) -> Iterator[Row]:
 
 
 def _quick_case(night: Night) -> Case:
-    """Return a small case of the same framework, because only the start of the training matters."""
+    """Return a small case with the framework of `spread_case`. Only the start of the training matters."""
     case = spread_case(night.machine, night.size)
     return case if night.size == "simulated" else small_case(night.machine).replace(framework="fsdp2")
 
@@ -86,7 +86,7 @@ def _small_shm_rows(case: Case, night: Night, directory: Path) -> Iterator[Row]:
 def _image_rows(case: Case, night: Night, directory: Path) -> Iterator[Row]:
     check = "image"
     if night.image is None:
-        return  # nobody asked for it
+        return  # no image was requested
     try:
         arm = resolve("--image", f"image:{night.image}", root=Path.cwd(), store=directory)
     except CaseError as error:

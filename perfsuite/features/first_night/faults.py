@@ -23,8 +23,8 @@ from perfsuite.results.run_dir import RunDir
 FAULTS = ("hang", "crash", "exit", "oom", "missing-rank")
 STOPPED = "stop one rank"
 STOP_AT_STEP = 5  # the step after which a rank is stopped
-ENDLESS_STEPS = 2000  # number of steps of that launch: it must not end before the rank is stopped
-FREE_S = 5.0  # seconds after a failed launch in which the memory of the GPUs must become free
+ENDLESS_STEPS = 2000  # number of steps of this launch, which must not end before the rank is stopped
+FREE_S = 5.0  # the GPUs' memory must be free this number of seconds after a failed launch
 FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 120}
 """Deadline of a launch with a fault. Most faults end the launch much earlier."""
 
@@ -62,7 +62,7 @@ def fault_rows(night: Night) -> Iterator[Row]:
 
 
 def _kind_of(fault: str) -> str:
-    """Return the kind of failure that the self-test expects of a fault."""
+    """Return the kind of failure that the self-test expects for a fault."""
     return next(str(expected.failure) for expected in EXPECTED if expected.inject == fault)
 
 
@@ -84,7 +84,7 @@ def _fault_row(check: str, run: Run, kind: str, rank: int | None, *, is_reached:
 
 
 def _names(failure: Failure, rank: int) -> bool:
-    """Return whether a failure is that of a rank, or its message names the rank."""
+    """Return whether a failure belongs to this rank, or has a message that names this rank."""
     return failure.rank == rank or re.search(rf"\brank {rank}\b", failure.message) is not None
 
 
@@ -93,7 +93,7 @@ def collective_row(run: Run) -> Row:
     said = "" if run.failure is None else run.failure.message
     named = re.search(r"has not called [^;]*?(?=, in which|$)", said)
     observed = "the report names none" if named is None else named[0]
-    advice = "a hang is hard to explain without it: does torch's flight recorder work here?"
+    advice = "without the collective, a hang is hard to explain: does torch's flight recorder work here?"
     return checked("collective of the hang", observed, ok=named is not None, advice=advice)
 
 

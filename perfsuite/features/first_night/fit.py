@@ -10,7 +10,7 @@ from perfsuite.results.session_file import Measurement
 
 
 def case_row(first: Measurement, second: Measurement | None = None) -> Row:
-    """Return the row of a case. It is fit for a baseline if it is recorded first, and then passes."""
+    """Return the row of a case. A case is fit for a baseline if it is first recorded and then passes."""
     check = first.case_id
     if first.excused is not None:
         return unknown(check, f"no baseline: {first.excused}: {reason(first)}".rstrip(": "))
@@ -46,6 +46,6 @@ def _moved_row(check: str, moved: Sequence[Check]) -> Row:
     """
     changes = ", ".join(map(change, moved))
     observed = f"two sessions of the same code differ: {changes}"
-    advice = "find out why before accepting a baseline: the machine was not as steady as one session shows"
+    advice = "find out why before accepting a baseline: the machine's speed differs between sessions"
     is_slower = any(metric.outcome == "inconclusive" for metric in moved)
     return failed(check, observed, advice) if is_slower else unknown(check, observed, advice)

@@ -1,4 +1,4 @@
-"""What every step needs: the machine, its directory, and its launches."""
+"""Give every step what it needs: the machine, its directory, its launches, and common rows."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ MARKER = ".perfsuite-step"
 """Empty file in the folder of a step. A folder without it belongs to the user, and is never emptied."""
 NAMED = 3  # maximum number of names in a message about files that could not be removed
 NOT_RUN = "not run: "  # prefix in the row of a check that did not run
-NOT_REACHED = f"{NOT_RUN}not reached: "  # the same for what the step must still do, so it is not complete
+NOT_REACHED = f"{NOT_RUN}not reached: "  # prefix of a check that must still run: the step is not complete
 LOST_ADVICE = "look at nvidia-smi and dmesg: has a GPU fallen off the bus?"
 ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
 
@@ -45,7 +45,7 @@ class Night:
     wait_quiet_s: float = 0
     say: Callable[[str], None] = field(default=silent)
     left_s: Callable[[], float] = lambda: float("inf")  # seconds until the step must end
-    is_continued: bool = False  # whether an earlier attempt of the step, if there was one, is not complete
+    is_continued: bool = False  # False if an earlier attempt of the step is complete
     measure: Callable[..., tuple[list[Run], Verdict]] = measure
     launch: Callable[..., Run] = launch_once
 
@@ -71,7 +71,7 @@ class Night:
     def continued_directory(self, step: str) -> Path:
         """Return the directory of a step. An earlier attempt that is not complete keeps its files.
 
-        Raises `FileError` as `new_directory` does.
+        Raises `FileError`, like `new_directory`.
         """
         directory = self.directory(step)
         is_kept = self.is_continued and (directory / MARKER).is_file()
@@ -90,7 +90,7 @@ class Night:
 def empty_step(directory: Path) -> None:
     """Remove everything in the directory of an earlier attempt of a step, except its marker.
 
-    Raises `FileError` if it is not such a directory, or if something in it cannot be removed.
+    Raises `FileError` if no step created the directory, or if a file in it cannot be removed.
     """
     marker = directory / MARKER
     if directory.is_symlink() or not marker.is_file():
@@ -129,14 +129,14 @@ def not_run(check: str, reason: str, advice: str | None = None) -> Row:
 
 
 def not_reached(check: str, reason: str, advice: str | None = None) -> Row:
-    """Return the row of what a step did not reach. The step is then not complete, and is continued."""
+    """Return the row of a check that a step did not reach. Such a step is not complete, and is continued."""
     return unknown(check, f"{NOT_REACHED}{reason}", advice)
 
 
 def answer_of(command: Sequence[str], file: Path) -> str | None:
-    """Run a program, keep its output in a file, and return the output. None if it failed or did not end.
+    """Run a program, keep its output in a file, and return the output. None if the program failed.
 
-    The file then has the reason.
+    A program that does not end in time also counts as failed. After a failure, the file has the reason.
     """
     try:
         done = captured(command, timeout=ASK_S)
@@ -183,7 +183,7 @@ def changed(machine: Machine) -> str | None:
 
 
 def numa_nodes(root: Path = Path("/")) -> list[frozenset[int]]:
-    """Return the cores of each NUMA node that has any."""
+    """Return the cores of each NUMA node that has cores."""
     files = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
-    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, as `spans` formats numbers
+    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, the format of `spans`
     return [frozenset(numbers(text)) for text in texts if text]

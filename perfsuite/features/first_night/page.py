@@ -88,7 +88,7 @@ def _of_checks(rows: Iterable[tuple[str, Row]], checks: Sequence[str]) -> list[t
 
 
 def _compared(rows: Iterable[tuple[str, Row]]) -> list[tuple[str, Row]]:
-    """Return the rows that compare GPUs. Checks that did not run have a section of their own."""
+    """Return the rows that compare GPUs. Checks that did not run are in a separate section."""
     return [(step, row) for step, row in _of_checks(rows, RATES) if not is_not_run(row)]
 
 

@@ -18,7 +18,7 @@ class StepResult(Data):
 
     step: str
     seconds: float
-    is_complete: bool  # False: it was interrupted, reached its limit or did not run; it is repeated
+    is_complete: bool  # False: the step was cut short or did not run, and is repeated
     rows: tuple[Row, ...]
 
 
@@ -67,7 +67,7 @@ def resumed(out: Path, new: FirstNight) -> FirstNight:
 
 
 def hardware_text(machine: Machine) -> str:
-    """Return the hardware class with the number of GPUs. The class of a CPU has the number of its cores."""
+    """Return the number of GPUs and the hardware class. A CPU's class already has the number of cores."""
     if machine.device == "cpu":
         return machine.hardware_class
     return f"{machine.devices} x {machine.hardware_class}"

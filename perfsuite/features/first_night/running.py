@@ -21,7 +21,7 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 
 BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
-"""Checks of the step `machine` without which no launch can work."""
+"""Checks of the step `machine` that make launches impossible if they fail."""
 LEAST_S = 30.0  # a step does not begin if less time is left
 ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a scheduler ends a job, or a connection ends
 
@@ -29,7 +29,7 @@ ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a scheduler ends a job, or a conne
 class TimeUp(BaseException):
     """Ends a step when its time is over. Like `KeyboardInterrupt`, it is not an `Exception`.
 
-    So no `except Exception` swallows it.
+    So `except Exception` does not catch it.
     """
 
 
@@ -39,13 +39,13 @@ class Running:
 
     save: Callable[[FirstNight], None]
     show: Callable[[Step, Row], None]
-    until: float = float("inf")  # when the first night must end, on `clock`
+    until: float = float("inf")  # the time on `clock` at which the first night must end
     clock: Callable[[], float] = time.monotonic
     problem: Callable[[Night, Step], Row | None] = lambda night, step: machine_problem(night, step)
 
 
 def run_steps(night: Night, record: FirstNight, steps: Sequence[Step], how: Running) -> FirstNight:
-    """Run steps, and save the record after each row, so that a kill at any moment loses none of them."""
+    """Run steps, and save the record after each row, so that no row is lost if this process is killed."""
     for step in steps:
         record = _run(night, record, step, how)
     return record
@@ -108,7 +108,7 @@ def _has_result(record: FirstNight, step: Step) -> bool:
 
 
 def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row | None:
-    """Return the row of a step that would be meaningless now, or None. May wait for other users."""
+    """Return a row with the reason why a step cannot run now, or None. Can wait for other users of GPUs."""
     used_up = not_run(step.name, "the time is used up", "the same command continues with this step")
     left_s = how.until - how.clock()
     if left_s < LEAST_S:
@@ -126,12 +126,12 @@ def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row 
 
 
 def _broken(rows: Sequence[Row]) -> list[str]:
-    """Return the failed checks of the step `machine` without which no launch can work."""
+    """Return those failed checks of the step `machine` that make launches impossible."""
     return [row.check for row in rows if row.check in BLOCKING and row.status == "fail"]
 
 
 def machine_problem(night: Night, step: Step) -> Row | None:
-    """Return a row if GPUs that a step needs are lost or in use; otherwise None. Waits for other users."""
+    """Return a row if GPUs are lost, or are still in use after waiting for other users. Otherwise None."""
     if night.machine.device == "cpu":
         return None
     try:
@@ -172,7 +172,7 @@ def _instead(users: Sequence[str], devices: int) -> str:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeUp` in the block after this many seconds. Only the main thread may use it."""
+    """Raise `TimeUp` in the block after this many seconds. Works only in the main thread."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise TimeUp
@@ -190,7 +190,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 def ends_with_results() -> Iterator[None]:
     """Turn the signals that end a job into exceptions in the block, so that the results are written.
 
-    A signal that is ignored stays ignored: `nohup` ignores SIGHUP, so that a job survives its connection.
+    A signal that is ignored stays ignored. For example, `nohup` ignores SIGHUP, so that a job survives the
+    end of its connection.
     """
 
     def end(number: int, frame: FrameType | None) -> None:

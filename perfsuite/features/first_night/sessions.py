@@ -1,8 +1,8 @@
 """Measure the user's cases twice, to find those that are steady enough for a baseline.
 
-A night can be too short for all cases, and can be cut at any moment. So a few cases are measured twice before
-the next ones begin, each result is shown as soon as pytest has written it, and the next night continues with
-the other cases. All results are in the sessions of one store, in the directory of this step.
+A night can be too short for all cases, and can be interrupted at any moment. So a few cases are measured
+twice before the next ones begin, each result is shown as soon as pytest has written it, and the next night
+continues with the other cases. All results are in the sessions of one store, in the directory of this step.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
 CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
 """Estimated minutes of a case, measured twice. They are used until a case has been measured."""
-END_S = 20.0  # seconds in which an interrupted pytest must end its launches
-LOOK_S = 1.0  # seconds between two looks at the results of a running session
+END_S = 20.0  # seconds that an interrupted pytest has to end its launches
+LOOK_S = 1.0  # seconds between two readings of a running session's results
 MOST_REFUSED = 200  # maximum number of listed cases that this machine cannot run
 REACHED = "cases reached"  # name of the row with the number of cases that are done
 
 Results = dict[str, tuple[Measurement, ...]]
-"""The results of each case, by its id: the newest that recorded a baseline, and the newest after it."""
+"""Case id -> results: the newest one that recorded a baseline, and the newest one after that."""
 
 
 def case_rows(night: Night) -> Iterator[Row]:
-    """Record a baseline of every case for this hardware, measure again, and compare."""
+    """Record a baseline of every case for this hardware, measure the cases again, and compare."""
     check = "cases"
     if not night.cases.is_dir():
         advice = f"write cases with: perfsuite init --hardware {marker_of(night.machine)}"
@@ -102,10 +102,10 @@ class Turns:
     refused: Sequence[CollectedTest] = ()  # tests of cases that this machine cannot run
     results: Results = field(default_factory=dict)
     sessions: Counter[str] = field(default_factory=Counter)  # number of sessions of each case, by its id
-    skipped: set[str] = field(default_factory=set)  # ids of the cases that their own tests skipped
+    skipped: set[str] = field(default_factory=set)  # ids of the cases whose tests skipped them
 
     def is_done(self, test: CollectedTest) -> bool:
-        """Return whether a case needs no other session: it has no baseline, or was measured again."""
+        """Return whether a case needs no further session: it recorded no baseline, or was measured again."""
         of_case = self.results.get(test.case.id, ())
         return test.case.id in self.skipped or (bool(of_case) and not _is_half(of_case))
 
@@ -123,8 +123,8 @@ class Turns:
     def following(self, night: Night) -> list[CollectedTest]:
         """Return the tests of the next session: the recorded cases, or as many new cases as fit.
 
-        Empty if no case is left, or if too little time is left for a session. A case that two sessions did
-        not bring to its end is left for another night.
+        Empty if no case is left, or if too little time is left for a session. A case that two sessions could
+        not finish is left for another night.
         """
         case_s = self.case_s(night.size)
         left = [test for test in self.left if self.sessions[test.case.id] < 2]
@@ -181,7 +181,7 @@ def store_in(directory: Path) -> Store:
 
 
 def results_in(store: Store) -> Results:
-    """Return the results of all sessions in a store. A file that cannot be read counts as no session."""
+    """Return the results of all sessions in a store. Files that cannot be read are ignored."""
     results: Results = {}
     for session in readable(store.results()):
         results = with_session(results, session)
@@ -189,7 +189,7 @@ def results_in(store: Store) -> Results:
 
 
 def with_session(earlier: Results, session: SessionFile) -> Results:
-    """Return results with those of a later session."""
+    """Return `earlier` results, updated with those of a later session."""
     results = {**earlier}
     for result in session.results:
         first = results.get(result.case_id, ())[:1]
@@ -199,7 +199,7 @@ def with_session(earlier: Results, session: SessionFile) -> Results:
 
 
 def session_words(night: Night, directory: Path) -> list[str]:
-    """Return pytest's arguments. Reviewed baselines are left out, so that all sessions are alike."""
+    """Return pytest's arguments. The user's reviewed baselines are not used, so every case is recorded."""
     return [
         str(night.cases),
         "-m",
@@ -219,7 +219,7 @@ def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionF
     """Run pytest, and yield its results when they change. Its output is kept in `log`."""
     results = log.with_suffix(".json")  # written when pytest ends, even if it measured nothing
     earlier = {*store.results()}
-    read: dict[Path, int] = {}  # the time of the version of each file that was read
+    read: dict[Path, int] = {}  # file -> its time when it was last read
     is_running = True
     with _pytest([*words, f"--perf-json={results}"], log) as session:
         while is_running:
@@ -235,10 +235,10 @@ def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionF
 
 @contextlib.contextmanager
 def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start pytest. If the block ends first, interrupt it as Ctrl-C does, so that it ends its launches."""
+    """Start pytest. If the block ends before pytest, interrupt pytest like Ctrl-C, to end its launches."""
     command = [sys.executable, "-m", "pytest", *words]
     with log.open("w") as output:
-        # In a process group of its own, it gets Ctrl-C from here only, and not twice.
+        # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.
         session = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
         )

@@ -28,11 +28,11 @@ class Step:
 
     name: str
     question: str
-    # By size: the estimated minutes on eight GPUs, and the minutes after which the step is stopped. `inf`: it
-    # is stopped when the time of the whole night is over.
+    # Size -> the estimated minutes on eight GPUs, and the minutes after which the step is stopped. With
+    # `inf`, the step is stopped only when the time of the whole night is over.
     minutes: Mapping[Size, tuple[float, float]]
     run: Callable[[Night], Iterator[Row]]
-    needs_quiet: bool = True  # whether it measures, so that nobody else may use the GPUs
+    needs_quiet: bool = True  # whether the step measures, so that nobody else must use the GPUs
     replaces_rows: bool = False  # whether a row replaces an earlier row of the same check
 
 
@@ -48,7 +48,7 @@ def machine_rows(night: Night) -> Iterator[Row]:
 
 
 def row_of(rows: Sequence[Row], check: str) -> Row | None:
-    """Return the row of a check; None without one."""
+    """Return the row of a check, or None if there is no such row."""
     return next((row for row in rows if row.check == check), None)
 
 
@@ -119,7 +119,8 @@ STEPS = (
     Step(
         name="cases",
         question="Which of your cases are steady enough for a baseline?",
-        # The user's cases train for real, whatever the size of the other steps. `--plan` counts them.
+        # The user's cases train for real even if the size of the other steps is smaller. `--plan` counts
+        # them.
         minutes={size: (minutes, float("inf")) for size, minutes in CASE_MIN.items()},
         run=case_rows,
         replaces_rows=True,

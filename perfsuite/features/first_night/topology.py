@@ -93,12 +93,12 @@ def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
 
 
 def reduced_gb_s(text: str) -> float | None:
-    """Return the out-of-place algorithm bandwidth in the output of `all_reduce_perf`; None without one."""
+    """Return the out-of-place algorithm bandwidth in the output of `all_reduce_perf`, or None."""
     column: int | None = None
     for line in text.splitlines():
         words = line.split()
         if words[:2] == ["#", "size"] and BANDWIDTH in words:
-            # Other rows do not begin with #. The first column of this name is the out-of-place one.
+            # Rows with numbers lack the header's first word, #. The first of two equal names is out-of-place.
             column = words.index(BANDWIDTH) - 1
         elif column is not None and len(words) > column and words[0].isdigit():
             return _number(words[column])

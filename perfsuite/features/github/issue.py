@@ -144,7 +144,7 @@ def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short
 
 
 def fitting(texts: Sequence[str], most: int) -> list[str]:
-    """Return as many of the first texts as fit in `most` characters, including line ends."""
+    """Return the first texts that together fit in `most` characters, including line ends."""
     return list(texts[: sum(length <= most for length in accumulate(len(text) + 1 for text in texts))])
 
 

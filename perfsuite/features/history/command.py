@@ -163,7 +163,7 @@ def push(
     not exist yet, for example after a first night without baselines.
     """
     pull(history_dir, branch)
-    status = _added(results, history_dir, notify)  # sessions that could be added are pushed in any case
+    status = _added(results, history_dir, notify)  # what could be added is pushed even if other files are bad
     if status == NOTHING_KEPT:
         console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
     git("add", "--all", cwd=history_dir)

@@ -31,7 +31,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
-    """Post the cases that changed in added sessions, and return a line about it. Failures raise nothing."""
+    """Post the cases that changed in added sessions. Return a line about the result. Raises nothing."""
     try:
         if not os.environ.get(variable, "").strip():
             return (

@@ -165,7 +165,7 @@ def _drawn(
     case: str,
     parameters: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the chart of a series, its newest value, and the link to its page from asv."""
+    """Return the chart of a series, its newest value, and the link to asv's page about the series."""
     unit = "bytes" if key.metric == "peak memory" else key.metric
     values = [point.value for point in points]
     drifts = sorted(changes.get(key, ()), key=lambda drift: drift.change.index)
@@ -205,7 +205,7 @@ def _drawn(
 def _with_machine(
     marks: Sequence[Mark], machine: Sequence[MachineStep], hardware_class: str, points: Sequence[Point]
 ) -> list[Mark]:
-    """Return the marks and those of the sessions in which the reference moved, in the order of the chart."""
+    """Return `marks` and a mark for each change of the reference, in the order of the chart."""
     at = {mark.first for mark in marks}
     days = [date.fromisoformat(point.place.day) for point in points]
     added = []

@@ -79,14 +79,14 @@ class StoredVerdict(Data):
 
 
 class StoredReference(Data):
-    """How the reference of a session changed since its baselines: the change of the machine, not of code."""
+    """The change of a session's reference since its baselines. The machine has changed, not the code."""
 
     change: float = Field(gt=-1)  # relative change of tokens/s: -0.01 is 1% fewer
     interval: tuple[float, float]  # its 99% interval
     baselines: dict[str, str]  # case id of each canary -> digest of the baselines with which it was compared
 
     def is_comparable(self, other: Self) -> bool:
-        """Return whether both changes are changes since the same baselines."""
+        """Return whether both changes are relative to the same baselines."""
         canaries = self.baselines.keys() & other.baselines.keys()
         return bool(canaries) and all(self.baselines[name] == other.baselines[name] for name in canaries)
 
@@ -107,7 +107,7 @@ class StoredSession(Document):
     # Case id -> verdict, including cases that measured nothing and have no result. The oldest files have no
     # verdicts.
     verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
-    reference: StoredReference | None = None  # None: the session had no reference, or it showed nothing
+    reference: StoredReference | None = None  # None: there was no reference, or its change is unknown
 
     @model_validator(mode="after")
     def _has_what_results_name(self) -> Self:
@@ -181,7 +181,7 @@ def add(history: Path, file: Path) -> Added:
 
 
 def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase]) -> Path | None:
-    """Write the results of a session that are new, and the cases that they refer to. Return the file.
+    """Write the new results of a session, and the cases that they refer to. Return the file of the results.
 
     A session can be added while it runs, and again when it is complete. If nothing is new, nothing is written
     and the result is None. Raises `FileError` if a file of the same session cannot be read.
@@ -208,7 +208,7 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
 
 
 def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
-    """Return a result with its settings and environment instead of indices, which differ between files."""
+    """Return a result with its settings and environment. Indices, which differ between files, are 0."""
     settings = session.settings[result.settings]
     environment = session.environments[result.environment]
     return settings, environment, result.replace(settings=0, environment=0)

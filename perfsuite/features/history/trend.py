@@ -25,7 +25,7 @@ from perfsuite.results.trend import METRICS, Drift, MachineStep, MetricName, Tre
 PERIOD = timedelta(days=90)
 MIN_CHANGE = 0.005  # smallest relative change that is reported
 MIN_FOR_CORRELATION = 30  # minimum number of sessions in a series to estimate the correlation of neighbours
-NEAR = 5  # number of sessions on each side of a change that show the change as measured
+NEAR = 5  # number of sessions on each side of a change from which its measured size is computed
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Assumed correlation of neighbouring sessions in a series of fewer than 30 sessions.
 
@@ -41,7 +41,7 @@ class Point(NamedTuple):
     value: float
     place: Place
     circumstances: Mapping[str, str]  # name -> value of a setting or version that could explain a change
-    shift: float = 0.0  # how much slower the machine is, in logarithms; 0 for metrics that do not follow it
+    shift: float = 0.0  # slowness of the machine, as a logarithm; 0 for metrics that it does not affect
 
     @property
     def corrected(self) -> float:
@@ -77,10 +77,10 @@ def trend(
 ) -> Trend:
     """Find the changes since a day.
 
-    By default, these are the changes in the 90 days before the newest session, and older ones that are still
-    open. `since` limits only the report: the whole history is used as evidence. `baselines` is the directory
-    of the reviewed baselines, which determine the regressions that were accepted. Raises `FileError` and
-    `GitError`.
+    By default, these are the changes in the 90 days before the newest session, and older changes that are
+    still open. `since` limits only the report: the whole history is used as evidence. `baselines` is the
+    directory of the reviewed baselines, which determine the regressions that were accepted. Raises
+    `FileError` and `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
     if not places and not store.places(directory):  # for example after a first night with nothing to keep
@@ -163,9 +163,9 @@ def changes(
 def _machines(stored: Sequence[tuple[Place, StoredSession]]) -> tuple[References, Mapping[Path, float]]:
     """Return the speed of the reference on each hardware class, and the shift of each session, by its file.
 
-    When new baselines are accepted, the reference is compared with these. The machine is then assumed to be
-    the same in the sessions before and after. A session without a reference gets the shift of the session
-    before it.
+    After new baselines are accepted, the reference is compared with the new baselines. perfsuite then assumes
+    that the machine did not change between the last session before and the first session after. A session
+    without a reference gets the shift of the session before it.
     """
     by_class = defaultdict[str, list[tuple[Place, StoredSession]]](list)
     for place, session in sorted(stored, key=lambda entry: entry[0].file.name):
@@ -236,7 +236,7 @@ def _of_machine(session: StoredSession) -> Mapping[str, str]:
 def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
     """Estimate the correlation of neighbouring sessions for each hardware class and metric.
 
-    It is a property of the machine, so this is the median over the series of all cases.
+    The correlation is a property of the machine, so the median over the series of all cases is used.
     """
     estimates = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
@@ -296,7 +296,7 @@ def _findings(
 
 
 def _measured(points: Sequence[Point], index: int) -> float | None:
-    """Return the relative change of the measured values at an index; None if the machine is the same.
+    """Return the relative change of the measured values at an index. None if the machine never changed.
 
     The machine can also have changed elsewhere, so only the sessions near the change are compared.
     """
@@ -336,9 +336,9 @@ def _accepts(
 ) -> bool:
     """Return whether a baseline accepts a change between two levels of cost.
 
-    A baseline accepts the change if it was measured on that day (UTC) or later, and is closer to the new
-    level than to the old one. The levels are corrected for changes of the machine, so the baseline is
-    corrected like the last of the points up to its day.
+    A baseline accepts the change if it was measured on `day` (UTC) or later, and is closer to the new level
+    than to the old one. The levels are corrected for changes of the machine. So the baseline gets the same
+    correction as the last of the points up to its own day.
     """
     try:
         baseline = documents.read(file, Baseline)

@@ -1,4 +1,4 @@
-"""`perfsuite judge`: judge step times from other measurements in the same way as the plugin judges its own.
+"""`perfsuite judge`: judge step times that other tools measured, in the same way as perfsuite's launches.
 
 The input is a file of traces, in which each line is a JSON object with the fields of `Trace`. With
 `--baseline`, the input is logs of launches (`event_files`). The page on existing jobs in the docs explains

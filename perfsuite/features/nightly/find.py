@@ -1,4 +1,4 @@
-"""Plan a night that finds a change of a wanted size, and state its cost (`perfsuite night --find`)."""
+"""Plan a night that can find a change of a given size, and state its cost (`perfsuite night --find`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ UNKNOWN_NOISE = (
     "launches or more: perfsuite baseline accept"
 )
 SEVERAL_CLASSES = (
-    "--find: these cases have baselines on {classes}, and this machine is none of them. Run the command on "
+    "--find: these cases have baselines on {classes}, but this machine has another class. Run the command on "
     "the machine that you plan for"
 )
 NO_BASELINE = "--find: none of these cases has a baseline in {store}. First accept baselines"
@@ -59,7 +59,7 @@ class Finding:
 
     find: float  # the wanted change: 0.02 is 2%
     hardware_class: str
-    noise: Noise  # of tokens/s
+    noise: Noise  # the noise of tokens/s
     cases: Mapping[str, Planned]  # the cost of a launch is in seconds
     gpus: Mapping[str, int]  # number of GPUs of each case; 0 on CPUs
     plan: NightPlan
@@ -174,7 +174,7 @@ def _row(finding: Finding, case_id: str, case_plan: CasePlan) -> dict[str, objec
 
 
 def sentences(finding: Finding) -> list[str]:
-    """Describe the noise, the reference and the cost of a plan, and what it does not reach."""
+    """Describe the noise, the reference, the cost of a plan, and the cases for which it is not enough."""
     return [
         noise_sentence(finding.noise, finding.hardware_class),
         *([ONE_SESSION] if not finding.noise.session_sigma else []),
@@ -200,7 +200,7 @@ def _reference(finding: Finding) -> str:
 
 
 def _cost(finding: Finding) -> str:
-    """State the least and the most cost of the night, in launches, minutes and GPU hours."""
+    """State the lowest and the highest cost of the night, in launches, minutes and GPU hours."""
     plan = finding.plan
     ends = [least_cost, most_cost]
     launches, minutes, hours = (
@@ -215,7 +215,7 @@ def _cost(finding: Finding) -> str:
 
 
 def _costing(finding: Finding, unit: str) -> Mapping[str, Planned]:
-    """Return the cases with the cost of a launch in a unit."""
+    """Return the cases. The cost of a launch is in `unit`."""
 
     def of_launch(case_id: str) -> float:
         seconds = finding.cases[case_id].cost
@@ -230,7 +230,7 @@ def _costing(finding: Finding, unit: str) -> Mapping[str, Planned]:
 
 
 def _unreached(finding: Finding) -> list[str]:
-    """Say which cases do not reach the wanted change, why, and what does."""
+    """Name the cases in which the plan cannot find the change, the reason, and what could find it."""
     unreached = finding.plan.unreached
     if not unreached:
         return []

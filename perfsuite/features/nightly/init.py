@@ -221,7 +221,8 @@ def _is_installed(name: str) -> bool:
 def _perfsuite(uses: str) -> str:
     """Return perfsuite as a requirement for pip: a copy on GitHub, or the source of this installation.
 
-    A runner cannot use a path on this machine. The requirement then has placeholders for the user to fill in.
+    If that source is a path on this machine, which a runner cannot use, the requirement has placeholders for
+    the user to fill in.
     """
     if uses:
         return "perfsuite @ git+https://github.com/" + uses

@@ -38,7 +38,7 @@ from perfsuite.session.outputs import write_report
 from perfsuite.session.plan import shard as shard_of
 
 NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
-"""The summary until there is a report: the reason, and the number of sessions of earlier nights."""
+"""The summary until there is a report. It has a reason, and the number of sessions of earlier nights."""
 BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the nightly run continues
 

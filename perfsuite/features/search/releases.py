@@ -117,7 +117,7 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
 
 @dataclass
 class _Runs:
-    """Run cases with the releases of a package, and keep the runs."""
+    """Runs cases with the releases of a package, and keeps the runs."""
 
     setup: Setup
     package: str
@@ -245,7 +245,7 @@ class _Runs:
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
-        if run is None or run.failure is not None:  # there is none, or it was interrupted, or it failed
+        if run is None or run.failure is not None:  # no run, an interrupted run, or a failed run
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:
@@ -265,7 +265,7 @@ class _Runs:
 
 
 def _counted_steps(run: Run) -> int:
-    """Return the largest number of steps that were counted on a rank of `run`, which has counts."""
+    """Return the largest number of steps that one rank counted. `run` must have counts."""
     return max(1 + len(entry.counts.also_counted) for entry in run.counts)
 
 

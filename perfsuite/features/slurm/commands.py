@@ -67,7 +67,7 @@ class SlurmJob:
 
 
 def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
-    """Return the output of a Slurm command. It runs in its own session, so Ctrl-C does not reach it."""
+    """Return the output of a Slurm command. A separate session protects the command from Ctrl-C."""
     command = shlex.join(words)
     try:
         done = captured(words, timeout=answer_s, start_new_session=True, env=environment)

@@ -43,7 +43,7 @@ from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
 NODES = "SLURM_JOB_NUM_NODES"
-END_S = 90.0  # seconds in which Slurm must end a step; this takes over 30 s if slurmstepd was killed
+END_S = 90.0  # seconds that Slurm has to end a step, which takes over 30 s if slurmstepd was killed
 # Seconds that `srun` waits for the other agents after the first has ended, because the ranks of a script can
 # take different times.
 WAIT_S = 120
@@ -55,13 +55,13 @@ agents. So any message about an aborted step comes from Slurm itself."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """slurmstepd's message when a step is cancelled, runs out of time, or loses a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
-"""The message of `srun` in these cases, and about an agent that got SIGTERM from Slurm."""
+"""The message of `srun` about such a step, or about an agent that got SIGTERM from Slurm."""
 REQUESTS = frozenset(
     [
         *(
             "SLURM_CPUS_PER_TASK",
             "SRUN_CPUS_PER_TASK",
-        ),  # `srun` would confine the only task of a node to them
+        ),  # `srun` would give the only task of a node only these cores
         *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
         *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
         GRANTED_GPUS,  # the step must have its own value, not the value of the job's script
@@ -133,7 +133,7 @@ class SlurmLauncher(Launcher):
 
     @property
     def lock(self) -> str:
-        """The lock of this allocation. Only sessions in it wait, because nobody else uses its nodes."""
+        """The lock for sessions in this allocation. Other sessions need not wait: they use other nodes."""
         return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
 
     def machine(self, shared: Path) -> Machine:

@@ -1,26 +1,28 @@
 """Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that improve as a result.
 
-Each file is damaged in many ways: bits are flipped, the end is cut off, keys are lost or doubled, types are
-swapped, numbers become huge or NaN, the encoding changes, or a FIFO, a device or a directory replaces the
-file. Each command that reads that file runs in its own process. The exit status and verdicts of the command
-are compared with those that it gives for the undamaged file. The undamaged files are chosen so that these
-verdicts are bad. Any improvement is a *wrong green*, even if only one of several verdicts improves. So is a
-verdict that disappears while the exit status is 0. Command lines that end badly are damaged, too.
+Each file is damaged in many ways. For example, bits are flipped, the end is cut off, keys are lost or
+repeated, types are swapped, numbers become huge or NaN, the encoding changes, or a FIFO, a device or a
+directory replaces the file. Each command that reads the file then runs in its own process. Its exit status
+and verdicts are compared with those for the undamaged file. The undamaged files are chosen so that their
+verdicts are bad. Any improvement is a *wrong green*, even if only one of several verdicts improves. A verdict
+that disappears while the exit status is 0 is also a wrong green. Command lines that end badly are damaged as
+well.
 
-Only two kinds of improvement are excused. They are counted separately, and their trials are listed by number:
+Only two kinds of improvement are excused. They are counted separately, and the number of each such trial is
+printed:
 
-- `equal`: the damaged file means the same. It is parsed to a document that equals the original document. This
+- `equal`: the damaged file means the same as the original, because both are parsed to equal documents. This
   happens, for example, if a comment or the end of a line is damaged.
-- `shown`: the damaged file is another complete and valid document, of a kind that people write (a reviewed
+- `shown`: the damaged file is another complete and valid document of a kind that people write (a reviewed
   baseline, waivers, settings of pytest, traces and logs of `judge`), *and* the output shows each value that
-  differs.
-  Gates run like in a job of a pull request. The output has a section about the files that judge the branch. A
-  sentence there has to name each changed setting, each changed field of a waiver, and each changed number of
-  a baseline that is judged. `history trend` has to report that a regression is accepted. `judge` has to print
-  a row for each line, with its tolerance and another change.
+  differs. Gates run as in a job of a pull request. The output has a section about the files that decide how
+  the branch is judged. This section has to name each changed setting, each changed field of a waiver, and
+  each changed number of a baseline that is judged. `history trend` has to report that a regression is
+  accepted. `judge` has to print a row for each line of its input. The row of a changed line must show the
+  line's tolerance, and must differ from the row before the damage.
 
 A document that only perfsuite writes (results, a history, a trend, recorded baselines, the files of ranks and
-agents) is only excused with `equal`. A command line with `--help` is excused: it judges nothing and says so.
+agents) is only excused with `equal`. A command line with `--help` is excused because it judges nothing.
 
     python -m tests.benchmarks.damaged              # 2,000 files and 300 command lines
     python -m tests.benchmarks.damaged 200 30 7     # fewer, with another seed
@@ -38,7 +40,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np  # noqa: F401  # each fork that looks for trends would import it anew
+import numpy as np  # noqa: F401  # otherwise, each fork that looks for trends would import it
 import pytest
 
 from perfsuite.launch.lock import LOCK_FILE
@@ -84,11 +86,11 @@ class Counts:
 
 
 def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
-    """Print every trial that is bad or excused, and how many of each there are."""
+    """Print every trial that is bad or excused, and the number of trials of each kind."""
     draw = random.Random(seed)
     counts = Counts()
     with (
-        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends the trials, and the numbers are still printed
+        contextlib.suppress(KeyboardInterrupt),  # after Ctrl-C, the numbers are still printed
         tempfile.TemporaryDirectory() as directory,
         pytest.MonkeyPatch.context() as patch,
     ):
@@ -126,7 +128,7 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
 
 
 def _warm_up(empty: Path) -> None:
-    """Import in this process what every fork would import, and make the garbage collector skip it."""
+    """Import the modules that every fork needs, and make the garbage collector skip their objects."""
     empty.mkdir()
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={empty}", str(empty)])
@@ -136,7 +138,7 @@ def _warm_up(empty: Path) -> None:
 
 
 def _tried(root: Path, project: str, words: Sequence[str], damage: Mapping[str, bytes | str] = {}) -> Said:
-    """Run a command in a copy of a project, in which some files are damaged."""
+    """Run a command in a copy of a project. Some files of the copy are damaged."""
     there = root.parent / "trial"
     try:
         shutil.copytree(root / project, there, symlinks=True)
@@ -218,7 +220,7 @@ def try_line(
     damaged = damaged_line(draw, words)
     said = _tried(root, project, damaged)
     command = f"damaged command line of {_name(words)}"
-    if "--json" in words and "--json" not in damaged:  # the text is another form of the same content
+    if "--json" in words and "--json" not in damaged:  # this only changes the form of the output
         usual = _tried(root, project, [word for word in words if word != "--json"])
     if said.is_killed and words[0] == "pytest" and _tried(root, project, [*damaged, *ALONE]).is_killed:
         counts.add(command, "trials")

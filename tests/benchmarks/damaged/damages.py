@@ -1,4 +1,4 @@
-"""Ways to damage a file or a command line. Each takes a source of random numbers and the original."""
+"""Damage a file or a command line. Each function takes a source of random numbers and the original."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Damage = Callable[[random.Random, bytes], bytes | str]
-"""A function that returns the new content, or the name of an object that replaces the file (`put`)."""
+"""A function that returns the new content, or the name of an object (such as a FIFO) for `put`."""
 
 
 def flip(draw: random.Random, content: bytes) -> bytes:
@@ -22,7 +22,7 @@ def flip(draw: random.Random, content: bytes) -> bytes:
 
 
 def cut(draw: random.Random, content: bytes) -> bytes:
-    """Cut off the end."""
+    """Cut off the end of a file."""
     return content[: draw.randrange(len(content))]
 
 
@@ -40,14 +40,14 @@ def double(draw: random.Random, content: bytes) -> bytes:
 
 
 def drop(draw: random.Random, content: bytes) -> bytes:
-    """Delete a line, or a record if the file is a TensorBoard log."""
+    """Delete a line of the file. From a TensorBoard log, delete a record instead."""
     parts = _records(content) or content.splitlines(keepends=True)
     del parts[draw.randrange(len(parts))]
     return b"".join(parts)
 
 
 def _records(content: bytes) -> list[bytes]:
-    """Return the records of a TensorBoard log, or none if it is another file."""
+    """Return the records of a TensorBoard log. The result is empty for any other file."""
     records = []
     while len(content) > 12:
         length = 16 + struct.unpack("<Q", content[:8])[0]
@@ -59,7 +59,7 @@ def _records(content: bytes) -> list[bytes]:
 
 
 def digit(draw: random.Random, content: bytes) -> bytes:
-    """Replace a digit with another one, which often gives another valid file."""
+    """Replace a digit with another digit. The result is often a valid file."""
     places = [at for at, byte in enumerate(content) if chr(byte).isdigit()]
     at = draw.choice(places)
     return content[:at] + str(draw.randrange(10)).encode() + content[at + 1 :]
@@ -121,11 +121,11 @@ def value(draw: random.Random, content: bytes) -> bytes:
 
 
 JUDGED = ("tokens_per_s", "peak_memory_bytes", "loss", "recorded_at", "accepted")
-"""Prefixes of the keys that decide verdicts. `everywhere` takes one of them as often as any other key."""
+"""Prefixes of the keys that decide verdicts. `everywhere` chooses one of them in half of the cases."""
 
 
 def everywhere(draw: random.Random, content: bytes) -> bytes:
-    """Change all JSON keys with the same prefix, in every object, as search and replace would."""
+    """Change the values of all JSON keys with the same prefix, in every object, like search and replace."""
     try:
         data = json.loads(content)
     except ValueError:
@@ -258,7 +258,7 @@ def invented_line(draw: random.Random) -> list[str]:
 
 
 def damaged_line(draw: random.Random, words: Sequence[str]) -> list[str]:
-    """Return a command line where a word after the name is lost, doubled, inserted or misspelt."""
+    """Return a command line in which a word after the name is lost, repeated, inserted or misspelt."""
     changed = list(words)
     at = draw.randrange(1, len(changed))
     how = draw.randrange(5)

@@ -23,8 +23,8 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.results.run_dir import RunDir
 from tests import samples
 
-LIMIT_S = 60  # after these seconds a command counts as hanging; the slowest takes 2 s if idle
-MEMORY = 4 * 2**30  # bytes that a command may use in addition to those of this process
+LIMIT_S = 60  # a command that takes longer counts as hanging; on an idle machine, the slowest takes 2 s
+MEMORY = 4 * 2**30  # maximum bytes of a command, in addition to those of this process
 RED = ("failed", "failure", "regressed", "worse", "undecided", "inconclusive", "neutral", "unhealthy")
 GREEN = ("waived", "known_issue", "out_of_memory", "recorded", "passed", "closed", "success", "improved")
 ORDER = (*RED, *GREEN)
@@ -37,9 +37,9 @@ ROWS: Mapping[tuple[str, ...], str] = {
     ("history", "trend"): r'"open": (true)|\): (worse)$',
     ("judge",): r'^ *\d+  (\w+)|"outcome": "(\w+)"|^(regressed|passed|improved|inconclusive)  ',
 }
-"""The patterns of verdicts in the output of some commands. There is one match for each judged item.
+"""Patterns of the verdicts in the output of some commands. A pattern matches once for each judged item.
 
-In the output of any other command, each word of `ORDER` counts.
+In the output of any other command, each word of `ORDER` counts as a verdict.
 """
 
 
@@ -64,7 +64,7 @@ class Said:
 
     @property
     def is_of_pytest(self) -> bool:
-        """Whether pytest itself broke down. It reads its ini file before it loads any plugin."""
+        """Whether pytest itself broke down: it reads its ini file before it loads any plugin."""
         return "in determine_setup" in self.output and "/perfsuite/perfsuite/" not in self.output
 
     @property
@@ -94,7 +94,7 @@ class Said:
 
 
 def in_process(directory: Path, command: Sequence[str]) -> Said:
-    """Run a command in a directory. It runs in a fork of this process, which has imported everything."""
+    """Run a command in a directory, in a fork of this process. This process has imported everything."""
     with tempfile.TemporaryFile("w+b") as output:
         sys.stdout.flush()
         pid = os.fork()
@@ -156,7 +156,7 @@ def _run(directory: Path, command: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Run a command of perfsuite with its own `sys.stdout`, since the app can replace that."""
+    """Run a command of perfsuite with a separate `sys.stdout`, since the app can replace `sys.stdout`."""
     try:
         app([*words], prog_name="perfsuite")
     except SystemExit as ended:
@@ -185,7 +185,7 @@ def _written(command: Sequence[str]) -> Iterator[str]:
 
 
 def _collect(directory: Path) -> int:
-    """Make a launch from the files in a directory, like the driver.
+    """Collect the files in a directory into a launch, like the driver.
 
     The exit status is 1 if the launch failed.
     """

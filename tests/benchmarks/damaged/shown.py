@@ -1,8 +1,8 @@
-"""Decides whether a greener verdict on a damaged file is excused. Only two reasons count.
+"""Decides whether a better verdict on a damaged file is excused. There are only two valid reasons.
 
-`equal`: the file still means the same, because it is parsed to an equal document. `shown`: it is another
-document that is complete, valid and of a kind that people write, and the output names each difference from
-the original. The output is a comparison with the base of the branch, or a table with the judged values. A
+`equal`: the damaged file is parsed to the same document as the original. `shown`: the damaged file is another
+complete and valid document of a kind that people write, and the output names each difference from the
+original. This output compares the file with the base of the branch, or is a table with the judged values. A
 file that only perfsuite writes is never excused with `shown`.
 """
 
@@ -22,7 +22,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.waivers import Waiver
 
 Kind = Literal["baseline", "accepting", "waivers", "settings", "traces", "log", "sealed"]
-"""`accepting` is a baseline that `history trend` reads. `sealed` is a file that only perfsuite writes."""
+"""The kind of a file. `accepting`: a baseline for `history trend`. `sealed`: only perfsuite writes it."""
 
 OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"launches\.\d+\.figures\.tokens_per_s_mean", "with stalls|scatter"),
@@ -37,13 +37,13 @@ OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"case\.", "different case"),
     (r"accepted", "accepted"),
 )
-"""For the path of each value in a baseline, the words that a sentence about its difference contains."""
+"""Pattern of paths in a baseline -> pattern of the sentence that reports a change of such a value."""
 
 
 def excuse(
     kind: Kind, name: str, before: bytes, damage: bytes | str, output: str, usual: str
 ) -> Literal["equal", "shown"] | None:
-    """Return why a greener verdict is excused; None if it is not.
+    """Return why a better verdict is excused, or None if it is not.
 
     `output` is the command's output on the damaged file called `name`. `usual` is its output on the original
     file.
@@ -86,7 +86,7 @@ def _is_shown(kind: Kind, name: str, before: bytes, damage: bytes, output: str, 
     if kind in ("baseline", "accepting"):
         both_json = [documents.parse(content.decode()) for content in (before, damage)]
         Baseline.model_validate(both_json[1], context=documents.FROM_FILE)
-        if kind == "accepting":  # the report must show that an existing regression is accepted
+        if kind == "accepting":  # the report must show that a known regression is accepted
             return '"accepted": true' in output or "worse, accepted" in output
         return _are_told(list(_paths(*both_json)), lines)
     if kind == "traces":
@@ -109,7 +109,7 @@ def judge_changes(output: str) -> list[str]:
 
 
 def _of_waivers(before: Sequence[Waiver], now: Sequence[Waiver]) -> Iterator[str]:
-    """Yield a text for each changed field, and for each waiver that was added or removed."""
+    """Yield a text for each changed field of a waiver, and for each waiver that was added or removed."""
     if len(before) != len(now):
         yield "added" if len(now) > len(before) else "removed"
     for then, today in zip(before, now, strict=False):
@@ -124,7 +124,7 @@ def _of_waivers(before: Sequence[Waiver], now: Sequence[Waiver]) -> Iterator[str
 
 
 def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of the values in which two JSON documents differ."""
+    """Yield the path of each value that differs between two JSON documents."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {*before, *now}:
             yield from _paths(before.get(key), now.get(key), f"{path}{key}.")
@@ -136,7 +136,7 @@ def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether a sentence reports each judged value of a baseline that differs."""
+    """Whether the lines report every changed value of a baseline, if that value is judged."""
     if not lines:
         return False
     for path in paths:
@@ -147,9 +147,10 @@ def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
 
 
 def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bool:
-    """Whether each line has a row.
+    """Whether the output has a row for each line of the file.
 
-    The row of a changed line must show the line's tolerance, and must differ from the usual row.
+    The row of a changed line must show the line's tolerance. It must also differ from the row in the usual
+    output.
     """
     lines = damage.decode().splitlines()
     rows = _rows(output)

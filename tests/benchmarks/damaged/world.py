@@ -1,4 +1,4 @@
-"""Makes the projects whose files are damaged. Only the results that are judged are bad in these projects."""
+"""Makes the projects whose files are damaged. In these projects, only the judged results are bad."""
 
 import json
 import math
@@ -33,9 +33,9 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "native": ("pyproject.toml", f"[tool.pytest]\n{TOML}"),
     "toml": ("pytest.toml", f"[pytest]\n{TOML}"),
 }
-"""The places where a project can have pytest's settings: for each, a file and its content."""
+"""Each file that can hold pytest's settings of a project, with its content."""
 FEATURES = Path(__file__).parents[2] / "features"
-"""The tests of features. Features with a `damaged.py` have files that their commands read."""
+"""The folder with the tests of features. A feature whose commands read files has a `damaged.py`."""
 URL = "https://example.org/1"
 
 Launch = Callable[[BaselineLaunch], BaselineLaunch]
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name of the target in rows."""
+        """The name of the target in messages."""
         return f"{self.project}/{self.file}"
 
 
@@ -88,7 +88,7 @@ def _gates(root: Path) -> list[Target]:
         file = _project(root / project, baseline, name)
         shown = [("baseline", "list"), ("baseline", "show", ID)] if project == "slower" else []
         targets.append(Target(project, file, "baseline", [GATE, GATE, *shown]))
-    local = root / "local"  # its baseline was recorded and never reviewed
+    local = root / "local"  # a project whose baseline was recorded and never reviewed
     _project(local, judged["slower"], name)
     (local / "baselines").rename(local / ".perfsuite" / "baselines")
     commit(local)
@@ -115,7 +115,7 @@ def _write_cases(project: Path, settings: str, file: str = "pytest.ini") -> None
 
 
 def _project(project: Path, baseline: Baseline, name: str, waivers: str = "") -> str:
-    """Make a project with a reviewed baseline, and return its file."""
+    """Make a project with a reviewed baseline, and return the name of the baseline's file."""
     project.mkdir()
     (project / ".perfsuite").mkdir()
     _write_cases(project, f"[pytest]\n{INI}")
@@ -172,7 +172,7 @@ def _results(root: Path) -> list[Target]:
 
 
 def stand_in(directory: Path, answer: object) -> None:
-    """Put a replacement for `gh` into a directory. It prints `answer` and records its calls."""
+    """Write a replacement for `gh` that prints `answer` and records its calls."""
     directory.mkdir(parents=True)
     executable(
         directory / "gh",

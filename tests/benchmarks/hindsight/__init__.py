@@ -1,4 +1,4 @@
-"""Tests with hindsight whether the gate would have found regressions of real libraries.
+"""Checks in hindsight whether the gate would have found regressions of real libraries.
 
-Each regression is a bad release of a library, which is compared with a good one.
+For each regression, the bad release of a library is compared with a good release.
 """

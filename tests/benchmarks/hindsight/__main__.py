@@ -1,7 +1,7 @@
 """Runs pairs, and writes the findings into results.json and the page: `make hindsight PAIR=name`.
 
-Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name, it runs all
-pairs that have no result yet. With --again, it runs all pairs.
+Each arm is launched once (`perfsuite compare --counts --against GOOD --arm BAD`). Without a name, all pairs
+without a result are run. With --again, pairs that have a result are run as well.
 """
 
 import argparse
@@ -27,7 +27,7 @@ STORE = Path(".perfsuite")
 
 
 def run(pair: Pair) -> Result:
-    """Compare the two arms of a pair, using the counts of one launch each."""
+    """Compare the two arms of a pair, using the counts of one launch of each arm."""
     options = Options(root=Path.cwd(), store=STORE, baselines=STORE / "hindsight")
     try:
         arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
@@ -48,14 +48,14 @@ def run(pair: Pair) -> Result:
 
 
 def is_busy() -> bool:
-    """Whether others use this machine's cores. Watches them for one second."""
+    """Whether other programs use this machine's cores. Watches the cores for one second."""
     before = cores()
     time.sleep(1.0)
     return bool(others(before, cores(), os.getpid()))
 
 
 def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
-    """Grade a comparison. `found` requires the cause in the first line."""
+    """Grade a comparison. The grade is `found` only if the first line names the cause."""
     verdict = measured.verdict
     why = next(iter(verdict.reasons), "")
     is_other = verdict.failure in ("loss", "unlike") or BY_THE_CHANGE in why
@@ -79,7 +79,7 @@ def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
 
 
 def main() -> None:
-    """Run pairs one after another. Each result is written at once."""
+    """Run pairs one after another. Each result is written as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pairs", nargs="*", metavar="PAIR")
     parser.add_argument("--again", action="store_true", help="also pairs that have a result")
@@ -88,7 +88,7 @@ def main() -> None:
     unknown = set(arguments.pairs) - set(by_name)
     if unknown:
         parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
-    # The machine need not be quiet.
+    # Counts do not need a quiet machine, so a separate lock is enough.
     os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))
     results = read()
     measured_names = {name for name, _ in results}

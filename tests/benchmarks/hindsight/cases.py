@@ -1,4 +1,4 @@
-"""The cases of `make releases`: scripts of pairs, and a Llama. They run under each release of a package."""
+"""The cases of `make releases`: the pairs' scripts and a Llama. They run with each release of a package."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Makes docs/gallery.md: ten regressions from the stored results, at least one of each kind found."""
+"""Writes docs/gallery.md: ten regressions from the stored results, with at least one of each kind found."""
 
 from pathlib import Path
 

@@ -16,45 +16,45 @@ LORA = LoRA(rank=8, alpha=16)
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two arms of one script. A fix is read backwards: `good` is the release that has the fix."""
+    """Two arms of one script. If a newer release fixed a regression, `good` is the release with the fix."""
 
     name: str
     good: str
-    """The words of an arm, for example `accelerate==1.11.0`."""
+    """The arm as it is written on the command line, for example `accelerate==1.11.0`."""
     bad: str
     script: str = ""
     """The name of a file in `scripts/` without its suffix, and its arguments."""
     thread: str = ""
     """`repository#number`, or `repository tag` for release notes. It is empty for an unchanged pair."""
     kind: Literal["step", "some steps", "growth", "data", "start-up", "event", "dtype", "scale"] = "step"
-    """Where the regression shows. `some steps`: only some steps have the additional work.
+    """Where the regression appears. `some steps`: only some steps have the additional work.
 
-    `scale`: only with many layers or ranks.
+    `scale`: it appears only with many layers or ranks.
     """
     what: str = ""
     """The additional work of `bad`."""
     names: str = ""
-    """A regular expression for what the first line must name. If it is empty, nothing may be found."""
+    """A regular expression that the first line must match. If it is empty, the gate must find nothing."""
     ranks: int = 1
     dry: bool = False
-    """Whether only a GPU shows the regression. Then both arms have dry runs that pretend to have a GPU."""
+    """Whether the regression appears only on a GPU. If so, both arms have dry runs, which simulate a GPU."""
     tokens: Literal["fixed", "vary", "none"] = "fixed"
-    """With `none`, the script trains on 16 images per step instead of tokens."""
+    """The tokens of a step. `none`: the script trains on 16 images per step instead."""
     case: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the case."""
     why_missed: str = ""
-    """Why the gate does not find the regression, if it does not."""
+    """Why the gate does not find the regression. Empty if it does."""
     cannot: str = ""
-    """Why the pair cannot run here. It is empty if it can."""
+    """Why the pair cannot run here. Empty if it can."""
 
     @property
     def is_regression(self) -> bool:
-        """Whether something must be found."""
+        """Whether the gate must find something."""
         return bool(self.thread)
 
     @property
     def link(self) -> str:
-        """The thread as a Markdown link. GitHub redirects from an issue's address to a pull request."""
+        """The thread as a Markdown link. GitHub redirects the address of an issue to a pull request."""
         name, mark, number = re.split("([# ])", self.thread)
         kind = "issues" if mark == "#" else "releases/tag"
         return f"[{self.thread}](https://github.com/{DATA['repositories'][name]}/{kind}/{number})"
@@ -76,7 +76,7 @@ class Pair:
         )
 
     def names_cause(self, sentence: str) -> bool:
-        """Whether a line names what this pair is about."""
+        """Whether a sentence names the cause of this pair's regression."""
         return re.search(self.names, sentence) is not None
 
 

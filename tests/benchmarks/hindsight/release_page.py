@@ -8,7 +8,7 @@ NOTES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding=
 
 
 def noted(page: str, package: str) -> str:
-    """Insert the notes for all pages and those for this page above the changes of each release."""
+    """Insert the general notes and this package's notes above the changes of each release."""
     head, section, rest = page.partition("\n## ")
     notes = [NOTES["all"].strip(), NOTES["packages"][package].strip()]
     return "\n".join([head.rstrip("\n"), "", "\n\n".join(notes), section + rest])

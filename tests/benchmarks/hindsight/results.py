@@ -20,8 +20,8 @@ class Result:
 
     name: str
     outcome: str
-    """`found`, `found, cause later`, `missed` or `cannot run`. For an unchanged pair, `silent` or `false
-    finding`."""
+    """The grade: `found`, `found, cause later`, `missed` or `cannot run`. For an unchanged pair, it is
+    `silent` or `false finding`."""
     first: str
     """The first line that the gate printed."""
     seconds: int
@@ -33,11 +33,11 @@ class Result:
 
 
 Results = Mapping[tuple[str, bool], Result]
-"""The last result of each pair on a quiet machine and on a busy one, by the pair's name and `busy`."""
+"""The last results of each pair, by name and `busy`: one on a quiet machine and one on a busy machine."""
 
 
 def read() -> dict[tuple[str, bool], Result]:
-    """Return the results so far."""
+    """Return the stored results."""
     entries = [Result(**fields) for fields in json.loads(FILE.read_text())] if FILE.exists() else []
     return {(result.name, result.busy): result for result in entries}
 
@@ -50,7 +50,7 @@ def write(results: Results) -> None:
 
 
 def newest(results: Results) -> dict[str, Result]:
-    """Return the last result of each pair. If it is not recorded, the quiet machine's result is returned."""
+    """Return the last result of each pair. If the times are not recorded, take the quiet machine's result."""
     in_order = sorted(results.values(), key=lambda result: (result.began, not result.busy))
     return {result.name: result for result in in_order}
 
@@ -101,7 +101,7 @@ def tables(all_results: Results) -> str:
 
 
 def _of_kind(kind: str, regressions: Sequence[Pair], results: Mapping[str, Result]) -> str:
-    """Return how many regressions of a kind were found, for example `growth 2 of 3`."""
+    """Return how many regressions of one kind were found, for example `growth 2 of 3`."""
     pairs = [pair for pair in regressions if pair.kind == kind]
     ran = [results[pair.name].outcome for pair in pairs if not pair.cannot and pair.name in results]
     alike = [pair for pair in pairs if pair.cannot.startswith(ALIKE)]
@@ -122,7 +122,7 @@ def _row(pair: Pair, result: Result, results: Results) -> str:
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
-    """Return the unchanged pairs of each script, and the findings in pairs that were not silent."""
+    """Return the unchanged pairs of each script. A pair that was not silent is shown with its finding."""
     sentences: dict[str, list[str]] = {}
     for pair in unchanged:
         result = results[pair.name]
@@ -132,7 +132,7 @@ def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict
 
 
 def _arms(pair: Pair) -> str:
-    """Return the releases that differ, and then the shared ones in brackets: `trl 0.23.0, 0.22.2 (...)`."""
+    """Return the releases that differ, then the shared ones in brackets: `trl 0.23.0, 0.22.2 (...)`."""
     good, bad = ([word.replace("==", " ") for word in arm.split()] for arm in (pair.good, pair.bad))
     if good == bad:
         return f"{' '.join(good)} twice"

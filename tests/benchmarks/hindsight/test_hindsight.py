@@ -201,7 +201,7 @@ def test_every_thread_is_a_link() -> None:
 
 @pytest.mark.parametrize("file", [CASES, *sorted(SCRIPTS.glob("*.py"))], ids=lambda file: file.stem)
 def test_a_script_uses_what_its_users_have(file: Path) -> None:
-    """The published result applies to users only if they can write the same script."""
+    """Users can rely on the published result only if they could have written the same script."""
     assert private_imports(file.read_text()) == []
 
 

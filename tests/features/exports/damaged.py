@@ -1,4 +1,4 @@
-"""A session for `tests.benchmarks.damaged`, which damages the session's file before exporting it."""
+"""Makes a session for `tests.benchmarks.damaged`, which damages the session's file and exports it."""
 
 from pathlib import Path
 

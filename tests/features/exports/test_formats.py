@@ -1,4 +1,4 @@
-"""Tests of each format against its published description and, if there is one, with its own parser."""
+"""Tests of each format against its published description, and with the format's parser if there is one."""
 
 import json
 import math
@@ -29,9 +29,9 @@ def many(items: Schema) -> Schema:
 
 
 def record(required: list[str], words: str = "", **properties: Schema) -> Schema:
-    """Return the schema of an object with these properties. The properties in `words` are texts.
+    """Return the schema of an object with these properties. The properties named in `words` are texts.
 
-    If there are any, `extra_info` may hold further texts.
+    With such properties, the object can also have `extra_info`, which contains more texts.
     """
     properties |= {**dict.fromkeys(words.split(), TEXT), "extra_info": WORDS} if words else {}
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -50,7 +50,7 @@ HUD_SCHEMA = many(
     )
 )
 """The schema follows the columns of the table `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` in
-github.com/pytorch/test-infra, without those that the upload adds. The required fields follow "Benchmark
+github.com/pytorch/test-infra, without the columns that the upload adds. The required fields follow "Benchmark
 results format" in github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra."""
 
 
@@ -65,9 +65,9 @@ def records(*results: Measurement) -> list[dict[str, Any]]:
 
 
 def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
-    """Return the value and labels by metric and case.
+    """Return the value and the labels of each metric and case.
 
-    The parsers of OpenMetrics and the older format must agree.
+    The parser of OpenMetrics and the parser of the older format must agree.
     """
     text = openmetrics(session_of(*results))
     assert text.endswith("# EOF\n")

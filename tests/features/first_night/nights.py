@@ -1,4 +1,4 @@
-"""Helpers: nights, steps and results with fake launches."""
+"""Helpers that make nights, steps, results and fake launches."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ DAY = "2026-01-02T03:04:05+00:00"
 
 
 def make_night(**changes: Any) -> Night:
-    """Return a night of simulated training in the current directory, on two cores."""
+    """Return a night in the current directory that simulates training on two cores."""
     usual: dict[str, Any] = {"machine": make_machine(), "size": "simulated", "out": Path("night")}
     return Night(**{**usual, "cases": Path("bench_cases"), **changes})
 
@@ -35,7 +35,7 @@ def make_result(step: str, *rows: Row, is_complete: bool = True) -> StepResult:
 
 
 def make_step(name: str, *rows: Row, error: BaseException | None = None, **changes: Any) -> Step:
-    """Return a step that yields rows, and then raises an error if one is given."""
+    """Return a step that yields `rows`, and then raises `error` if it is given."""
 
     def run(night: Night) -> Iterator[Row]:
         yield from rows or (passed(f"check of {name}", "well"),)
@@ -55,9 +55,9 @@ def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:
 
 
 class Launches:
-    """Replaces `launch_once`. Records the arguments of each call, and returns a run.
+    """Replaces `launch_once`: records the arguments of each call, and returns a run.
 
-    A launch with a fault reaches its fault, unless the fault is in `not_reached`.
+    A launch with an injected fault reaches the fault, unless the fault is in `not_reached`.
     """
 
     def __init__(self, **of_run: Any) -> None:

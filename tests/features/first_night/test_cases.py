@@ -1,4 +1,4 @@
-"""Tests of the cases of a first night."""
+"""Tests of the cases that a first night launches."""
 
 import re
 
@@ -47,7 +47,7 @@ def test_every_case_is_valid_or_says_why_not(count: int) -> None:
             framework_of(case).check(case)
             reason = unsupported(case, machine)
             assert reason is None or re.search("deepspeed|needs? a GPU|at least 2", reason)
-        assert len({case.id for case in given}) == len(given) >= 5, "there are cases for one rank, too"
+        assert len({case.id for case in given}) == len(given) >= 5, "one rank also has cases"
 
 
 def test_eight_gpus_try_every_kind_of_parallelism() -> None:

@@ -36,9 +36,9 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> list[str]:
-    """Replace the steps with fake ones, or with those in `changed`.
+    """Replace each step with a fake step, or with the step in `changed`.
 
-    Returns a list of the steps that have begun.
+    Returns a list to which each step that begins adds its name.
     """
     begun: list[str] = []
 
@@ -233,7 +233,7 @@ def test_simulated_training_takes_every_step() -> None:
     assert [result.step for result in record.results] == [*NAMES]
     found = {row.check: row for result in record.results for row in result.rows}
     assert [row for row in found.values() if row.status == "fail"] == [], output
-    assert process.returncode == 3, "a processor has no topology"
+    assert process.returncode == 3, "a CPU has no topology"
     for check in ("inject slowdown=60%", "noise", "inject hang", "fake", "one thread"):
         assert found[check].status == "pass", found[check]
     (fit,) = [row for row in found.values() if row.found.startswith("fit for a baseline")]
@@ -255,7 +255,7 @@ def test_an_allocation_that_expires_leaves_the_page() -> None:
 
 @pytest.mark.launch
 def test_torch_for_another_driver_ends_every_later_step(tmp_path: Path) -> None:
-    """NVML has eight GPUs, but torch reaches none of them.
+    """NVML finds eight GPUs, but torch finds none.
 
     This happens if the driver is too old for torch.
     """

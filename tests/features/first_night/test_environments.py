@@ -65,7 +65,7 @@ def test_simulated_training_says_nothing_about_shm() -> None:
 
 
 def test_a_python_in_a_folder_with_spaces_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replacements for `unshare` and `mount` run the shell's command, but mount nothing."""
+    """`unshare` and `mount` are replaced. The replacements run the command, but mount nothing."""
     executable(tmp_path / "unshare", 'shift 2; exec "$@"')
     executable(tmp_path / "mount", "exit 0")
     python = executable(tmp_path / "my $HOME python", 'touch "$0 ran"')

@@ -1,4 +1,4 @@
-"""Tests of the faults of a first night, with fake launches."""
+"""Tests of the faults that a first night injects, with fake launches."""
 
 import os
 import signal
@@ -34,9 +34,9 @@ LACKS = "rank 1 has not called all_reduce 4 of group default_pg, in which rank 0
 
 
 def failing(**kinds: str) -> Launches:
-    """Return fake launches that fail as expected from the fault, or with these other kinds of failure.
+    """Return fake launches. Each fails as expected from its fault, or with the kind of failure in `kinds`.
 
-    Each report names the last of two ranks.
+    Each failure names the last of two ranks.
     """
     chosen = {**EXPECTED, **{name.replace("_", "-"): kind for name, kind in kinds.items()}}
     failures = {name: {"failure": Failure(kind=kind, message=LACKS)} for name, kind in chosen.items()}
@@ -44,7 +44,7 @@ def failing(**kinds: str) -> Launches:
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[str, Any]:
-    """Return the rows of a machine with two GPUs. `users` hold memory of the GPUs after each launch."""
+    """Return the rows of a machine with two GPUs. `users` are texts on processes that hold GPU memory."""
     monkeypatch.setattr(faults, "FREE_S", 0.1)
     monkeypatch.setattr(faults, "why_not", lambda case, night: None)
     monkeypatch.setattr(faults, "see_gpus", lambda devices: [*users])
@@ -163,7 +163,7 @@ def test_memory_of_a_gpu_that_has_vanished_is_never_free(monkeypatch: pytest.Mon
 
 
 def memory_after_crash(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Row:
-    """Return the row of a machine that had four GPUs and now has those of `nvml`."""
+    """Return the row about memory. The machine had four GPUs, and now has the GPUs of `nvml`."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr("perfsuite.node.nvml_process.has_library", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

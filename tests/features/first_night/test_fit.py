@@ -1,4 +1,4 @@
-"""Tests of the rows of cases that were measured twice."""
+"""Tests of the rows about cases that were measured twice."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_only_steady_cases_are_fit() -> None:
     [("regressed", -0.12, "fail", "-12.0%"), ("improved", 0.07, "unknown", "+7.0%")],
 )
 def test_sessions_that_differ_are_not_fit(outcome: Any, change: float, status: str, shown: str) -> None:
-    """Nothing changed between the sessions, so the real rule blames the machine for the second verdict."""
+    """The code is the same in both sessions, so the second verdict becomes "unhealthy"."""
     seen = Observed(settings={}, environment={"torch": "2.13.0"}, code="0123456789ab")
     run = launch(observed=seen)
     judged = Verdict(

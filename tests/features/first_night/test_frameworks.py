@@ -1,4 +1,4 @@
-"""Tests of launching each framework once. Launches are fake or simulated in this process."""
+"""Tests of the step that launches each framework once. Launches are fake, or simulated in this process."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of what the steps of a first night share."""
+"""Tests of the helpers that all steps of a first night use."""
 
 import sys
 from pathlib import Path
@@ -60,9 +60,9 @@ def test_follows_no_link_when_it_removes_files() -> None:
 
 
 def test_names_what_it_cannot_remove(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examples are files that a container wrote as root.
+    """Files that a container wrote as root, for example, cannot be removed.
 
-    The marker stays, so the next attempt tries again.
+    The marker file stays, so the next attempt tries to remove the files again.
     """
     night = make_night()
     kept = night.new_directory("container") / "launch-1"

@@ -91,7 +91,7 @@ def test_simulated_training_proves_nothing() -> None:
 
 
 def test_a_simulated_page_begins_with_what_it_is() -> None:
-    """Also if the night is not finished, so that its answer names the steps that are left."""
+    """This is true even if the night is not finished, and the page names the steps that are left."""
     assert render(make_record(size="simulated")).startswith(f"# First night\n\n**{SAID}**\n")
     assert SAID not in render(make_record())
 
@@ -101,7 +101,7 @@ def test_a_cpu_is_one_device_with_cores() -> None:
 
 
 def test_gpus_that_were_not_compared_have_no_spread() -> None:
-    """A check that did not run has its own section."""
+    """A check that did not run is listed in a separate section."""
     result = make_result("machine", not_run("nccl-tests", "it needs two GPUs"))
     for machine, said in (
         (make_machine(), "This machine has no GPU that could be compared."),

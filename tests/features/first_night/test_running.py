@@ -1,4 +1,4 @@
-"""Tests of running steps one after another, whatever happens to one of them."""
+"""Tests of the loop that runs steps one after another, even if one of them fails."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ IDLE = {
 
 @dataclass
 class Saved:
-    """Records what was saved and shown."""
+    """Records the saved records and the shown rows."""
 
     records: list[FirstNight] = field(default_factory=list)
     shown: list[tuple[str, Row]] = field(default_factory=list)
@@ -68,7 +68,7 @@ def test_saves_and_shows_as_it_goes() -> None:
     saved = Saved()
     run_steps(make_night(), make_record(), [make_step("a"), make_step("b")], saved.how())
     names = [[result.step for result in record.results] for record in saved.records]
-    assert names == [["a"], ["a"], ["a", "b"], ["a", "b"]], "after each row and after each step"
+    assert names == [["a"], ["a"], ["a", "b"], ["a", "b"]], "saved after each row and each step"
     completed = [[result.is_complete for result in record.results] for record in saved.records]
     assert completed == [[False], [True], [True, False], [True, True]]
     assert [step for step, _ in saved.shown] == ["a", "b"]
@@ -92,7 +92,7 @@ def test_a_step_ends_at_its_limit() -> None:
         yield passed("one", "")
         try:
             time.sleep(60)
-        except Exception:  # like code that catches everything and goes on
+        except Exception:  # some code catches everything and continues
             time.sleep(60)
 
     slow = make_step("a", run=endless, minutes={"simulated": (0.001, 0.005)})
@@ -108,7 +108,7 @@ def test_a_step_ends_at_its_limit() -> None:
 
 
 def test_a_row_replaces_an_earlier_one_only_if_the_step_says_so() -> None:
-    """In other steps, a failed row never disappears behind a later one."""
+    """In any other step, a failed row is kept even if a later row has the same name."""
     rows = (failed("one", "not yet"), passed("two", ""), passed("one", ""))
     record = run(make_step("a", *rows), make_step("b", *rows, replaces_rows=True))
     assert record.results[0].rows == rows
@@ -151,7 +151,7 @@ def test_an_interrupt_keeps_what_was_found(error: BaseException) -> None:
 
 @pytest.mark.parametrize("check", running.BLOCKING)
 def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
-    """An example is a driver that is too old for this torch."""
+    """torch can be broken because, for example, the driver is too old for it."""
     machine = make_result("machine", failed(check, "the driver is too old"))
     record = run(make_step("spread"), make_step("machine"), record=make_record(machine))
     reason = f"the check {check!r} of the step machine failed"
@@ -166,7 +166,7 @@ def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
 
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, **changes: Any) -> Row | None:
-    """Return the problem of a machine that had two H100s and now has the GPUs of this NVML."""
+    """Return the row about the problem of a machine that had two H100s, and now has the GPUs of `nvml`."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -187,7 +187,7 @@ def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) 
     gone = on_machine(monkeypatch, Nvml(init=NVMLError("Driver Not Loaded")))
     assert gone is not None
     assert gone.found.endswith("and now has no GPU")
-    assert machine_problem(make_night(), make_step("spread")) is None, "a CPU machine has none to lose"
+    assert machine_problem(make_night(), make_step("spread")) is None, "a CPU machine has no GPUs to lose"
 
 
 def test_nvml_without_an_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_nohup_still_ignores_a_lost_connection() -> None:
 
 @pytest.fixture
 def heeded_signals() -> Iterator[None]:
-    """Heed the signals that end a job, even if the tests were started with `nohup`."""
+    """Let signals end this process, even if the tests were started with `nohup`."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in running.ENDED_BY}
     yield
     for number, handler in before.items():

@@ -1,4 +1,4 @@
-"""Tests of measuring the user's cases in turns. The sessions of pytest are fake."""
+"""Tests of the step that measures the user's cases, a few at a time. The pytest sessions are fake."""
 
 import os
 import signal
@@ -48,14 +48,14 @@ def result(case_id: str, outcome: Any) -> Measurement:
 
 @dataclass
 class FakePytest:
-    """Replaces pytest: each session records the cases without a baseline, and passes the others.
+    """Replaces pytest: a case is recorded in its first session, and passes in its second.
 
-    The session ends with `error` after `most` results. Every result is written to the store at once.
+    The session raises `error` after `most` results. Each result is written to the store at once.
     """
 
     ids: Sequence[str]  # ids of all cases
-    skipped: Sequence[str] = ()  # ids of the cases that their own tests skip
-    lost: Sequence[str] = ()  # ids of the cases of which it writes no result
+    skipped: Sequence[str] = ()  # ids of the cases whose tests skip them
+    lost: Sequence[str] = ()  # ids of the cases for which no result is written
     most: float = float("inf")
     error: BaseException = field(default_factory=TimeUp)
     asked: list[list[str]] = field(default_factory=list)  # the cases of each session
@@ -88,7 +88,7 @@ class FakePytest:
 
 @pytest.fixture(autouse=True)
 def _cases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a directory of cases that pytest does not refuse, and that this machine can run."""
+    """Make a directory of cases. pytest accepts all of them, and this machine can run them."""
     Path("bench_cases").mkdir()
     monkeypatch.setattr(sessions, "refused", lambda *words: None)
     monkeypatch.setattr(sessions, "why_not", lambda case, night: None)
@@ -148,7 +148,7 @@ def test_a_cut_night_keeps_its_results_and_continues(
 
 
 def test_a_killed_night_has_a_page_with_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After SIGKILL, only what was saved before is left. The last record is saved with each row."""
+    """A record is saved after each row. So a record with the results exists even after SIGKILL."""
     saved = Saved()
     with_cases(monkeypatch, IDS[:3], most=2, error=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -254,7 +254,7 @@ def test_sessions_share_a_store_without_reviewed_baselines() -> None:
     assert "--perf-store=x/store" in words
     assert "--perf-baselines=x/none" in words
     assert "--perf-wait-quiet=7" in words
-    assert not any(word.startswith("--perf-budget") for word in words), "it spreads launches over all cases"
+    assert not any(word.startswith("--perf-budget") for word in words), "it would spread launches"
 
 
 def test_selects_the_cases_for_this_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m pytest` runs the `pytest.py` that the test writes into the current directory."""
+    """The test writes its own `pytest.py`, which `python -m pytest` then runs instead of pytest."""
     Path("pytest.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
 
@@ -312,7 +312,7 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
 
 
 def test_results_are_read_while_pytest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of an earlier session, and a file that is not yet complete, are no results of this session."""
+    """Files of an earlier session, and files that are not yet complete, are ignored."""
     Path("pytest.py").write_text("print('collected nothing')")
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     documents.write(STORE.sessions / "a/results.json", make_session_file(result(IDS[0], "recorded")))

@@ -1,4 +1,4 @@
-"""Tests of the spread of fake launches of one case."""
+"""Tests of the step that measures the spread of one case. Launches are fake."""
 
 from pathlib import Path
 from typing import Any

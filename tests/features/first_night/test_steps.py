@@ -10,11 +10,11 @@ from perfsuite.features.first_night.steps import NAMES, STEPS, machine_rows, sel
 from tests.features.first_night.nights import by_check, make_night
 from tests.samples import make_gpu_machine
 
-BUDGET_MIN = 120  # of a first night
+BUDGET_MIN = 120  # the whole time of a first night
 
 
 def test_the_steps_leave_time_for_cases() -> None:
-    """The time of the step `cases` grows with their number, and only the budget limits it."""
+    """The step `cases` gets the time that the other steps leave. Its own time depends on the cases."""
     assert NAMES == ("machine", "selftest", "spread", "faults", "frameworks", "container", "cores", "cases")
     for size in ("full", "tiny", "simulated"):
         expected = [step.minutes[size][0] for step in STEPS if step.name != "cases"]

@@ -1,4 +1,4 @@
-"""Tests of the links between GPUs, as nvidia-smi and nccl-tests describe them. Both programs are fake."""
+"""Tests of the rows about links between GPUs. nvidia-smi and nccl-tests are fake."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ GPUS = make_gpu_machine()
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory for fake programs. PATH has only this directory and /bin, where the shell is."""
+    """Return a directory for fake programs. PATH has only this directory and /bin, which has the shell."""
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}/bin")
@@ -80,7 +80,7 @@ def test_a_missing_or_silent_tool_is_no_success(
 
 
 def test_gpus_without_nvml_fail(monkeypatch: pytest.MonkeyPatch, tools: Path) -> None:
-    """Otherwise a container without the driver's library would look like a healthy machine without GPUs."""
+    """A container without the driver's library must not look like a healthy machine without GPUs."""
     processor = make_machine(note="NVML found no GPU: Library Not Found")
     assert rows(processor)["topology"].found == "not run: there is no GPU"
     monkeypatch.setattr(topology, "gpus_on_bus", lambda: 8)
@@ -118,7 +118,7 @@ def test_no_comparison_without_nccl_tests(tools: Path) -> None:
 
 
 def test_finds_the_rate_by_its_header() -> None:
-    """Older versions of nccl-tests have no column `root`. Without a header, a number could mean anything."""
+    """Older versions of nccl-tests have no column `root`. Without a header, the columns are unknown."""
     older = REDUCED.replace("  root", "").replace("      -1", "")
     assert "-1" not in older
     assert reduced_gb_s(older) == reduced_gb_s(REDUCED) == 180.21

@@ -1,4 +1,4 @@
-"""A pull request with an answer, and issues of nights. `tests.benchmarks.damaged` damages their files."""
+"""Makes files of pull requests and of issues of nights, for `tests.benchmarks.damaged` to damage."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.samples import COMMIT
 
 
 def targets(root: Path) -> list[Target]:
-    """Make the projects, and return the files in them that can be damaged."""
+    """Make the projects, and return the files that can be damaged."""
     results = "results/results.json"
     answered = root / "answered"
     samples.write_session(answered / "results", bad_result())
@@ -34,7 +34,7 @@ def targets(root: Path) -> list[Target]:
 
 
 def _drifted(root: Path) -> Target:
-    """Make a night of good results whose trend has an open drift."""
+    """Make a night whose results are good, and a trend with an open drift."""
     project = root / "drifted"
     samples.write_session(project / "results", samples.make_result(samples.BEFORE))
     finding = drift()

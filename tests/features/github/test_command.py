@@ -21,7 +21,7 @@ from tests.synthetic import git
 
 @pytest.fixture
 def on_pull_request(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
-    """Return gh in a job of pull request 12, on which nobody has commented."""
+    """Return a fake gh. This process is a job of pull request 12, which has no comments."""
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     monkeypatch.delenv("HEAD_SHA", raising=False)
     comments(gh)
@@ -47,7 +47,7 @@ def answer(
 
 
 def check_of(gh: Gh) -> dict[str, Any]:
-    """Return the check that was made last."""
+    """Return the check that was sent last."""
     check: dict[str, Any] = json.loads(gh.calls.splitlines()[-1])
     return check
 
@@ -201,7 +201,7 @@ def test_cut_comment_closes_its_folds() -> None:
     )
     text = commented([make_session_file(GOOD, skipped=tuple(skips))], URL, MARK)
     assert LONGEST - 600 < len(text) < LONGEST + 100
-    assert text.count("<details>") == text.count("</details>") == 2, "one of them folds the passed cases"
+    assert text.count("<details>") == text.count("</details>") == 2, "one fold has the passed cases"
     assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
@@ -252,7 +252,7 @@ def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh) -> None:
 
 
 def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: Path) -> None:
-    """The machine that measured might have run code from anybody."""
+    """The artifact is not trusted, because the measuring machine might have run anybody's code."""
     secret = tmp_path / "secret"
     secret.write_text("the token")
     measured = clone / "out" / "measured"

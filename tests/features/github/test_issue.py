@@ -24,7 +24,7 @@ CASE = BEFORE.case.id
 
 
 def hidden(baseline: str | None) -> Measurement:
-    """Return a result without counts. If there is a baseline, it has counts."""
+    """Return a result without counts. `baseline` is the file of the baseline of counts, if there is one."""
     counts = CountCheck(outcome="not counted", compared=False, notes=("a",), baseline_file=baseline)
     return GOOD.replace(verdict=GOOD.verdict.replace(counts=counts))
 
@@ -70,7 +70,7 @@ def test_regression_edits_an_open_issue() -> None:
 
 
 def lines_of(result: Measurement) -> list[str]:
-    """Return the lines of an issue, starting with the verdict of a case."""
+    """Return the lines of an issue about one result, starting with its verdict."""
     *_, create = told(result)
     return create.text[create.text.index(f"- `{CASE}`: ") :].splitlines()
 
@@ -121,7 +121,7 @@ def test_issue_stays_open_until_drift_is_gone() -> None:
     assert "  - changed there: torch: 2.13.0 -" in create.text
     issue = Issue(7, create.text)
     assert issue.subjects == [f"drift of {CASE}, peak memory"]
-    for drifts in ([drift()], None):  # None: nobody looked for drifts
+    for drifts in ([drift()], None):  # None: nobody searched for drifts
         (edit,) = told(GOOD, issue=issue, drifts=drifts)
         assert Issue(7, edit.text).subjects == issue.subjects
     (close,) = told(GOOD, issue=issue, drifts=[])
@@ -178,7 +178,7 @@ def test_broken_list_gets_a_new_issue() -> None:
 
 
 def command(*results: Measurement, more: tuple[object, ...] = (), status: int = 0) -> str:
-    """Return the output of the command for a night. `more` is added to the command line."""
+    """Return the output of `perfsuite github issue` for a night. `more` are additional arguments."""
     file = write_session(Path(), *results, commit=None)
     return run("github", "issue", file, "--run-url", URL, *more, status=status).output
 
@@ -201,7 +201,7 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.Monkey
     odd = drift("no\ud800").replace(hardware_class="h\ud800")
     documents.write(trend, TREND.replace(findings=(odd,)))
     assert "h\\xd800: label create, issue create\n" in command(GOOD, more=("--trend", trend))
-    assert "no\\xd800" in gh.calls, "text without an encoding is shown, too"
+    assert "no\\xd800" in gh.calls, "text that UTF-8 cannot encode is shown"
     executable(gh.program, "echo 'no token' >&2; exit 4")
     assert command(SLOW, status=2) == "perfsuite github: gh issue list: no token\n"
     monkeypatch.setenv("PATH", "nowhere")

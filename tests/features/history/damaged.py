@@ -1,4 +1,4 @@
-"""Histories whose files are damaged by `tests.benchmarks.damaged`."""
+"""Makes histories for `tests.benchmarks.damaged`, which damages their files."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.benchmarks.damaged.world import Target, bad_result
 
 
 def targets(root: Path) -> list[Target]:
-    """Make two histories of nights: one with a failed case, and one in which cases became slower for good."""
+    """Make two histories: one with a failed case, and one in which cases became slower and stayed slower."""
     project = root / "history"
     lost = samples.never_run().replace(case_id="lost", judged_by="b")
     file = samples.write_session(project, bad_result().replace(judged_by="a"), lost)

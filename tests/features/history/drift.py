@@ -1,8 +1,8 @@
-"""Measures how soon a change of level is found, and how often a change is found where there is none.
+"""Measures how soon a change of level is found, and how often there is a false alarm.
 
-Compares perfsuite with asv's own detector (its regressions page). Also compares Apache Otava if an
-interpreter that has it is given. Otava's pins conflict with torch's. Every detector gets the same series and
-reports changes of at least 0.5%.
+Compares perfsuite with asv's detector (on its regressions page). If an interpreter with Apache Otava is
+given, Otava is compared as well. It needs a separate interpreter, because its pinned packages conflict with
+torch's. Every detector gets the same series and reports changes of at least 0.5%.
 
     python -m tests.features.history.drift [--series 60] [--otava /path/to/python]
 """
@@ -26,12 +26,12 @@ BEFORE = 60
 AFTER = 120
 YEAR = 365
 NEAR = 14
-"""The largest error in the place of a step, in nights, that still counts as found."""
+"""A step counts as found if it is reported at most this number of nights too early or too late."""
 STEPS = [(noise, step) for noise in (0.005, 0.01, 0.02) for step in (0.01, 0.02, 0.03)]
 DRIFT_PER_WEEK = 0.003
 
 Detector = Callable[[Sequence[float]], list[tuple[int, float]]]
-"""A function that takes a series and returns its regressions, each with an index and a relative size."""
+"""A function that takes a series and returns the index and the relative size of each change."""
 
 OTAVA = """
 import json, sys
@@ -57,7 +57,7 @@ def asvs(series: Sequence[float]) -> list[tuple[int, float]]:
 
 
 def otavas(process: subprocess.Popen[str], p: float, series: Sequence[float]) -> list[tuple[int, float]]:
-    """Detect with Otava, using its default window of 50 and this p-value."""
+    """Detect with Otava, using the p-value `p` and Otava's default window of 50."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(json.dumps([list(series), p]), file=process.stdin, flush=True)
@@ -65,13 +65,13 @@ def otavas(process: subprocess.Popen[str], p: float, series: Sequence[float]) ->
 
 
 def nights(level: Callable[[int], float], count: int, noise: float, seed: int) -> list[float]:
-    """Return a series of the given number of nights."""
+    """Return a series of `count` nights with this level and noise."""
     luck = random.Random(seed)
     return [level(night) * math.exp(noise * luck.gauss(0, 1)) for night in range(count)]
 
 
 def looks(first: int, last: int) -> Iterator[int]:
-    """Yield the nights on which somebody looks: each night for two weeks, and then every third night."""
+    """Yield the nights on which somebody looks for changes: daily for two weeks, then every third night."""
     yield from range(first, min(first + 14, last + 1))
     yield from range(first + 14, last + 1, 3)
 
@@ -86,7 +86,7 @@ def false_alarms(detect: Detector, count: int) -> float:
 
 
 def delays(detect: Detector, count: int, noise: float, step: float) -> list[float]:
-    """Return the nights until a step is reported in the right place; infinity if it never is."""
+    """Return how many nights pass until a step is reported in the right place, or infinity if it never is."""
     delays_found = []
     for seed in range(count):
         series = nights(lambda night: 1 + step * (night >= BEFORE), BEFORE + AFTER, noise, 1000 + seed)
@@ -95,7 +95,7 @@ def delays(detect: Detector, count: int, noise: float, step: float) -> list[floa
 
 
 def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
-    """Return the nights until any part of a slow drift is reported."""
+    """Return how many nights pass until any part of a slow drift is reported."""
     delays_found = []
     for seed in range(count):
         series = nights(
@@ -109,7 +109,7 @@ def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
 
 
 def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool]) -> float:
-    """Return the first night on which a regression is reported in the right place."""
+    """Return how many nights pass until a regression is reported in the right place."""
     for end in looks(BEFORE + 1, len(series)):
         if any(relative > 0 and right(place) for place, relative in detect(series[:end])):
             return end - BEFORE
@@ -117,7 +117,7 @@ def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool
 
 
 def told(delays_found: Sequence[float]) -> str:
-    """Return as text the median, the 95th percentile, and the share of changes that were never found."""
+    """Return a text with the median, the 95th percentile, and the share of changes that are never found."""
     high = (
         quantiles(delays_found, n=20)[-1]
         if max(delays_found) < math.inf
@@ -130,7 +130,7 @@ def told(delays_found: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Print a table for each question."""
+    """Print the table of all detectors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=60)
     parser.add_argument("--otava", help="an interpreter that has apache-otava")
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def rows(detectors: Sequence[Detector], count: int) -> Iterator[list[str]]:
-    """Yield a row for each question, with a cell for each detector."""
+    """Yield the rows of the table. Each has a cell for each detector."""
     yield ["false alarm within a year", *(f"{false_alarms(detect, count):.0%}" for detect in detectors)]
     for noise, step in STEPS:
         cells = [told(delays(detect, count, noise, step)) for detect in detectors]

@@ -1,6 +1,6 @@
-"""Times commands on a long history.
+"""Measures how long commands take with a long history.
 
-It has 1,000 commits, 2 hardware classes, and 100 benchmarks with 4 sets of parameters each.
+The history has 1,000 commits, 2 hardware classes, and 100 benchmarks with 4 sets of parameters each.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def cases() -> list[Case]:
 
 
 def levels(case: int, night: int) -> Level:
-    """Return a level. Every tenth case becomes slower, faster or larger once, each on another night."""
+    """Return the level of a case on a night. Every tenth case becomes slower, faster or larger once."""
     if case % 10 or night < 2 * case + 200:
         return Level()
     return (Level(step_s=1.05), Level(step_s=0.95), Level(memory=1.02))[case // 10 % 3]
@@ -63,7 +63,7 @@ def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process and its ended children. A busy machine hardly changes them."""
+    """Return the CPU seconds of this process and its ended children."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 

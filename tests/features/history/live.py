@@ -16,7 +16,7 @@ from tests.synthetic import make_repository
 def write_sample_history(root: Path) -> None:
     """Write a repository of 60 commits and the history of its nights.
 
-    One case gets slower, and others change.
+    One case becomes slower, one becomes faster, and one uses more memory for a while.
     """
     tiny = make_case(hardware="h100")
     cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS]
@@ -33,7 +33,7 @@ def write_sample_history(root: Path) -> None:
 
 
 def write_live(site: Path) -> None:
-    """Write our page and asv's pages of the sample history."""
+    """Write perfsuite's page and asv's pages of the sample history."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         write_sample_history(root)

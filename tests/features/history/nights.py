@@ -1,4 +1,4 @@
-"""A made-up history of a repository's nights that is the same every time."""
+"""Writes a made-up history of a repository's nights. The result is always the same."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ TOKENS_PER_STEP = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """The cost of a case on a night, relative to the first night."""
+    """The costs of a case on a night, relative to the first night."""
 
     step_s: float = 1.0
     memory: float = 1.0
 
 
 Levels = Callable[[int, int], Level]
-"""Returns a level from the number of the case and the number of the night."""
+"""A function of the number of a case and the number of a night. It returns a level."""
 
 
 def write_history(
@@ -40,7 +40,7 @@ def write_history(
     environment: Callable[[int], dict[str, str]] = lambda night: {"torch": "2.13.0"},
     reference: Callable[[int], StoredReference | None] = lambda night: None,
 ) -> None:
-    """Write a night for each commit on each kind of GPU. `noise` is the relative noise of a launch."""
+    """Write a session for each commit and each kind of GPU. `noise` is the relative noise of a launch."""
     stored = [store.stored_case(case) for case in cases]
     names = [name for name, _ in stored]
     for gpu in gpus:

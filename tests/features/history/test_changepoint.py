@@ -10,7 +10,7 @@ from perfsuite.results.trend import ChangePoint
 
 
 def series(*levels: tuple[int, float], noise: float = 0.01, seed: int = 0) -> list[float]:
-    """Return values of the given number of nights at each level."""
+    """Return the values of a series. Each of `levels` is a number of nights and their level."""
     luck = random.Random(seed)
     return [level * math.exp(noise * luck.gauss(0, 1)) for nights, level in levels for _ in range(nights)]
 
@@ -54,7 +54,7 @@ def test_three_bad_nights_make_a_change() -> None:
     assert change.index == 60
     [change] = found([1000.0] * 3 + [1100.0] * 3)
     assert told(change)[:5] == pytest.approx((3, 3, 3, 1000, 1100))
-    [change] = found([1000.0] * 20 + [1010.0] * 3)  # without noise, no statistics are needed
+    [change] = found([1000.0] * 20 + [1010.0] * 3)  # without noise, three nights are enough
     assert told(change)[:5] == pytest.approx((20, 20, 20, 1000, 1010))
 
 
@@ -67,7 +67,7 @@ def test_ignores_small_or_unclear_changes() -> None:
 
 
 def test_finds_and_measures_a_slow_drift() -> None:
-    """The drift is found as several steps. Together they are as large as the drift, within the noise."""
+    """A drift is found as several steps. Apart from noise, their sum is the size of the drift."""
     luck = random.Random(3)
     values = [1.003 ** (night / 7) * math.exp(0.01 * luck.gauss(0, 1)) for night in range(140)]
     stairs = found(values)
@@ -79,7 +79,7 @@ def test_finds_and_measures_a_slow_drift() -> None:
 def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
     """Return values without a change and with 1% noise.
 
-    Each night's noise keeps a share of the previous night's noise.
+    The noise of a night is a share of the previous night's noise, plus new noise.
     """
     luck = random.Random(seed)
     now = luck.gauss(0, 0.01)
@@ -104,7 +104,7 @@ SMALL = series((60, 1.0), (60, 1.013), seed=3)
 
 
 def test_changes_and_correlations_stay_the_same() -> None:
-    """The values are pinned. A difference means that the noise, the threshold or the interval has changed."""
+    """The expected values are fixed, so that no change of the noise, threshold or interval is overlooked."""
     for values, alike, *pinned in (
         (LARGE, 0.0, (60, 56, 62, 1.0000656, 1.0146935, 0.0092696, 0.0200127)),
         (LARGE, 0.2, (60, 45, 71, 1.0000656, 1.0146935, 0.0072982, 0.022009)),
@@ -138,12 +138,12 @@ def test_good_and_bad_weeks_are_no_changes() -> None:
         alike = median(correlation(values) for values in histories)
         alarms = [change_points(values, min_change=0.005, correlation=alike) for values in histories]
         assert sum(map(bool, alarms)) <= 3
-    assert sum(bool(found(values)) for values in histories) > 50  # the correction is needed
+    assert sum(bool(found(values)) for values in histories) > 50  # without correction: false alarms
 
 
 @pytest.mark.simulation
 def test_rates_of_finding_and_of_false_alarms() -> None:
-    """tests/features/history/drift.py prints these rates. The bounds leave room for chance."""
+    """tests/features/history/drift.py prints such rates. The bounds here allow for chance."""
     quiet = [series((120, 1.0), seed=seed) for seed in range(300)]
     assert sum(bool(found(values)) for values in quiet) <= 3
     for nights, step, least in ((12, 1.02, 260), (8, 1.03, 285), (5, 1.05, 297)):

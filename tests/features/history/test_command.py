@@ -28,7 +28,7 @@ error_of = partial(commands.error_of, "history")
 
 
 def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = None) -> Path:
-    """Write a session as pytest leaves it."""
+    """Write a session into the store, like pytest."""
     result = make_result(RUN.replace(inject=inject), before=None)
     started_at = f"2026-01-{session}T00:00:00+00:00"
     return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
@@ -193,7 +193,7 @@ def test_publish_names_numpy_if_only_that_is_missing(monkeypatch: pytest.MonkeyP
 def regressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a repository and its history.
 
-    A case became slower, and a baseline accepts that.
+    In the history, a case became slower. A reviewed baseline accepts the new speed.
     """
     root = tmp_path_factory.mktemp("regressed")
     case = make_case(hardware="h100")

@@ -10,7 +10,7 @@ from tests.features.history.live import write_live
 
 @pytest.mark.launch
 def test_home_page_links_to_a_live_chart(tmp_path: Path) -> None:
-    """The link zooms the axis to the values. On an axis that starts at 0, a change of 3% looks flat."""
+    """The link zooms the axis to the values, because on an axis from 0, a change of 3% is hardly visible."""
     write_live(tmp_path)
     home = (ROOT / "docs" / "index.md").read_text()
     ((chart, settings),) = re.findall(r'href="live/history/index\.html#(.*)\?(.*)"', home)

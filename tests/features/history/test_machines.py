@@ -1,4 +1,4 @@
-"""Tests of trends on machines that change: the reference of the sessions shows the machine's own change."""
+"""Tests of trends on machines that change. The sessions' reference shows the machine's own change."""
 
 import math
 import random
@@ -20,23 +20,23 @@ from tests.samples import make_baseline, make_case, make_figures, make_run
 from tests.synthetic import BEGIN, make_repository
 
 NIGHTS = 40
-SWAPPED = 20  # the night from which another node is used
+SWAPPED = 20  # from this night on, another node is used
 CASES = [make_case(hardware="h100", micro_batch=size) for size in range(1, 21)]
 H100 = "h100-80gb-sxm"
 HISTORY = Path("history")
 SLOWER_NODE = 0.04
-ERROR = 0.002  # of the change of a reference
+ERROR = 0.002  # standard deviation of the change of a reference
 
 
 def node(night: int) -> float:
-    """Return how much slower the node of a night is, in logarithms."""
+    """Return how much slower the node is on this night, as a logarithm."""
     return math.log1p(SLOWER_NODE) if night >= SWAPPED else 0.0
 
 
 def reference_of(
     night: int, *, slower: float | None = None, baselines: str = "a", noise: float = ERROR
 ) -> StoredReference:
-    """Return the change of a night's reference since its baselines."""
+    """Return the reference of a night: how much it changed since its baselines."""
     of_node = node(night) if slower is None else slower
     change = math.expm1(-of_node + random.Random(f"reference {night}").gauss(0, noise))
     return StoredReference(
@@ -45,12 +45,12 @@ def reference_of(
 
 
 def levels(case: int, night: int) -> Level:
-    """Make all cases slower from the day of the swap on."""
+    """Make all cases slower from night `SWAPPED` on."""
     return Level(step_s=math.exp(node(night)))
 
 
 def one_regressed(case: int, night: int) -> Level:
-    """Make the first case 3% slower from night 30 on, in addition."""
+    """Make the first case 3% slower from night 30 on, in addition to the slower node."""
     return Level(step_s=math.exp(node(night)) * (1 + 0.03 * (case == 0 and night >= 30)))
 
 
@@ -101,7 +101,7 @@ def test_a_regression_is_found_beside_the_reference() -> None:
 
 
 def test_shows_the_measured_change_as_well() -> None:
-    """The machine becomes 3% faster on the day of a regression by 3%, so nothing changes as measured."""
+    """A machine that becomes 3% faster hides a regression of 3% on the same night."""
 
     def hidden(case: int, night: int) -> Level:
         return Level(step_s=1.03 / 1.03 if case == 0 else 1 / 1.03) if night >= SWAPPED else Level()
@@ -122,7 +122,7 @@ def test_without_a_reference_nothing_is_corrected() -> None:
 
 
 def test_new_baselines_are_no_change_of_the_machine() -> None:
-    """Baselines are accepted ten nights after the swap. Since then, the reference is as fast as these."""
+    """Ten nights after the swap, new baselines are accepted. From then on, the reference equals them."""
 
     def renewed(night: int) -> StoredReference:
         return reference_of(night, slower=0.0, baselines="b") if night >= 30 else reference_of(night)
@@ -139,7 +139,7 @@ def test_a_failed_reference_leaves_the_machine_as_it_was() -> None:
 
 @pytest.mark.parametrize(("slower", "is_accepted"), [(1.03, True), (1.0, False)])
 def test_a_baseline_of_the_new_node_is_corrected(slower: float, is_accepted: bool) -> None:
-    """The baseline is measured on the slower node, after a regression by 3%, which it has or has not."""
+    """A baseline from the slower node accepts a regression of 3% only if it contains this regression."""
     found(one_regressed, cases=1)
     speed = TOKENS_PER_STEP / 0.1 / (1 + SLOWER_NODE) / slower
     figures = make_figures(tokens_per_s=speed)
@@ -160,6 +160,6 @@ def test_the_page_marks_sessions_whose_reference_moved(tmp_path: Path) -> None:
     commits = make_repository(tmp_path / "repo", NIGHTS)
     write_history(HISTORY, commits, CASES[:3], levels, reference=reference_of)
     text = page.write(tmp_path, HISTORY, tmp_path / "repo").read_text()
-    assert text.count('class="change machine"') == 3, "one in the speed of each case, none in its memory"
-    assert text.count("the machine, not the code") == 1 + 2 * 3, "in the list, and in each chart"
+    assert text.count('class="change machine"') == 3, "only the chart of each case's speed has it"
+    assert text.count("the machine, not the code") == 1 + 2 * 3, "once in the list, twice in each chart"
     assert "3 cases, none worse" in text

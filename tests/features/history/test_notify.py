@@ -79,7 +79,7 @@ def test_posts_only_nights_with_changes(
     for file, said in (
         (night(tmp_path, 1), NOTHING),
         (slow, "--notify: posted, 1 changed\n"),
-        (slow, NOTHING),  # it is already there
+        (slow, NOTHING),  # this session was already added
         (night(tmp_path, 3, 50_000), NOTHING),
         (night(tmp_path, 4), "--notify: posted, 1 changed\n"),
     ):

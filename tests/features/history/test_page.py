@@ -21,7 +21,7 @@ URL = "https://example.org/commit/"
 
 
 def levels(case: int, night: int) -> Level:
-    """Make the first case 3% slower from night 40 on. The second uses 5% more memory for a while."""
+    """Make the first case 3% slower from night 40 on. The second case uses 5% more memory for 25 nights."""
     return Level(
         step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.05 * (case == 1 and 20 <= night < 45)
     )

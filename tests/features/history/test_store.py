@@ -19,7 +19,7 @@ from tests.case.test_framework import read_case
 from tests.samples import COMMIT, judged, make_case, make_machine, make_result, never_run, write_session
 
 VERSIONS = Path(__file__).parent / "data"
-"""A history of each schema version so far, in a directory that is named after the version."""
+"""Directories that are named after a schema version. Each has a history of this version."""
 
 SEEN = Observed(settings={"wrapper": "DDP"}, environment={"torch": "2.13.0"})
 FIGURES = samples.make_figures(step_s_p50=0.2560001, step_s_mean=0.26, probe_s_p50=0.001)
@@ -27,7 +27,7 @@ RUN = samples.make_run(figures=FIGURES, observed=SEEN, device_probe={"matmul_tfl
 
 
 def kept(*runs: Run) -> Measurement:
-    """Return a good result with these launches, whatever they measured."""
+    """Return a result with these launches and a good verdict, even if the launches measured nothing."""
     return make_result(RUN, before=None).replace(runs=runs, case_id=runs[0].case.id)
 
 
@@ -172,7 +172,7 @@ def test_keeps_results_of_a_missing_framework(history: Path, tmp_path: Path) -> 
 
 
 def test_diverged_histories_merge_by_copying(tmp_path: Path) -> None:
-    """Merging copies files, like git. No file has different content on the two sides."""
+    """Merging only copies files, as in git, because a file has the same content on both sides."""
     a = tmp_path / "a"
     b = tmp_path / "b"
     for day, side in enumerate((a, b), 1):
@@ -201,7 +201,7 @@ def test_excludes_injected_and_failed_results(history: Path) -> None:
     failed = make_result(RUN.replace(failure=Failure(kind="crash", message="boom")))
     timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
     sick = judged(kept(RUN, RUN.replace(figures=FIGURES.replace(step_s_p50=9))), unhealthy_launches=(2,))
-    # Of the results of a throttled GPU, the larger memory is kept, but the speed is not.
+    # A throttled GPU regressed in speed and memory. Only the result about memory is kept.
     throttled = judged(kept(RUN, RUN), outcome="regressed", unhealthy_launches=(1, 2))
     added = add(history, injected, failed, never_run(), timeless, throttled, sick)
     reasons = ["a fault was injected", *["failed, which measures nothing"] * 2, "no launch has a step time"]
@@ -253,7 +253,7 @@ def test_reads_histories_of_every_schema_version(version: str) -> None:
 
 
 def edited(file: Path, edit: Callable[[Any], object]) -> Path:
-    """Edit a file of a history, and rename it after the digest of its new content."""
+    """Edit a file of a history, and put the digest of the new content into the file's name."""
     content = json.loads(file.read_text())
     edit(content)
     file.unlink()
@@ -275,9 +275,9 @@ def test_refuses_a_file_unlike_its_name(history: Path) -> None:
 
 
 def test_refuses_a_session_without_verdicts(history: Path) -> None:
-    """If nothing was measured, there is only a verdict.
+    """A case that was not measured has only a verdict.
 
-    A history without verdicts would lose this failure.
+    So its failure would be lost with the verdicts.
     """
     [written] = add(history, kept(RUN), never_run().replace(case_id="lost")).written
     content = json.loads(written.read_text())

@@ -32,19 +32,19 @@ invoke = partial(commands.run, "history", "trend")
 
 
 def levels(case: int, night: int) -> Level:
-    """Make the first case 3% slower from night 40 on, and the second take 2% more memory from night 50 on."""
+    """Make the first case 3% slower from night 40 on. The second uses 2% more memory from night 50 on."""
     return Level(step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.02 * (case == 1 and night >= 50))
 
 
 def slower(by: float, first: int, last: int = NIGHTS) -> Levels:
-    """Make every case slower by this share in the given nights."""
+    """Make every case slower by this share, from night `first` to before night `last`."""
     return lambda case, night: Level(step_s=1 + by * (first <= night < last))
 
 
 def environment(night: int) -> dict[str, str]:
-    """Return an environment in which torch changes together with the slowdown.
+    """Return the environment of a night. torch changes on the same night as the speed.
 
-    The image changed long before.
+    The image changes 30 nights earlier.
     """
     return {"torch": "2.14.0" if night >= 40 else "2.13.0", "image": "b" if night >= 10 else "a"}
 
@@ -140,9 +140,9 @@ def test_unknown_case_or_class_is_an_error(root: Path) -> None:
 
 
 def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -> None:
-    """The nights were measured from the newest commit to the oldest, as somebody does who looks back.
+    """The nights were measured from the newest commit to the oldest, to find when a case became slower.
 
-    In the order of measurement, the change would be an improvement.
+    In the order in which they were measured, the change looks like an improvement.
     """
     write_history(HISTORY, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
     assert [f.worse for f in trend(HISTORY).findings] == [False]
@@ -211,7 +211,7 @@ def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
     for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
         content["results"][0].update(peak_memory_bytes=[None], tokens_per_step=None)
-        place.file.unlink()  # a file is named after its content
+        place.file.unlink()  # the new content has another file name
         name = f"{place.file.stem[:-12]}{documents.digest(content, 12)}.json"
         place.file.with_name(name).write_text(json.dumps(content))
     [larger] = trend(HISTORY).findings
@@ -243,7 +243,7 @@ def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.M
     assert used == [0.3, 0.0, 0.25, 0.25]
     write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
     trend(HISTORY, case=CASES[1].id)
-    assert used[4:] == [0.25, 0.25], "a newer case gets the machine's correlation, too"
+    assert used[4:] == [0.25, 0.25], "a new case gets the machine's correlation"
 
 
 def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:

@@ -14,7 +14,7 @@ RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
 
 def told(outcome: Any, *, judged_by: str | None = "a", **changes: Any) -> Measurement:
-    """Return a case with this outcome. A failed case has crashed."""
+    """Return a result with this outcome. The launch of a failed case crashed."""
     failure = Failure(kind="crash", message="boom") if outcome == "failed" else None
     result = make_result(RUN.replace(failure=failure), before=None, judged_by=judged_by, **changes)
     return result.replace(verdict=result.verdict.replace(outcome=outcome))

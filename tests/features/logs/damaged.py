@@ -1,4 +1,4 @@
-"""Traces and logs whose files `tests.benchmarks.damaged` damages."""
+"""Makes traces and logs for `tests.benchmarks.damaged`, which damages their files."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.benchmarks.damaged.world import Target
 
 
 def targets(root: Path) -> list[Target]:
-    """Write step times that others have measured, as traces and as logs of TensorBoard."""
+    """Write step times of jobs that perfsuite did not launch, as traces and as TensorBoard logs."""
     project = root / "judged"
     project.mkdir()
     noise = {"sigma": 0.01, "degrees_of_freedom": 30}
@@ -34,7 +34,7 @@ def targets(root: Path) -> list[Target]:
 
 
 def _write_log(directory: Path, level: float, seed: int) -> None:
-    """Write an event file as Megatron's SummaryWriter does."""
+    """Write an event file like Megatron's SummaryWriter."""
     writer = EventFileWriter(str(directory))
     for step in range(40):
         seconds = level * (1 + 0.004 * ((7 * step + seed) % 5 - 2))

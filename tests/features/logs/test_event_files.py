@@ -1,4 +1,4 @@
-"""Tests of logs of jobs that perfsuite did not launch, with real event files."""
+"""Tests with real event files, which are the logs of jobs that perfsuite did not launch."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ run = partial(commands.run, "judge")
 
 
 def write_events(directory: Path, scalars: Mapping[str, Sequence[float]], first_step: int = 1) -> Path:
-    """Write an event file like Megatron's SummaryWriter, with other scalars in addition to the times."""
+    """Write an event file like Megatron's SummaryWriter, with these scalars."""
     writer = EventFileWriter(str(directory))
     for tag, series in {"lm loss": [9.0] * 3, **scalars}.items():
         for step, value in enumerate(series, start=first_step):
@@ -123,7 +123,7 @@ def test_what_is_no_time_is_named(tmp_path: Path) -> None:
 
 
 def against(*logs: Path | str) -> list[Path | str]:
-    """Return the options that make these logs the baseline."""
+    """Return the options that make these logs the launches of the baseline."""
     return [part for log in logs for part in ("--baseline", log)]
 
 
@@ -140,12 +140,12 @@ def test_judges_a_megatron_job_by_its_event_files(tmp_path: Path) -> None:
     assert lines[0].split() == ["values", "median", "iteration-time"]
     assert lines[1].split()[-1] == str(before[0])
     assert lines[7].split()[2] == "judged:"
-    assert lines[-1].split()[0] == "passed"  # one launch is not enough to call it improved
+    assert lines[-1].split()[0] == "passed"  # one launch is not enough for "improved"
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Two launches that are 40% slower are not a regression yet, and do not pass either."""
+    """Two launches that are 40% slower neither regress nor pass."""
     before = [write_events(tmp_path / f"b{seed}", {MEGATRON_TAG: steps_of(seed)}) for seed in range(3)]
     now = [write_events(tmp_path / f"n{seed}", {MEGATRON_TAG: steps_of(seed, level=0.7)}) for seed in (7, 8)]
     assert "inconclusive" in run(*now, *against(*before), *words, status=3).stdout

@@ -1,4 +1,4 @@
-"""Tests of `perfsuite judge`: each line gets one answer, whatever the line is."""
+"""Tests of `perfsuite judge`: every line, even a broken line, gets one answer."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def slower(launches: Sequence[Sequence[float]], drop: float) -> list[list[float]
 
 
 def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
-    """Return the answers to lines. Each line is bytes, or a value that is written as JSON."""
+    """Return the answer to each line. A line is bytes, or a value that is converted to JSON."""
     raw = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     shown = run("judge", "-", "--json", text=b"\n".join(raw) + b"\n", status=status).stdout
     answers = [json.loads(line, parse_constant=pytest.fail) for line in shown.splitlines()]
@@ -45,7 +45,7 @@ def judged(*lines: Any, status: int = 0) -> list[dict[str, Any]]:
 
 
 def bad(line: Any) -> tuple[str, str]:
-    """Return the field and the message of a line that cannot be judged. The lines around it can be judged."""
+    """Return the field and the message of the answer to a bad line. The lines around it are good."""
     before, answer, after = judged(trace(), line, trace(), status=1)
     assert before == after
     assert list(before) == KEYS
@@ -55,7 +55,7 @@ def bad(line: Any) -> tuple[str, str]:
 
 
 def test_each_answer_names_its_tolerance() -> None:
-    """If the answer showed 3% instead of 30%, nobody could see why a launch that is 25% slower passes."""
+    """The tolerance of 30% explains why launches that are 25% slower pass, so the answer must show it."""
     line = trace(launches=slower(UNCHANGED, 0.25), tolerance=0.3, noise=QUIET)
     (answer,) = judged(line)
     assert (answer["outcome"], answer["tolerance"]) == ("passed", 0.3)
@@ -175,7 +175,7 @@ def test_the_whole_file_is_answered_line_by_line() -> None:
     text = json.dumps(trace())
     answers = judged(b"\xef\xbb\xbf" + text.encode() + b"\r", b"", trace(), b"{", trace(), status=1)
     assert [answer.get("line") for answer in answers] == [None, 2, None, 4, None]
-    assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "a last line without newline"
+    assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "the end has no newline"
 
 
 def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
 
 
 def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 8) -> list[float]:
-    """Return steps like real ones: the first steps are slow, noise is correlated, some take twice as long."""
+    """Return realistic steps: the first are slow, the noise is correlated, and some take twice as long."""
     random = Random(seed)
     steps = []
     drift = 0.0

@@ -1,4 +1,4 @@
-"""Tests of `perfsuite night --find`: plan a night that finds a change of a wanted size."""
+"""Tests of `perfsuite night --find`, which plans a night that can find a change of a given size."""
 
 import math
 import random
@@ -29,7 +29,7 @@ def accept(
     within: float = 0.001,
     sigma: float = 0.002,
 ) -> None:
-    """Write a reviewed baseline of each case, of a machine with these standard deviations."""
+    """Write a baseline for each case, measured on a machine with these standard deviations."""
     draw = random.Random(0)
     shifts = [draw.gauss(0, session) for _ in range(sessions)]
     for case in CASES:
@@ -47,7 +47,7 @@ def accept(
 
 @pytest.fixture(autouse=True)
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold the cases, each of whose launches takes half an hour on eight GPUs."""
+    """Provide cases and an earlier session, in which a launch took half an hour on eight GPUs."""
     hold(monkeypatch, *CASES)
     results = [make_result(make_run(case=case, duration_s=1800), before=None) for case in CASES]
     write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
@@ -129,7 +129,7 @@ def test_refuses_what_cannot_be_planned() -> None:
     accept()
     (BASELINES / "a100").mkdir()
     (BASELINES / "a100" / f"{CASES[0].id}.json").write_text("{}")
-    assert f"have baselines on a100, {H100}, and this machine is none of them" in error_of(*PLAN, "3%")
+    assert f"have baselines on a100, {H100}, but this machine has another class" in error_of(*PLAN, "3%")
 
 
 @pytest.mark.parametrize("share", ["0%", "60%", "small"])

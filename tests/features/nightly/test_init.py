@@ -29,14 +29,14 @@ init = partial(commands.run, "init")
 
 
 def job(*words: str) -> Any:
-    """Return the job of the workflow that `init` writes with these options, as if for the first time."""
+    """Return the job in the workflow that `init` writes with these options if there is no workflow yet."""
     WORKFLOW.unlink(missing_ok=True)
     init("--github", *words)
     return yaml.safe_load(WORKFLOW.read_text())["jobs"]["night"]
 
 
 def ids(file: str) -> list[str]:
-    """Return the ids of the cases of the only test in a file."""
+    """Return the ids of the cases in a file that has a single test."""
     (mark,) = next(
         value.pytestmark for value in runpy.run_path(file).values() if hasattr(value, "pytestmark")
     )
@@ -97,7 +97,7 @@ def test_workflow_runs_where_told_or_on_slurm() -> None:
     [
         ("mkdir -p out; touch out/results.json", 0),
         ("mkdir -p out; touch out/results.json; exit 1", 1),
-        ("true", 2),  # like a job that is cancelled while it waits in the queue
+        ("true", 2),  # like a job that is cancelled in the queue
     ],
 )
 def test_night_on_slurm_fails_without_results(
@@ -262,14 +262,14 @@ def test_requirements_are_what_a_script_imports() -> None:
 )
 def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
     if not arguments:
-        monkeypatch.setattr(OURS, "find_spec", lambda name: None)  # transformers is missing, too
+        monkeypatch.setattr(OURS, "find_spec", lambda name: None)  # transformers is also missing
     assert words in commands.error_of("init", *arguments.split())
     assert not any(Path().iterdir())
 
 
 @pytest.mark.nightly
 def test_what_it_wrote_runs_at_once() -> None:
-    """Only the number of steps differs from what `init` wrote."""
+    """The test only reduces the number of steps in the file that `init` wrote."""
     init()
     file = Path("bench_cases/test_llama.py")
     file.write_text(file.read_text().replace("SMALL = Case(", "SMALL = Case(steps=10, max_warmup_steps=4,"))

@@ -1,4 +1,4 @@
-"""Tests of `perfsuite night`, with a replacement for everything that it runs."""
+"""Tests of `perfsuite night`. All commands that it runs are replaced."""
 
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,14 @@ run = partial(commands.run, "night", "--hardware", "cpu")
 
 
 def test_night_checks_machine_and_gate_first(tonight: Jobs) -> None:
-    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine is not a reason to end the night
+    tonight.statuses = {"doctor": 3, "selftest": 3}  # on a busy machine, the night goes on
     options = ("--shard=2/8", "--budget=2h", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
     doctor, selftest, pytest_ = tonight.commands
     assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
     assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
     assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
-    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "the last options override earlier ones"
+    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "later options override earlier ones"
     assert {"--perf-report=out", "--perf-shard=2/8", "--perf-budget=2h"} <= {*pytest_}
     assert "## perfsuite: 1 " in PAGE.read_text()
     assert "perfsuite history push out/results.json" in said.stderr
@@ -85,7 +85,7 @@ def test_finds_pytests_refusals_before_checks(tonight: Jobs) -> None:
     )
     tonight.refusal = None
     run("-k", "fsdp2")
-    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "pytest is asked about the selected cases"
+    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "the question is about the selected cases"
 
 
 def test_github_shows_regressions_at_their_file(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
     tonight.statuses = {}
     tonight.measures = False
     assert "pytest ended with 0 and wrote no report" in run(status=2).stderr
-    assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not tonight's"
+    assert PAGE.read_text().count("Nothing was measured") == 3, "an older session does not count"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost of the third case is unknown, because no case on that number of GPUs has been measured."""
+    """The cost of the third case is unknown, because no case with its number of GPUs has been measured."""
     verdict = Verdict(outcome="passed", launches=1)
     passed = [make_result(make_run(case=case, duration_s=1800), verdict=verdict) for case in CASES[:2]]
     write_session(tmp_path / ".perfsuite" / "runs" / "2", *passed)

@@ -1,4 +1,4 @@
-"""Tests of `perfsuite bisect` on a real history. Fake launches read their speed from the arm's worktree."""
+"""Tests of `perfsuite bisect` with real commits. Fake launches read their speed from a file of the commit."""
 
 import json
 from functools import partial
@@ -23,11 +23,11 @@ CASE = make_case()
 GOOD = 0
 FIRST_BAD = 3
 BAD = 4
-"""Commits by number: the good one, the first bad one, and the bad one of the search."""
+"""The numbers of three commits: the good arm, the first bad commit, and the bad arm."""
 
 
 class Launches:
-    """Replaces launches. The file `step_ms.txt` in the arm's commit has the duration of a step in ms."""
+    """Replaces launches. The file `step_ms.txt` in the arm's commit has the milliseconds of a step."""
 
     def __init__(self) -> None:
         self.arms: list[str | None] = []  # the commits of the launches
@@ -47,7 +47,7 @@ class Launches:
         return make_run(case=case, figures=figures, health=DISTURBED if self.is_disturbed else None)
 
     def counted(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
-        """Return a dry run with one kernel for each ms of the step."""
+        """Return counts with one kernel for each millisecond of the step."""
         return launch(counts(kernels={"forward": int(float(self._ms(how.arm)))}))
 
     def counted_dry(self, case: Any, directory: Path, *, arm: Arm, **options: Any) -> Run:
@@ -56,7 +56,7 @@ class Launches:
 
 @pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Make four commits after the first. From the third of them on, steps are slower by 10%."""
+    """Make five commits, and replace launches. From commit `FIRST_BAD` on, steps are 10% slower."""
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
     for number in range(BAD + 1):
@@ -72,7 +72,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def step_takes(ms: str) -> str:
-    """Commit a step duration, and return the commit."""
+    """Commit a file with the milliseconds of a step, and return the commit."""
     Path("step_ms.txt").write_text(ms)
     return commit(Path(), f"{ms} ms")
 

@@ -1,4 +1,4 @@
-"""Tests of the search for the first bad commit or version. Comparisons are replaced; git and pip are real."""
+"""Tests of the search for the first bad commit or version. Comparisons are fake, git and pip are real."""
 
 import json
 import re
@@ -33,7 +33,7 @@ SLOWER = 0.1
 
 
 def check(cost: float, tolerance: float, name: str = "tokens_per_s", **changes: Any) -> Check:
-    """Return the check of a metric whose cost grew by `cost`. An increase of `tolerance` is allowed."""
+    """Return the check of a metric whose cost grew by the share `cost`. `tolerance` is the allowed share."""
     metric = described(name)
     values = {
         "outcome": "regressed" if cost > tolerance else "passed",
@@ -49,10 +49,10 @@ def decided(outcome: Outcome, *checks: Check, launches: int = 6, why: str = "") 
 
 
 class Stand:
-    """A history of candidates "1", "2", and so on. Those from `first_bad` on are slower."""
+    """A history with the candidates "1", "2", and so on. From candidate `first_bad` on, all are slower."""
 
     def __init__(self, count: int, first_bad: int, broken: Collection[int] = (), **instead: Verdict) -> None:
-        """`instead` has the verdicts on some candidates: `_4` is the verdict on candidate 4."""
+        """Set the verdicts on some candidates with `instead`: for example, `_4` is that on candidate 4."""
         names = tuple(str(number) for number in range(1, count + 1))
         self.first_bad = first_bad
         self.broken = broken
@@ -164,7 +164,7 @@ def test_growth_alone_is_searched_with_counts() -> None:
 
 
 def test_short_span_allows_for_half_of_its_cost() -> None:
-    """A span is judged with one second added: 0.05 -> 0.55 s is judged like 1.05 -> 1.55 s."""
+    """One second is added before spans are compared: 0.05 -> 0.55 s is judged like 1.05 -> 1.55 s."""
     name = "seconds of start-up: data"
     longer = check(0.0, 0.25, name, outcome="regressed", change=10.0, baseline=0.05)
     stand = Stand(2, 2, _2=decided("regressed", longer), _1=decided("passed", check(0.0, 0.25, name)))
@@ -176,7 +176,7 @@ def test_short_span_allows_for_half_of_its_cost() -> None:
 def counted(kernels: int, flops: int = 1000) -> Verdict:
     """Return the verdict on an arm with these kernels and FLOPs in a step.
 
-    The good arm has 10 kernels and 1000 FLOPs.
+    The good arm has 10 kernels and 1,000 FLOPs in a step.
     """
     arms = [counts(kernels={"forward": k}, flops={"forward": f}) for k, f in ((10, 1000), (kernels, flops))]
     return judge_counts(*map(launch, arms))
@@ -193,7 +193,7 @@ def test_count_is_bad_beyond_half_its_growth() -> None:
 
 
 def test_event_search_looks_at_that_event() -> None:
-    """A candidate has the bad arm's number of extra kernels, but in steps instead of the evaluation."""
+    """The bad arm has 10 more kernels in the evaluation. Another candidate has them in the steps."""
     evaluates = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
     in_evaluation = evaluates.replace(spans={"evaluate": counts(kernels={"forward": 20})})
     in_steps = evaluates.replace(kernels={"forward": 20})
@@ -241,7 +241,7 @@ def test_innocent_candidate_does_not_end_the_search(outcome: Outcome, why: str) 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make sixteen commits after the first one. Returns all of them."""
+    """Make a repository with 17 commits, and return the commits."""
     make_repository(tmp_path / "repo", 17)
     monkeypatch.chdir(tmp_path / "repo")
     return git("rev-list", "--reverse", "HEAD", cwd=Path()).split()
@@ -343,7 +343,7 @@ def test_search_file_retries_what_was_skipped(tmp_path: Path) -> None:
 
 
 def held(tmp_path: Path, **changes: Any) -> BisectFile:
-    """Return what `begun` reports on a file with these changes. Of five candidates, the bad one is tested."""
+    """Return what `begun` reads from a file with these changes. One of five candidates has been tested."""
     stand = Stand(5, 3)
     case = make_case()
     file, new = begun(tmp_path, case, stand.history)

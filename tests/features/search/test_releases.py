@@ -1,4 +1,4 @@
-"""Tests of `perfsuite releases`: its page, refusals and files. Runs are fake, and mostly pip is, too."""
+"""Tests of `perfsuite releases`: its page, its refusals and its files. Runs are fake, and often also pip."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,19 +32,19 @@ BOOM = Failure(kind="crash", message="boom", at=0.0)
 
 
 class Runs:
-    """Replaces dry runs and launches. A step has 100 kernels unless `kernels` has another number."""
+    """Replaces dry runs and launches. A step has 100 kernels, or the number in `kernels`."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, str, str]] = []  # way, release and case of each run
-        self.devices: list[str | None] = []  # the devices that the dry runs pretended to have
+        self.made: list[tuple[str, str, str]] = []  # `dry` or `launch`, release and case of each run
+        self.devices: list[str | None] = []  # the devices that the dry runs simulated
         self.machine = make_machine()
         self.kernels: dict[str, int] = {}
         self.also_counted: tuple[int, ...] = ()
         self.norms: dict[str, float] = {}
-        self.refused: set[tuple[str, str]] = set()  # ways and releases that cannot be combined
+        self.refused: set[tuple[str, str]] = set()  # (way, release) of runs that are refused
         self.failing: set[str] = set()
         self.uninstallable: set[str] = set()
-        # The version that a run observes, by case or release, if it is not the version of the arm.
+        # Case or release -> the version that its run observes, if this is not the arm's version.
         self.uses: dict[str, str | None] = {}
 
     def _run(self, case: Any, directory: Path, arm: Arm, way: str) -> Run:
@@ -53,7 +53,7 @@ class Runs:
         if (way, release) in self.refused:
             raise DryRunError("a shape depends on values")
         used = self.uses.get(case.id, self.uses.get(release, release))
-        # The distribution's own metadata has this spelling of the name.
+        # The package's metadata spells its name like this.
         name = {"some_thing": "Some-Thing"}.get(package, package)
         run = launch(
             counts(
@@ -85,13 +85,13 @@ class Runs:
 
     @property
     def released(self) -> list[str]:
-        """Return the releases of all runs."""
+        """Return the release of each run."""
         return [release for _, release, _ in self.made]
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Provide two cases and a package with six releases, and replace runs and pip."""
+    """Replace runs and pip. There are two cases, and a package with six releases."""
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
@@ -174,7 +174,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("--from 1.0 --minors", "1.0, 1.1.1, 1.2, 2.0"),
         ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
         ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
-        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # a pre-release is run only if the user names it
+        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # a pre-release must be named by the user
         ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
         ("--from main", "--from or --to is not a version (Invalid version: 'main'): give one such as 2.11.0"),
         ("--from 2.0", "some_thing has no release after 2.0: give an older one with --from"),
@@ -278,7 +278,7 @@ def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch
     monkeypatch.setattr(command_of, "resolve", resolve)
     own_index = only_index(tmp_path / "found", monkeypatch)
     write_wheel(own_index, "torch", "99", "")
-    (own_index / "some_thing-1.5.tar.gz").write_bytes(b"")  # this one would have to be built
+    (own_index / "some_thing-1.5.tar.gz").write_bytes(b"")  # pip would have to build this release
     index = tmp_path / "index/some-thing"
     index.mkdir(parents=True)
     links = []

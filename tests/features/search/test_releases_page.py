@@ -1,4 +1,4 @@
-"""Tests that the pages of releases describe their cases as the next `make releases` would."""
+"""Tests that the stored pages of releases describe their cases like new pages of `make releases`."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Both nodes of a cluster, for the tests of one file after another."""
+"""An allocation of both nodes of a cluster, which the tests of a file use one after another."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.processes import agent_among
 
 
 class Allocation:
-    """An allocation of both nodes of a cluster, for this process. `options` are further options of salloc."""
+    """An allocation of both nodes of a cluster, for this process. `options` are more options of salloc."""
 
     def __init__(self, cluster: Cluster, *options: str) -> None:
         self.cluster = cluster
@@ -19,7 +19,7 @@ class Allocation:
         self.take(*options)
 
     def renew(self, *options: str) -> None:
-        """Take the nodes again after the allocation has ended."""
+        """Allocate the nodes again after the allocation has ended."""
         self.cluster.wait_until_idle()
         words = [
             "salloc",
@@ -40,14 +40,14 @@ class Allocation:
         self._options = options
 
     def take(self, *options: str) -> None:
-        """Allocate the nodes with these options of salloc, unless they are allocated like that and clean."""
+        """Allocate the nodes with these options of salloc, unless a clean allocation has these options."""
         state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
         if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
             self.release()
             self.renew(*options)
 
     def release(self) -> None:
-        """Give the nodes back, repaired if they broke."""
+        """End the allocation, and repair broken nodes."""
         self.cluster.run("scancel", "--full", "--user=root")
         for node in self.cluster.nodes:
             if self.cluster.state(node).rstrip("*") not in ("idle", "completing", "allocated", "mixed"):
@@ -61,7 +61,7 @@ class Allocation:
         return process
 
     def step(self) -> str:
-        """Return the id of the launch's step."""
+        """Return the id of Slurm's step for the launch."""
         steps = self.cluster.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
         return next(step_id for step_id in steps.split() if step_id.rpartition(".")[2].isdigit())
 

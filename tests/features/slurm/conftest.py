@@ -11,7 +11,7 @@ from tests.processes import wait_until
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the logs of Slurm's daemons to each failure of a test that uses them."""
+    """Add the logs of Slurm's daemons to the report of a failed test that uses a cluster."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and cluster is not None:
@@ -21,9 +21,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """One cluster for each process of xdist.
+    """Start one cluster for each process of xdist.
 
-    If no cluster can be started, the test is skipped, or fails if CI is set.
+    If no cluster can be started, the test is skipped, or it fails if CI is set.
     """
     reason = emulated.missing()
     if reason is not None:
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The cluster, with variables that let Slurm's commands find it from this process."""
+    """Return the cluster, after setting the variables with which Slurm's commands find it."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     return cluster
@@ -51,7 +51,7 @@ def _nodes(cluster: Cluster) -> Iterator[Allocation]:
 
 @pytest.fixture
 def allocation(_nodes: Allocation, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
-    """Both nodes, which the tests of a file use one after another. No process may be left on them."""
+    """Yield an allocation of both nodes for one test. Afterwards, no process must be left on the nodes."""
     _nodes.take()
     monkeypatch.setenv("SLURM_JOB_ID", _nodes.job_id)
     yield _nodes

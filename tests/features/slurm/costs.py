@@ -1,10 +1,10 @@
-"""Measures what the Slurm launcher costs: a script on two nodes runs with perfsuite and with `srun torchrun`.
+"""Measures the cost of the Slurm launcher. A script runs with perfsuite and with `srun torchrun`.
 
-The two kinds of runs alternate, in pairs, on the emulated cluster of the tests. Counting and the probe are
-part of the cost.
+Each pair has a run of both kinds, on two nodes of the emulated cluster of the tests. Counting and the probe
+are part of the cost.
 
-Prints two ratios: that of the time from the start of the command to its end, and that of the median step,
-which the script itself measures.
+Prints two ratios: that of the whole time of the command, and that of the median step, which the script itself
+measures.
 """
 
 import os
@@ -50,7 +50,7 @@ torch.distributed.destroy_process_group()
 
 
 def by_perfsuite(script: Path, step: Path, directory: Path) -> None:
-    """Launch the script as a case."""
+    """Launch the script as a case of perfsuite."""
     framework = Script(path=str(script), arguments=(str(step),))
     net = {"model": Model.named("net"), "framework": framework, "sequence_length": None, "micro_batch": 64}
     two_nodes = Topology(nodes=2, processes_per_node=1)
@@ -60,7 +60,7 @@ def by_perfsuite(script: Path, step: Path, directory: Path) -> None:
 
 
 def by_torchrun(script: Path, step: Path, directory: Path) -> None:
-    """Launch the script as Slurm's users do."""
+    """Launch the script like a user of Slurm."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29500", f"--rdzv-id={directory.name}"]
     srun = ["srun", f"--jobid={os.environ[JOB_ID]}", "--nodes=2", "--ntasks=2", "--overlap"]
@@ -69,7 +69,7 @@ def by_torchrun(script: Path, step: Path, directory: Path) -> None:
 
 
 def main() -> None:
-    """Print the median of the pairs' ratios and their middle half."""
+    """Print the median and the middle half of the pairs' ratios."""
     whole = []
     steps = []
     with slurm_cluster() as cluster, tempfile.TemporaryDirectory() as name:

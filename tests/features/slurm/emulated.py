@@ -1,16 +1,16 @@
-"""A real Slurm of two nodes on this machine, for tests. It consists of Debian packages (`make slurm`).
+"""Starts a real Slurm with two nodes on this machine, for tests. `make slurm` installs its packages.
 
-Each node is a set of Linux namespaces: network, host name, processes, mounts. Processes of one node cannot
-see those of the other, and their traffic crosses a network interface. Files and memory are shared. A process
-that Slurm starts on a node has one core; if this machine has two, the nodes use different cores. The
-controller runs where the tests run.
+Each node is a set of Linux namespaces: network, host name, processes, mounts. Processes on different nodes
+cannot see each other, and communicate over a network interface. Files and memory are shared. A process that
+Slurm starts on a node has one core. If this machine has two cores, the nodes use different cores. The
+controller runs outside the nodes, like the tests.
 
     with slurm_cluster() as cluster:
         subprocess.run(["srun", "-N2", "hostname"], env={**os.environ, **cluster.environment})
 
-Several clusters can run at a time, each in its own slot (a number in all its names). If the process that
-started a cluster dies in any way, the kernel ends all processes of the cluster, including those of jobs.
-Everything else that it leaves is removed when the next cluster takes its slot.
+Several clusters can run at the same time. Each has a slot, which is a number in all of its names. If the
+process that started a cluster dies, the kernel ends all processes of the cluster, including its jobs. Files
+and network interfaces that are left are removed when the next cluster takes the slot.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ from tests.processes import wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "nsenter", "unshare")
 QUESTIONS = ("sinfo", "squeue", "scontrol", "scancel")  # commands that can be repeated safely
-SLOTS = range(16)  # one for each cluster that can run at a time
-START_S = 60  # seconds in which a part of the cluster has to start or to end
-LOG_LETTERS = 3000  # the length of the end of a log that is shown after a failure
-GPUS = 8  # GPUs that each node pretends to have: files without a driver
+SLOTS = range(16)  # one for each cluster that can run at the same time
+START_S = 60  # seconds that a part of the cluster can take to start or to end
+LOG_LETTERS = 3000  # number of a log's last characters that are shown after a failure
+GPUS = 8  # number of GPUs that each node pretends to have (files without a driver)
 
 CONF = """\
 ClusterName=perfsuite{slot}
@@ -76,8 +76,8 @@ PartitionName=short Nodes=ALL MaxTime=1 MaxNodes=1
 PartitionName=closed Nodes=ALL State=DOWN
 """
 """The partition `short` refuses jobs of two nodes or of more than a minute. Jobs in `closed` never start.
-Slurm considers a node dead, and ends the allocations of its jobs, after twice SlurmdTimeout: it pings only
-now and then, and waits for each answer. Nodes pretend to have this number of cores."""
+Slurm pings nodes rarely and waits for each answer. So it considers a node dead, and ends the allocations of
+the node's jobs, only after twice SlurmdTimeout. The nodes only pretend to have 16 cores."""
 
 NODE = """\
 hostname "$1"
@@ -86,7 +86,7 @@ ip link set lo up
 echo ready
 exec env --ignore-signal=CHLD sleep infinity
 """
-"""The first process of a node. It ignores SIGCHLD, so that no process that it inherits stays a zombie."""
+"""The first process of a node. It ignores SIGCHLD, so that orphans of the node do not become zombies."""
 
 
 class Cluster:
@@ -103,14 +103,15 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which Slurm's commands find this cluster."""
+        """The variables that Slurm's commands need to find this cluster."""
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def run(self, *words: str) -> str:
         """Return the output of a command on the controller's host.
 
-        Raises `SubprocessError` if it fails, or takes longer than `START_S`. Commands in `QUESTIONS` are
-        repeated for that time, since the controller might not be up yet, or might be too busy to answer.
+        Raises `SubprocessError` if the command fails, or takes longer than `START_S`. A command in
+        `QUESTIONS` that fails is repeated for that time, since the controller might not have started yet, or
+        might be too busy to answer.
         """
         until = time.monotonic() + START_S
         while True:
@@ -131,7 +132,7 @@ class Cluster:
         return self.run(*self.command(node, *words))
 
     def processes(self, node: str) -> list[psutil.Process]:
-        """Return the living processes of a node except its own two, with their pids on this machine."""
+        """Return the processes of jobs on a node, with their pids on this machine."""
         return _processes(
             lambda process: (
                 process.pid != self._inits[node]
@@ -148,21 +149,21 @@ class Cluster:
     def sent_bytes(self, node: str) -> int:
         """Return the bytes that a node has sent through its network interface, including headers."""
         (line,) = [line for line in self.on(node, "cat", "/proc/net/dev").splitlines() if "eth0:" in line]
-        return int(line.split()[9])  # before it come the name and eight numbers about received data
+        return int(line.split()[9])  # the name and eight numbers about received data come first
 
     def state(self, node: str) -> str:
-        """Return the state of a node as `sinfo` prints it: idle, mixed, down*."""
+        """Return the state of a node as `sinfo` prints it: for example, idle, mixed or down*."""
         return self.run("sinfo", "--noheader", "--partition=bench", f"--nodes={node}", "--format=%T").strip()
 
     def kill_slurmd(self, node: str) -> None:
-        """Kill Slurm's daemon on a node. After SlurmdTimeout the node is down, but its jobs continue."""
+        """Kill Slurm's daemon on a node. After SlurmdTimeout, the node counts as down. Its jobs continue."""
         for daemon in _processes(lambda process: process.name() == "slurmd" and self._is_on(node, process)):
             with contextlib.suppress(psutil.Error):
                 daemon.kill()
                 daemon.wait(START_S)
 
     def repair(self, node: str) -> None:
-        """Undo `kill_slurmd`, kill the processes that still run on the node, and wait until it is idle."""
+        """Kill the processes on a node, start Slurm's daemon again, and wait until the node is idle."""
         for process in self.processes(node):
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -171,7 +172,7 @@ class Cluster:
         wait_until(lambda: self._is_idle(node), f"{node} to be idle")
 
     def logs(self) -> str:
-        """Return the ends of the daemons' logs. They show why a part of the cluster takes too long."""
+        """Return the last lines of the daemons' logs, which show why a part of the cluster takes too long."""
         ends = (
             f"{log.name}:\n{log.read_text(errors='replace')[-LOG_LETTERS:]}"
             for log in sorted(self.directory.glob("*.log"))
@@ -208,7 +209,7 @@ class Cluster:
         gpus = [self.directory / f"gpu{number}" for number in range(GPUS)]
         for gpu in gpus:
             gpu.touch()
-        # The name of this machine can be localhost.
+        # This machine's own name can be localhost.
         addresses = {host: f"{subnet}.1", "n1": f"{subnet}.11", "n2": f"{subnet}.12"}
         addresses |= {"localhost": "127.0.0.1"}
         files = {
@@ -252,7 +253,7 @@ class Cluster:
         self._start(*self.command(node, "taskset", "--cpu-list", core, "slurmd", "-D", "-N", node))
 
     def _start(self, *words: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
-        """Start a daemon that dies with this process. Its output goes to the log unless `stdout` is given."""
+        """Start a daemon that dies together with this process. Its output goes to a log, or to `stdout`."""
         with (self.directory / "daemons.log").open("ab") as log:
             daemon = subprocess.Popen(
                 words,
@@ -270,10 +271,10 @@ class Cluster:
         wait_until(lambda: all(map(self._is_idle, self.nodes)), "all nodes to be idle")
 
     def _is_idle(self, node: str) -> bool:
-        """Whether a node has nothing to do. Resumes it if Slurm has drained it.
+        """Return whether a node is idle. A node that Slurm has drained is resumed.
 
-        Slurm drains a node on which a step outlived its signals. Such a node takes no job until it is
-        resumed.
+        Slurm drains a node if a step on it did not end in spite of signals. A drained node gets no jobs until
+        it is resumed.
         """
         state = self.state(node)
         if state.startswith("drain"):
@@ -281,7 +282,7 @@ class Cluster:
         return state == "idle"
 
     def _cable(self, node: str) -> str:
-        """Return the interface of the bridge to which a node is connected."""
+        """Return the name of the network interface that connects a node to the bridge."""
         return f"{self._bridge}{node}"
 
 
@@ -310,7 +311,7 @@ def slurm_cluster() -> Iterator[Cluster]:
 
 
 def processes_of(slot: int) -> list[psutil.Process]:
-    """Return every living process that was started for a cluster or by its jobs, except this process."""
+    """Return all processes of a cluster and of its jobs, except this process."""
     ours = str(Cluster(slot).directory / "slurm.conf")
     return _processes(
         lambda process: process.pid != os.getpid() and process.environ().get("SLURM_CONF") == ours
@@ -318,7 +319,7 @@ def processes_of(slot: int) -> list[psutil.Process]:
 
 
 def _processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """Return the processes of this machine that are wanted. A process can end while it is examined."""
+    """Return the processes for which `wanted` is true. Ignore processes that end while they are examined."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -334,7 +335,7 @@ def interfaces_of(slot: int) -> list[str]:
 
 
 def _remove(slot: int) -> None:
-    """Remove everything that is left of the cluster in a slot."""
+    """Remove all processes, interfaces and files of the cluster in a slot."""
 
     def is_empty() -> bool:
         left = processes_of(slot)
@@ -344,7 +345,7 @@ def _remove(slot: int) -> None:
         return not left
 
     wait_until(is_empty, f"the processes of slot {slot} to die")
-    # A node's interface disappears by itself, soon after the node's last process.
+    # The interface of a node disappears on its own, soon after the node's last process has ended.
     for name in interfaces_of(slot):
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False, timeout=START_S)
     wait_until(lambda: not interfaces_of(slot), f"the interfaces of slot {slot} to be gone")
@@ -353,16 +354,15 @@ def _remove(slot: int) -> None:
 
 @contextlib.contextmanager
 def _slot() -> Iterator[int]:
-    """Take the first free slot, and clear it of what a dead owner left in it.
+    """Take the first free slot, and remove what an earlier, dead owner of the slot left.
 
-    A slot is claimed with the abstract address of a socket, a name in the kernel that only one process can
-    have.
+    A slot is claimed with an abstract socket address: a name in the kernel that only one process can have.
     """
     for slot in SLOTS:
         with socket.socket(socket.AF_UNIX) as claim:
             try:
                 claim.bind(f"\0perfsuite-slurm-{slot}")
-            except OSError:  # another process has it
+            except OSError:  # another process has this slot
                 continue
             if Cluster(slot).directory.exists() or interfaces_of(slot):
                 _remove(slot)

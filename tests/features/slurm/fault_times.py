@@ -1,9 +1,9 @@
 """Measures how long perfsuite takes from a fault on two nodes to its verdict, for docs/evidence/faults.md.
 
-Two ranks of a small Llama train under DDP over both nodes of the emulated cluster. Then a process is
-killed or hangs, or the job loses its step, its allocation or a node. `tests.benchmarks.fault_times` describes
-how the time is measured, and does the same on one machine. Slurm itself notices a lost node only after its
-SlurmdTimeout, which is short here.
+Two ranks of a small Llama train under DDP on both nodes of the emulated cluster. Then a process is killed or
+hangs, or the job loses its step, its allocation or a node. `tests.benchmarks.fault_times` does the same on
+one machine, and describes how the time is measured. Slurm notices a lost node only after SlurmdTimeout, which
+is short in the emulated cluster.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.processes import pid_of
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of faults on two nodes."""
+    """Yield a row of the table for each fault on two nodes."""
     with slurm_cluster() as cluster:
         os.environ.update(cluster.environment)
         allocation = Allocation(cluster)

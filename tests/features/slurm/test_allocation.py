@@ -1,6 +1,6 @@
-"""Tests of what a launcher in an allocation decides before a launch and reads after a launch.
+"""Tests of a launcher's decisions before a launch, and of the files that it reads after a launch.
 
-Slurm is fake.
+The launcher is in an allocation of a fake Slurm.
 """
 
 import os
@@ -50,8 +50,8 @@ def test_names_a_node_that_sees_other_gpus() -> None:
         ({"devices": 1}, "devices 1 instead of 2"),
         ({"hardware_class": "cpu-d"}, "hardware_class 'cpu-d' instead of 'cpu-test-2c'"),
         ({"driver": "580"}, "driver '580' instead of None"),
-        # One port of the node is down. NCCL would either use sockets or make the other ports wait for the
-        # slower node.
+        # One port of the node is down. NCCL would either use sockets, or make the other nodes wait for this
+        # node.
         ({"interconnect": "7xib400"}, "interconnect '7xib400' instead of '8xib400'"),
         ({"interconnect": None}, "interconnect None instead of '8xib400'"),
     ],
@@ -80,7 +80,8 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
             "error",
             "an agent ended the job: no sign of the driver for 300 s, although the driver ran",
         ),
-        # When Slurm kills the agents, srun can report their end before the abort, or instead of the abort.
+        # If Slurm kills the agents, srun can report the end of the agents before the abort, or no abort at
+        # all.
         (KILLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
         (ABORTED + KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
         (KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
@@ -102,13 +103,13 @@ def test_tells_an_aborted_step_from_a_dead_agent(
     )
     documents.write(run_dir.launch(1), launch_file.replace(is_over=False))
     failure = said_by_slurm(run_dir, 2)
-    assert (failure is not None) is (kind == "cancelled"), "only an abort explains the failed ranks"
+    assert (failure is not None) is (kind == "cancelled"), "only an abort explains failed ranks"
     documents.write(run_dir.launch(1), launch_file)
-    assert said_by_slurm(run_dir, 2) is None, "the agent's report takes precedence"
+    assert said_by_slurm(run_dir, 2) is None, "the agent's report is used instead"
 
 
 def settings_of(launcher: Launcher) -> tuple[list[str], str]:
-    """Return the further options of srun, and the interpreter."""
+    """Return the launcher's additional options of srun, and its interpreter."""
     assert isinstance(launcher, SlurmLauncher)
     return [*launcher._options], launcher._python
 
@@ -160,12 +161,12 @@ CASE = make_case(topology=Topology(nodes=2, processes_per_node=1))
 
 
 def answer_of(answers: list[T]) -> T:
-    """Return the next answer. The last one is repeated."""
+    """Return the next answer. After the last answer, return it again."""
     return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
 class Slurm:
-    """A fake Slurm. Its answers about the job and the remaining steps are lists for `answer_of`."""
+    """A fake Slurm. `answer_of` takes its answers, about the job and the remaining steps, from lists."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: list[SlurmJob] = [RUNNING]
@@ -183,11 +184,11 @@ class Slurm:
         self.srun()
 
     def srun(self, script: str = "touch $directory/rank-0.json $directory/rank-1.json") -> None:
-        """Make `srun` run this script instead of starting agents. By default all ranks report."""
+        """Make `srun` run this script instead of starting agents. By default, all ranks report."""
         executable(self._directory / "srun", "for directory; do :; done", script)
 
     def launch(self, launcher: SlurmLauncher, name: str, **changes: Any) -> Failure | None:
-        """Return the failure that the launcher reports for a launch in that directory."""
+        """Launch in the directory `name`, and return the failure that the launcher reports."""
         run_dir = RunDir(self._directory / name)
         run_dir.path.mkdir()
         return launcher.launch(Job(run_dir=run_dir, case=CASE.replace(**changes), machine=make_machine()))
@@ -221,7 +222,7 @@ def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
 
 def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
     over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
-    slurm.jobs = [RUNNING, RUNNING, over]  # Slurm is asked twice before the first launch
+    slurm.jobs = [RUNNING, RUNNING, over]  # two answers are used before the first launch
     ours = SlurmLauncher()
     assert slurm.launch(ours, "first") is None
     with pytest.raises(AllocationOverError, match="the Slurm job 7 is over: CANCELLED"):

@@ -1,4 +1,4 @@
-"""Tests of Slurm's output: recorded text of several versions, and the output of a real Slurm."""
+"""Tests that read Slurm's output: recorded output of several versions, and that of a real Slurm."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ PENDING_22_05 = (
     "AllocNode:Sid=localhost:4495 ReqNodeList=(null) NodeList= NumNodes=2-2 NumTasks=2 CPUs/Task=1 "
     "ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=16000M,node=2,billing=2 Command=(null) WorkDir=/tmp/x Power= \n"
 )
-"""Recorded from Slurm 22.05, like the next one. Fields without new information are left out here."""
+"""Recorded from Slurm 22.05, like the next job. Fields that add nothing to the test are left out."""
 FAILED_22_05 = (
     "JobId=3 JobName=wrap UserId=root(0) GroupId=root(0) JobState=FAILED Reason=NonZeroExitCode "
     "Dependency=(null) ExitCode=3:0 RunTime=00:00:02 TimeLimit=UNLIMITED SubmitTime=2026-11-22T06:44:12 "
@@ -32,7 +32,7 @@ NEWER = (
     "LicensesAlloc=(null) Comment=why not; JobState= Command=/shared/run.sh --x=1 JobState=FAILED "
     "WorkDir=/shared TresPerNode=gres/gpu:8 TresPerTask=cpu=1\n"
 )
-"""A job with the additions of later versions: ReqTRES, AllocTRES, TresPerNode, StepMgrEnabled and others."""
+"""A job with fields of later versions, such as ReqTRES, AllocTRES, TresPerNode and StepMgrEnabled."""
 
 
 WAITING = ("CONFIGURING", "PENDING", "REQUEUED")
@@ -132,7 +132,7 @@ def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.launch
 def test_real_jobs(slurm: Cluster) -> None:
-    """One job is cancelled, some request GPUs (but not per node), and one is unknown."""
+    """One job is cancelled, some request GPUs (but not per node), and one id belongs to no job."""
 
     def submit(*words: str) -> str:
         return slurm.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=2", *words).strip()

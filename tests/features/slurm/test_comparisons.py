@@ -1,6 +1,6 @@
-"""Tests of this repository's published comparisons over two nodes.
+"""Tests of this repository's published comparisons on several nodes.
 
-A tiny twin of each runs on a real Slurm.
+Each has a twin, a tiny case that shares a model in the same way. The twin runs on two nodes of a real Slurm.
 """
 
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_twin_matches_its_review_and_table(case: Case, allocation: Allocation, t
     machine = detect_cpu("of two nodes").replace(nodes=2)
     reason = unsupported(case, machine)
     if reason is not None:
-        pytest.skip(reason)  # torchtitan needs a newer torch than perfsuite's lowest
+        pytest.skip(reason)  # torchtitan needs a newer torch than perfsuite does
     run = launch_once(case, machine, tmp_path / "run", Launching(launcher=SlurmLauncher()))
     assert run.failure is None, run.failure
     assert [node.name for node in run.nodes] == ["n1", "n2"]

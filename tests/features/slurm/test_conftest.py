@@ -1,4 +1,4 @@
-"""Tests of the Slurm fixtures: tests without Slurm, and tests that fail."""
+"""Tests of the Slurm fixtures if Slurm is not installed, and if a test fails."""
 
 import shutil
 from contextlib import nullcontext

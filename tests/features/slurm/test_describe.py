@@ -28,8 +28,8 @@ ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("80
 @pytest.mark.parametrize(
     ("devices", "expected"),
     [
-        (MIXED, "ib400"),  # of the ports that are up, the fastest counts
-        ([*MIXED, *[port(NDR)] * 6], "7xib400"),  # one of eight rails is down
+        (MIXED, "ib400"),  # the fastest port that is up counts
+        ([*MIXED, *[port(NDR)] * 6], "7xib400"),  # one of eight ports is down
         ([port(HDR, layer="Ethernet")], "roce200"),
         ([port(HDR, layer="Ethernet"), port(HDR)], "ib200"),
         ([EFA, EFA], "2xefa100"),

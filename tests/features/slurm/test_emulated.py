@@ -1,4 +1,4 @@
-"""Tests that the emulated Slurm leaves nothing behind, however its owner ends."""
+"""Tests that the emulated Slurm leaves nothing behind, even if the process that started it is killed."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.processes import arguments, read_until, wait_until
 
 ROOT = Path(__file__).parents[3]
 SLOT = 100 + os.getpid() % 100
-"""A slot that no other process of xdist takes or clears."""
+"""A slot that no other process of xdist uses."""
 OWNER = f"""
 import signal
 from tests.features.slurm import emulated
@@ -27,7 +27,7 @@ with emulated.slurm_cluster() as cluster:
 
 @pytest.mark.launch
 def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
-    """Slurm drains a node if a step outlives its signals. Otherwise no later test would get the node."""
+    """Slurm drains a node if a step does not end. If it is not resumed, later tests do not get this node."""
     cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=Kill task failed")
     wait_until(lambda: cluster.state("n1") == "drained", "n1 to be drained")
     cluster.wait_until_idle()
@@ -36,7 +36,7 @@ def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
 
 @pytest.mark.launch
 def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel ends the cluster's processes. The rest is removed when the next cluster takes the slot."""
+    """The kernel ends the cluster's processes. The next cluster in the same slot removes everything else."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert owner.stdout is not None
     with owner.stdout:

@@ -1,4 +1,4 @@
-"""Tests of launches on a real Slurm of two nodes, and of each way in which a launch can break down."""
+"""Tests of launches on two nodes of a real Slurm, and of each way in which a launch can break down."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def launched(
 
 
 def in_training(directory: Path) -> bool:
-    """Whether both ranks of a launch run."""
+    """Return whether both ranks of a launch have begun to train."""
     return bool(RunDir(directory).all_stacks(0) and RunDir(directory).all_stacks(1))
 
 
@@ -62,7 +62,7 @@ def broken(directory: Path, action: Callable[[], object], case: Case = FAKE) -> 
 def test_steps_have_interpreter_options_and_arm(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interpreter logs its calls, with the variables that it gets from `srun` and from the arm."""
+    """Two replacements for the interpreter log their calls, with variables from `srun` and from the arm."""
     log = tmp_path / "told"
     writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {log}'
     goes_on = 'exec {} "$@"'
@@ -76,7 +76,7 @@ def test_steps_have_interpreter_options_and_arm(
     shared = tmp_path / "shared"
     shared.mkdir()
     machine = launcher.machine(shared)
-    assert (machine.device, machine.nodes, machine.devices) == ("cpu", 2, 1), "a node has one core here"
+    assert (machine.device, machine.nodes, machine.devices) == ("cpu", 2, 1), "each node has one core"
     assert machine.allocation is not None
     assert machine.allocation.job_id == allocation.job_id
     assert machine.allocation.variables == {"NCCL_SOCKET_IFNAME": "eth0"}
@@ -101,7 +101,7 @@ def test_steps_have_interpreter_options_and_arm(
 def test_steps_ignore_the_jobs_cores_per_task(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Otherwise perfsuite's only task on a node would get only the cores of one of the job's tasks."""
+    """perfsuite has one task on each node, which needs all cores, not only those of one task of the job."""
     monkeypatch.setenv(name, "2")
     log = tmp_path / "log"
     python = executable(
@@ -120,17 +120,17 @@ def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path:
         ):
             SlurmLauncher().machine(tmp_path)
     finally:
-        # Slurm might still be ending a step that is there.
+        # A step that Slurm is still ending might use the directory.
         cluster.on("n2", "umount", "--lazy", str(tmp_path))
 
 
 def test_refuses_a_step_without_all_gpus(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm gives GPUs to steps here, but the nodes have no driver. The missing GPUs are noticed."""
+    """Slurm gives GPUs to steps, but the emulated nodes have no driver, so the step sees no GPUs."""
     allocation.take("--gres=gpu:4")
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # like in the script of a job
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of a job
     launcher = SlurmLauncher()
     with pytest.raises(MachineError, match=r"^n1: Slurm gave a step 4 GPUs, but it sees 0 \(.*request none"):
         launcher.machine(tmp_path)
@@ -152,7 +152,7 @@ class Wire:
             self._seen.append((step, self._cluster.sent_bytes("n1")))
 
     def models_per_step(self) -> float:
-        """Return the bytes sent in a step as a multiple of the bytes of the parameters in fp32."""
+        """Return the bytes that are sent in a step, divided by the bytes of the parameters in fp32."""
         first, before = self._seen[0]
         last, after = self._seen[-1]
         return (after - before) / (last - first) / (4 * 918_656)
@@ -160,7 +160,7 @@ class Wire:
 
 @pytest.mark.smoke
 def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: Path) -> None:
-    """In a ring of P ranks, each sends 2 (P - 1) / P times the gradients. One rank of n1 sends them to n2."""
+    """In a ring of P ranks, each rank sends 2 (P - 1) / P times the gradients. Only one rank sends to n2."""
     wire = Wire(allocation)
     on_both = Topology(nodes=2, processes_per_node=2)
     run = launched(DDP_TINY.replace(topology=on_both), tmp_path, on_progress=wire.look)
@@ -177,9 +177,9 @@ def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: 
 
 @pytest.mark.nightly
 def test_fsdp_sends_over_the_network_as_in_theory(allocation: Allocation, tmp_path: Path) -> None:
-    """Parameters are gathered twice, and half of them are sent each time. Gradients are reduced once.
+    """In a step, parameters are gathered twice, and half of them are sent each time.
 
-    Since gloo's reduce-scatter is an all-reduce, this costs as much as an all-reduce.
+    Gradients are reduced once. gloo implements a reduce-scatter as an all-reduce, which sends all gradients.
     """
     wire = Wire(allocation)
     run = launched(DDP_TINY.replace(framework=FSDP2(), micro_batch=4), tmp_path, on_progress=wire.look)
@@ -241,7 +241,7 @@ def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: P
 def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
     with pytest.raises(AllocationOverError, match="NODE_FAIL"):
         broken(tmp_path, lambda: allocation.cluster.kill_slurmd("n2"))
-    assert not allocation.is_clean(), "a process of the job is still running"
+    assert not allocation.is_clean(), "a process of the job still runs"
     allocation.take()
     words = ("srun", f"--jobid={allocation.job_id}", "-N2", "hostname")
     assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "the node is repaired"
@@ -270,7 +270,7 @@ def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None
         ours = psutil.Process(process.pid)
         sruns = sruns_of(ours) if with_srun else []
         for stopped in (ours, *sruns):
-            stopped.send_signal(signal.SIGSTOP)  # all are stopped first, so that none sees another one end
+            stopped.send_signal(signal.SIGSTOP)  # stop all before killing them, so that none sees another end
         for killed in (*sruns, ours):
             killed.kill()
 
@@ -298,7 +298,7 @@ if socket.gethostname() == "n2":
 
 @pytest.mark.usefixtures("allocation")
 def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of n2 makes all work on n2 seem to take ten times as long."""
+    """The clock of n2 is changed, so that all work on n2 seems to take ten times as long."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_NODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))

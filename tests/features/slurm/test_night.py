@@ -1,4 +1,4 @@
-"""Tests of a project's first baseline and a night, with the commands that `perfsuite init --slurm` prints."""
+"""Tests of a project's first baseline and first night, with the commands that `init --slurm` prints."""
 
 import json
 import os
@@ -40,6 +40,6 @@ def test_project_follows_what_init_prints(
     (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
     assert Path(result["baseline_file"]).is_relative_to(tmp_path / "baselines")
     outcome = result["verdict"]["outcome"]
-    assert ended == (outcome not in ("passed", "improved")), "other tests use this machine"
+    assert ended == (outcome not in ("passed", "improved")), "other tests can disturb the machine"
     assert len([*tmp_path.glob("slurm-*.out")]) == 2
     slurm.wait_until_idle()

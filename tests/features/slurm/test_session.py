@@ -1,4 +1,4 @@
-"""Tests of a whole pytest session in an allocation that is cancelled. The next allocation continues it."""
+"""Tests of a pytest session whose allocation is cancelled. A second allocation continues the session."""
 
 import json
 import os
@@ -20,7 +20,7 @@ FIRST, ON_TWO, ON_THREE = (
     make_case(topology=Topology(nodes=nodes, processes_per_node=1), timeout_s=600) for nodes in (1, 2, 3)
 )
 SCRIPT = ON_TWO.replace(framework=Script(path="train.py"), model=Model.named("net"))
-SESSION_S = 300  # a session here takes less than this, even on a loaded machine
+SESSION_S = 300  # longer than a session of this test, even on a loaded machine
 TRAIN = """
 import os, time
 
@@ -50,7 +50,7 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
 def test_next_allocation_measures_what_is_left(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the next allocation, the session continues, and the ranks of a script communicate across nodes."""
+    """The next allocation continues the session. The ranks of a script communicate across nodes."""
     (tmp_path / "test_cases.py").write_text(measuring(FIRST, SCRIPT, ON_TWO, ON_THREE))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider --perf-record-launches=1\n")
     (tmp_path / "train.py").write_text(TRAIN)
@@ -78,7 +78,7 @@ def test_next_allocation_measures_what_is_left(
     written = json.loads(results.read_text())
     first, second, third = (result["verdict"]["outcome"] for result in written["results"])
     assert (first, third) == ("recorded", "recorded")
-    assert second in ("recorded", "unhealthy"), "other tests use this machine, too"
+    assert second in ("recorded", "unhealthy"), "other tests can disturb the machine"
     assert [len(result["runs"][0]["nodes"]) for result in written["results"]] == [0, 2, 2]
     assert [skip["reason"] for skip in written["skipped"]] == [
         "it needs 3 nodes (processes per node: 1), but there are only 2"

@@ -14,14 +14,14 @@ BAND = Band(baseline_s=0.1, allowed_s=0.103)
 
 
 def parts(svg: str, kind: str) -> list[dict[str, str]]:
-    """Return the attributes of a class's elements, in order. The chart must be well-formed."""
+    """Return the attributes of all elements with this class. The chart must be well-formed."""
     return [
         dict(element.attrib) for element in ElementTree.fromstring(svg).iter() if element.get("class") == kind
     ]
 
 
 def told(svg: str) -> str:
-    """Return the description where a screen reader finds it, after the title."""
+    """Return the description of a chart, which a screen reader reads after the title."""
     chart = ElementTree.fromstring(svg)
     assert chart.get("role") == "img"
     by_id = {element.get("id"): element.text for element in chart.iter()}
@@ -65,7 +65,7 @@ def test_thins_only_long_series_despite_nan() -> None:
 def test_ticks_are_few_and_clamp_to_the_scale(low: float, span: float) -> None:
     scale = Scale(low=low, high=low + span, start=100, end=0)
     if scale.high - scale.low < 1e-9 * abs(low):
-        return  # as floats, the ends hardly differ
+        return  # both ends are almost the same float
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 6
     slack = 1e-6 * span + 1e-9

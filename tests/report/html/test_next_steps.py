@@ -34,7 +34,7 @@ def commands(
 
 
 def facts(text: str, **changes: Any) -> ArmFacts:
-    """Return the facts of an arm that was given as this text. By default it is a commit."""
+    """Return the facts of an arm that the user named `text`. By default, the arm is a commit."""
     return ArmFacts(text=text, facts=Arm(**{"commit": COMMIT, **changes}).facts)
 
 
@@ -181,7 +181,7 @@ def test_every_suggested_command_is_parsed(name: str) -> None:
 
 
 def parse(command: str) -> None:
-    """Parse a command line as its program does, without running it. Unknown options raise a usage error."""
+    """Parse a command line with its program's parser. Unknown options raise a usage error."""
     program, *words = shlex.split(command)
     if program == "pytest":
         for word in words[1:]:

@@ -58,12 +58,12 @@ class Page(HTMLParser):
             self.texts.append((self._open[-1] if self._open else "", data.strip()))
 
     def said(self, tag: str) -> list[str]:
-        """Return the texts directly inside elements of a kind."""
+        """Return the texts that are directly inside an element with this tag."""
         return [text for element, text in self.texts if element == tag]
 
 
 def make_evil() -> SessionFile:
-    """Return a session with markup in every text that comes from data."""
+    """Return a session in which every text from data contains markup."""
     failure = Failure(kind="crash", message=EVIL, rank=0, traceback=EVIL)
     counts = make_counts(
         collectives=(counted.make_collective(kind=EVIL, dtype=EVIL),),
@@ -97,7 +97,7 @@ def make_evil() -> SessionFile:
 
 
 def section(page: str, case: str) -> str:
-    """Return the section of the case with an id that begins like this."""
+    """Return the section of the case whose id begins with `case`."""
     [part] = re.findall(f'<section class="case" id="case-{case}.*?</section>', page, re.DOTALL)
     return str(part)
 

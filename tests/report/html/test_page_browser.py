@@ -19,7 +19,7 @@ browser = tests.browser.browser  # pytest finds a fixture by its name in the mod
 pytestmark = pytest.mark.browser
 
 CONTRAST = """(() => {
-  // WCAG 2.2, relative luminance; backgrounds laid over each other from the element up
+  // The relative luminance of WCAG 2.2. The background is that of the nearest opaque parent.
   const parse = (color) => color.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((value) => value / 255)
     .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
@@ -65,7 +65,7 @@ def page(browser: Browser, file: Path) -> Iterator[Browser]:
 
 
 def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
-    """Return a value of each visible row, from top to bottom."""
+    """Return the value `what` of each visible row, from top to bottom."""
     rows = "[...document.querySelectorAll('#overview tbody tr')].filter((row) => row.checkVisibility())"
     values = page.evaluate(f"{rows}.map((row) => row.{what})")
     assert isinstance(values, list)
@@ -73,7 +73,7 @@ def shown(page: Browser, what: str = "dataset.verdict") -> list[Any]:
 
 
 def click(page: Browser, text: str, where: str = "") -> None:
-    """Click on the button whose text begins like this."""
+    """Click the button whose text begins with `text`."""
     page.driver.find_element("xpath", f"{where}//button[starts-with(., '{text}')]").click()
 
 
@@ -189,7 +189,7 @@ def test_an_open_case_begins_with_the_cause(page: Browser) -> None:
 
 
 def test_names_of_spans_stay_in_view_on_a_phone(browser: Browser, tmp_path: Path) -> None:
-    """The names stay in view together with their arm, even if the table is scrolled."""
+    """The names and arms remain visible even if the table is scrolled to the right."""
     counted = make_run(counts=make_entries())
     compared = make_compared().replace(runs=(counted,), before=(counted,))
     file = tmp_path / "index.html"

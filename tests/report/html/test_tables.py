@@ -6,7 +6,7 @@ from tests.sessions import make_gpu_result
 
 
 def columns(table: Table) -> list[dict[str, str]]:
-    """Return each row as a dictionary from headings to cells."""
+    """Return each row as a dictionary: heading -> cell."""
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 

@@ -1,4 +1,4 @@
-"""Helpers: write launches into a store, like a pytest session, and run `perfsuite baseline` on them."""
+"""Helpers that write launches into a store, like a pytest session, and run `perfsuite baseline`."""
 
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,16 @@ REVIEWED = BaselineStore(BASELINES, Store().baselines)
 
 
 def told(*words: str, status: int = 0) -> str:
-    """Run a command that must end with this status, and return its output."""
+    """Run `perfsuite baseline`, check its exit status, and return its output."""
     return commands.run("baseline", *words, status=status).output
 
 
 def measured(
     session: str, count: int, *, tokens_per_s: float = 50_000, against: Baseline | None = None, **changes: Any
 ) -> list[Run]:
-    """Write `count` launches into the store, like a pytest session that judged them against `against`.
+    """Write `count` launches into the store, like a pytest session that judged them against a baseline.
 
-    Cases that the session measured before stay in its results.
+    If the session already has results of other cases, these are kept.
     """
     runs = []
     for number in range(1, count + 1):
@@ -39,7 +39,7 @@ def measured(
 
 
 def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list[Run]:
-    """Write launches of one case into the store, and the verdict on them into the session's results."""
+    """Write launches of one case into the store, and add their verdict to the session's results."""
     directory = Path(".perfsuite/runs", session)
     case = runs[0].case
     for number, run in enumerate(runs, 1):
@@ -53,7 +53,7 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
 
 
 def accept(session: str, count: int, *options: str, status: int = 0, **launches: Any) -> str:
-    """Accept the given number of launches of a new session, and return the output."""
+    """Write a session with `count` launches, accept them, and return the output."""
     measured(session, count, **launches)
     return told("accept", *options, status=status)
 

@@ -70,7 +70,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
 
 
 def test_accepts_every_class_or_the_named_one(repository: Path) -> None:
-    """There are classes of one node, of two nodes (with the interconnect), and of an earlier machine."""
+    """The hardware classes are one node, two nodes (with their interconnect), and an earlier machine."""
     two = CASE.replace(topology=CASE.topology.replace(nodes=2))
     nodes = MACHINE.replace(hardware_class=f"{MACHINE.hardware_class}-ib400", nodes=2)
     old = MACHINE.replace(hardware_class="cpu-old-2c")

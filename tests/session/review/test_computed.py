@@ -21,7 +21,7 @@ RUN = make_run(
 
 
 def differences(**changes: Any) -> list[str]:
-    """Return how a baseline differs after all of its launches are changed like this."""
+    """Return the differences between a baseline and the same baseline with these changes in each launch."""
     before, now = (baseline.from_runs([run] * 5) for run in (RUN, RUN.replace(**changes)))
     return [*of_times(before, now)]
 

@@ -18,13 +18,13 @@ MORE = counts(collectives=(GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * B
 
 
 def seen(*ranks: Counts, **changes: Any) -> dict[str, Any]:
-    """Return the additional fields of a launch that was counted."""
+    """Return the fields of a counted launch that other launches do not have."""
     run = launch(*ranks)
     return {"counts": run.counts, "observed": run.observed, **changes}
 
 
 def counted(session: str, count: int, *options: str, status: int = 0, **launches: Any) -> str:
-    """Accept the counts of the given number of launches, and return the output in one line."""
+    """Write `count` launches, accept their counts, and return the output in one line."""
     return flat(accept(session, count, "--only-counts", *options, status=status, **launches))
 
 
@@ -49,7 +49,7 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
 
 
 def test_one_launch_or_dry_run_gives_counts(repository: Path) -> None:
-    accept("1", 5, status=2, **seen(dry=True))  # a dry run has no times
+    accept("1", 5, status=2, **seen(dry=True))  # a dry run has no times to accept
     told("accept", "--only-counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
     assert (held.target, held.launches) == ("dry-cpu", 5)
@@ -106,7 +106,7 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
     assert "2 counts more). To accept it anyway, give --reason" in counted("3", 1, status=1, **seen(more))
     counted("4", 1, "--reason", "gathers twice", **seen(MORE))
     assert accepted().counts == launch(MORE).counts
-    counted("5", 1, **seen())  # less work needs no reason, and neither does another split
+    counted("5", 1, **seen())  # less work needs no reason, nor does a different split over phases
     split = counted("6", 1, **seen(counts(host_reads={"forward": 40})))
     assert " host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step " in split
 
@@ -182,7 +182,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
 
 
 def test_diff_merges_what_several_ranks_share(repository: Path) -> None:
-    """The bytes of the two ranks differ in a digit that is not shown."""
+    """The bytes of the two ranks differ only by an amount that is too small to be shown."""
     counted("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
     commit(repository)
     larger = [counts(memory=memory(peak=memory().peak + 2**20 + more)) for more in (0, 8)]

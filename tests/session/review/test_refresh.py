@@ -1,4 +1,4 @@
-"""Tests of `perfsuite baseline refresh`, with a replacement for everything that it runs."""
+"""Tests of `perfsuite baseline refresh`. All commands that it runs are replaced."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ BASELINE = Path("baselines/x.json")
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    """Replace jobs. `perfsuite baseline accept` writes a baseline and prints its options."""
+    """Replace all commands. The fake `perfsuite baseline accept` writes a baseline and prints its options."""
     monkeypatch.chdir(tmp_path)
     Path("bench_cases").mkdir()
     made = Jobs()
@@ -38,7 +38,7 @@ def new_baselines(*words: str, status: int = 0) -> str:
 
 
 def test_refresh_measures_in_its_own_store(jobs: Jobs) -> None:
-    jobs.statuses = {"pytest": 1}  # a case is slower, so it gets a new baseline
+    jobs.statuses = {"pytest": 1}  # status 1: a case is slower, so it gets a new baseline
     documents.write_text(Path(".perfsuite/refresh/runs/old"), "an earlier attempt")
     new_baselines("--out", "there", "--", "-k", "fsdp2 and not 8b")
     assert not Path(".perfsuite/refresh/runs/old").exists()
@@ -68,7 +68,7 @@ def test_unacceptable_results_keep_their_reason(jobs: Jobs) -> None:
     assert "no measured run" in new_baselines(status=2)
     assert Path("out/before-after.txt").read_text().startswith("no measured run")
     accept(f"mkdir baselines; echo new > {BASELINE}; exit 1")
-    new_baselines()  # some cases have a baseline, although others were not accepted
+    new_baselines()  # status 1: only some cases were accepted
     assert BASELINE.exists()
 
 

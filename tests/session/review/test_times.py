@@ -45,7 +45,7 @@ USUAL = make_run(case=CASE, machine=MACHINE, figures=AS_BEFORE)
 
 
 def test_another_machine_needs_its_option(repository: Path) -> None:
-    """All launches are on one machine, at two speeds. The newest launch decides which speed is accepted."""
+    """The probe ran at two speeds on the same machine. The speed of the newest launch is accepted."""
     accept("1", 5, figures=AS_BEFORE)
     result = accept("2", 5, "--reason", "new", status=1, figures=SLOW, against=accepted())
     assert f"0 healthy launches, but a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
@@ -59,7 +59,7 @@ def test_another_machine_needs_its_option(repository: Path) -> None:
 
 
 def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
-    """With only a local baseline, there is no reviewed probe to compare with."""
+    """The session judged its launches against a local baseline. It set three aside, as its results show."""
     local = from_runs(measured("1", 3, figures=AS_BEFORE))
     keep("2", [USUAL] * 5 + [USUAL.replace(figures=SLOW)] * 3, local)
     assert f"left out: 3 {SET_ASIDE}" in told("accept", "--reason", "the first baseline")
@@ -75,9 +75,9 @@ def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
 
 
 def test_never_accepts_unjudged_launches(repository: Path) -> None:
-    """An interrupted case is not in the results.
+    """The results do not contain a case that was interrupted.
 
-    If the results cannot be read, nothing is known about the session.
+    If the results cannot be read, it is unknown which launches the session judged.
     """
     run = measured("1", 5)[0]
     results = Path(".perfsuite/runs/1/results.json")
@@ -93,7 +93,7 @@ def test_never_accepts_unjudged_launches(repository: Path) -> None:
 
 
 def memory(mib: float | None) -> dict[str, Any]:
-    """Return the figures of a launch with this peak memory."""
+    """Return the changed fields of a launch with this peak memory."""
     return {"figures": make_figures(peak_memory_bytes=None if mib is None else mib * 2**20)}
 
 
@@ -169,7 +169,7 @@ def test_shows_and_judges_package_metrics(repository: Path, packages: Packages) 
 
 
 def write_profile(profile: Profile) -> None:
-    """Write a launch for a profile, in which all ranks have this profile."""
+    """Write the files of a launch for a profile. All ranks have the same profile."""
     run_dir = RunDir.of_profile(Path(".perfsuite/runs/1", CASE.id))
     documents.write(run_dir.case, CaseFile(case=CASE, device="cpu", profile=True))
     for rank in range(CASE.topology.world_size):
@@ -191,7 +191,7 @@ def test_accepts_the_newest_sessions_profile(repository: Path) -> None:
     commit(repository)
     documents.write(file, profile.replace(profile=launch_profile(EAGER, EAGER)))
     assert "aten::bmm 0 -> 24 calls a step" in told("diff")
-    assert told("list").count(CASE.id) == 1, "a profile belongs to a baseline, but is not one"
+    assert told("list").count(CASE.id) == 1, "a profile is not listed as a baseline"
     file.unlink()
     assert "profile: removed" in told("diff")
 

@@ -61,7 +61,7 @@ def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
 
 
 def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
-    """Return benchmark -> its row in the file of one night. A row has a value for each of `COLUMNS`."""
+    """Return each benchmark's row in the file of one night. A row has a value for each of `COLUMNS`."""
     rows = {}
     for metric, groups in launches.items():
         error = _error(metric, [launch for by_values in groups.values() for launch in by_values.values()])

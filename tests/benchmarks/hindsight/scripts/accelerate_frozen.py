@@ -1,6 +1,6 @@
 """Trains a bfloat16 model with FSDP2 in accelerate, in mixed precision.
 
-All blocks of the model but the last one are frozen.
+All blocks of the model except the last one are frozen.
 """
 
 import itertools

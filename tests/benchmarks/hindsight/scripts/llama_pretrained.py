@@ -1,6 +1,6 @@
-"""Trains a Llama in a plain loop, after transformers has read it from a checkpoint in bfloat16.
+"""Trains a Llama in a plain loop. transformers reads the model from a checkpoint in bfloat16.
 
-`python llama_pretrained.py [LAYERS [SAVED]]`: the number of layers of the Llama, and of the checkpoint.
+`python llama_pretrained.py [LAYERS [SAVED]]`: the Llama has LAYERS layers, and the checkpoint has SAVED.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Trains a deep Llama with adapters of peft, naming each target: `python peft_names.py LAYERS`."""
+"""Trains a deep Llama with adapters of peft. Each target is named: `python peft_names.py LAYERS`."""
 
 import itertools
 import sys

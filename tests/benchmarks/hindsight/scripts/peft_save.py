@@ -1,4 +1,4 @@
-"""Trains a Llama with adapters of peft, also for its embedding, and saves them every 5 steps."""
+"""Trains a Llama with adapters of peft and saves them every 5 steps. The embedding also has an adapter."""
 
 import itertools
 import os

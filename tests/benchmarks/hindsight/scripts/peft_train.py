@@ -1,6 +1,6 @@
 """Trains a Llama with adapters of peft in a plain loop: `python peft_train.py oft`, `dora`, `lora`, ...
 
-With the additional word `bfloat16`, the Llama has that dtype.
+With the additional argument `bfloat16`, the Llama's parameters are bfloat16.
 """
 
 import itertools

@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A model that learns to predict the token that it was given. Calls return the loss."""
+    """A model that learns to repeat its input tokens. A call returns the loss."""
 
     def __init__(self, depth: int = 4, vocabulary: int = VOCABULARY) -> None:
         super().__init__()

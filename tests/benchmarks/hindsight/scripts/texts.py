@@ -1,4 +1,4 @@
-"""A tokenizer and made-up texts for trl, which need no network."""
+"""A tokenizer and made-up texts for trl. Neither needs a network."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def text(at: int, count: int = 24) -> str:
 
 
 def settings(directory: str | Path) -> dict[str, Any]:
-    """Return the arguments of every trainer: many steps on a CPU, with nothing saved or reported."""
+    """Return arguments for any trainer: many steps on a CPU, with nothing saved or reported."""
     return {
         "output_dir": str(directory),
         "max_steps": 1000,

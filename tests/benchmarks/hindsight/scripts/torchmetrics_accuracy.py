@@ -1,4 +1,4 @@
-"""Trains with an accuracy of torchmetrics in each step."""
+"""Trains and computes an accuracy of torchmetrics in each step."""
 
 import itertools
 

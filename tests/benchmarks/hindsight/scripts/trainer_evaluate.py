@@ -1,4 +1,4 @@
-"""Trains with the Trainer of transformers. It evaluates after each step, with a worker that stays alive."""
+"""Trains with the Trainer of transformers. An evaluation, whose worker is persistent, follows each step."""
 
 import os
 

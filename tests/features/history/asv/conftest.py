@@ -1,4 +1,4 @@
-"""Fixtures: asv's pages of 30 nights, which are made once for all tests that look at them."""
+"""Fixture with asv's pages of 30 nights. The pages are made once for all tests that read them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from tests.synthetic import make_repository
 CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4, 8)]
 SLOWER, FASTER, LARGER, SAME = range(4)
 CHANGES = {SLOWER: (15, Level(step_s=1.1)), FASTER: (10, Level(step_s=0.9)), LARGER: (20, Level(memory=1.03))}
-"""For each case, the first night at its new level."""
+"""Case -> the first night of its new level, and this level."""
 NIGHTS = 30
 UNKNOWN = "f" * 40
-"""A commit of the history that is not in the repository."""
+"""A commit that is in the history but not in the repository."""
 
 
 class Published(NamedTuple):

@@ -1,6 +1,6 @@
-"""Local copies from npm of the scripts that asv's pages load from a CDN, since test browsers are offline.
+"""Copies of the scripts that asv's pages load from a CDN. Test browsers are offline.
 
-`make browser` installs them according to the package.json in this folder.
+`make browser` installs the copies with npm, according to the package.json in this folder.
 """
 
 import re
@@ -22,15 +22,15 @@ FILES = {
     "bootstrap.min.js": "bootstrap/dist/js/bootstrap.min.js",
     "bootstrap.min.css": "bootstrap/dist/css/bootstrap.min.css",
 }
-"""For each name at the end of an address, the file in an npm package."""
+"""End of a script's address -> the file of the script in an npm package."""
 _LOADED = re.compile(r'(src|href)="https?://[^"]*/([^"/]+)" integrity=[^>]*>')
 
 
 def use_local_scripts(pages: Path) -> None:
-    """Make `index.html` of asv's pages load local copies.
+    """Make the `index.html` of asv's pages load local copies of the scripts.
 
-    If they are not installed, the test is skipped, or fails if CI is set. Raises KeyError if a script has no
-    package.
+    If the copies are not installed, the test is skipped, or it fails if CI is set. Raises KeyError if a
+    script has no known npm package.
     """
     if not PACKAGES.exists():
         skip_or_fail("the scripts of asv's pages are not installed: run `make browser`")

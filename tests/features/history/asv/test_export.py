@@ -34,7 +34,7 @@ GPT2 = "gpt2-tiny.1x2.fp32"
 
 
 class Kept(NamedTuple):
-    """A history, the repository that has its commits, and the export of both."""
+    """A history, a repository with its commits, and the directory of the export."""
 
     history: Path
     repo: Path

@@ -46,7 +46,7 @@ def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.Mon
     assert f"left out: commit ffffffffffff: not in {published.root / 'repo'}" in published.output
     assert f"pages of {NIGHTS} commits, 1 left out: {out / 'html'}" in published.output
     made = subprocess.CompletedProcess([], returncode=0, stdout="", stderr="")
-    # asv exits with 0, but has left the earlier pages.
+    # asv ends with status 0 although it wrote nothing: the earlier pages are still there.
     monkeypatch.setattr(subprocess, "run", lambda *_, **how: made)
     with pytest.raises(ToolError, match=r"asv publish left out 1 of 1 commits, such as ffffffff: "):
         publish(out, commits=frozenset({UNKNOWN}))
@@ -62,7 +62,7 @@ def test_our_page_is_beside_asvs_and_links_to_its_graphs(published: Published) -
 
 
 def test_offline_page_says_what_is_missing(published: Published) -> None:
-    """asv opens this page if a script cannot be loaded."""
+    """asv shows this page if it cannot load a script."""
     pages = published.root / "out/html"
     index = (pages / "index.html").read_text()
     assert 'window.location = "error.html"' in index
@@ -76,6 +76,6 @@ def test_offline_page_says_what_is_missing(published: Published) -> None:
 def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "asv.py").write_text(
         "print('out'); raise SystemExit('No version specified')"
-    )  # mistaken for asv
+    )  # found instead of asv
     with pytest.raises(ToolError, match=r"asv publish in .* ended with 1: out\nNo version specified"):
         publish(tmp_path, commits=frozenset())

@@ -1,4 +1,4 @@
-"""Tests of asv's pages in a browser, from a local server: what is drawn, and which addresses are used."""
+"""Tests of asv's pages in a browser: what they draw, and that they load everything from a local server."""
 
 import shutil
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
     return fillText.call(this, text, ...rest);
 };
 """
-"""Records text that asv draws on a canvas, such as labels of axes. It cannot be read from the canvas."""
+"""Records the text that asv draws on a canvas, because text cannot be read from a canvas."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def address(published: Published, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Browser]:
-    """Yield a browser, and then check that it had no complaints and requested only this address."""
+    """Yield a browser. Then check that its console is empty, and that it used only this address."""
     browser.screen(1280)
     yield browser
     assert browser.console() == []

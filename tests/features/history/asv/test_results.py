@@ -13,7 +13,7 @@ ENDS = ("stats_ci_99_a", "stats_ci_99_b")
 
 
 def rows(launches: dict[Slot, list[float]], metric: str = "seconds_per_step") -> list[dict[str, Any]]:
-    """Return the row of each benchmark as a dictionary by column."""
+    """Return a dictionary for each benchmark, with its value in each column."""
     groups: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for (group, values), figures in launches.items():
         groups.setdefault(group, {})[values] = figures
