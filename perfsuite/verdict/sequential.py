@@ -51,8 +51,8 @@ cache. If a few of them agree to 0.05%, that does not mean that next week's laun
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
 
-# A single one-sided test with this threshold gives 1 false alarm in 1,500. The threshold is that strict
-# because the test is repeated after each launch.
+# A single one-sided test with this threshold gives 1 false alarm in 1,500. The threshold is so strict because
+# the test is repeated after each launch.
 _Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
@@ -69,14 +69,15 @@ class Noise:
 
     sigma: float  # standard deviation of log(seconds per step) between launches of one session
     degrees_of_freedom: float  # degrees of freedom of `sigma`; not necessarily an integer
-    # Standard deviation of the shift, in log(seconds per step), that all launches of a session have in common
-    # against the baseline because the whole machine drifts; 0 if unknown. The launches of one session cannot
-    # show it: `verdict.noise` estimates it from baselines of several sessions.
+    # The whole machine drifts between sessions. This shifts all launches of a session against the baseline by
+    # the same amount. `session_sigma` is the standard deviation of this shift, in log(seconds per step); 0 if
+    # unknown. The launches of one session cannot show it: `verdict.noise` estimates it from baselines of
+    # several sessions.
     session_sigma: float = 0.0
-    # The variance of the shift of all cases in a session; None: unknown.
+    # Variance of the shift that all cases of a session have in common; None: unknown.
     of_session: Component | None = None
-    # Variance, in log(seconds per step), of the shift of a single case in a session, in addition to the shift
-    # of all cases; None: unknown.
+    # Variance of the additional shift that a single case has in a session, in log(seconds per step); None:
+    # unknown.
     of_case: Component | None = None
 
 
@@ -180,9 +181,10 @@ def minimum_detectable_drop(
 
 
 def smallest_tolerance(*, noise: Noise, baseline_launches: int, launches: int, z: float) -> float:
-    """Return the tolerance with which only unchanged cases that are off by `z` errors are `regressed`.
+    """Return the smallest tolerance with which few enough unchanged cases are `regressed`.
 
-    `z` is a quantile of the normal distribution. Student's t replaces it, as in the test.
+    With this tolerance, an unchanged case is `regressed` only if it is off by `z` standard errors. `z` is a
+    quantile of the normal distribution. Student's t replaces it, as in the test.
     """
     errors = t_quantile(z, noise.degrees_of_freedom) + t_quantile(Z_99, noise.degrees_of_freedom)
     return relative(errors * _error(noise, baseline_launches, launches))
@@ -198,7 +200,7 @@ def can_pass(*, tolerance: float, noise: Noise, baseline_launches: int, max_laun
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
     """Average the noise of the hardware class and of the case, weighted by their degrees of freedom.
 
-    `_OWN_SPREAD` gives the lower limit.
+    The result is at least `_OWN_SPREAD` times the standard deviation of the case's own launches.
     """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)

@@ -24,7 +24,7 @@ from perfsuite.verdict.variance import Component, pooled
 
 MIN_DEGREES = 2
 """Minimum degrees of freedom for the noise of a case within a session: two values can agree by chance."""
-_SAME_SHARES = 1e-9  # squared difference of shares that is only rounding
+_SAME_SHARES = 1e-9  # a squared difference of shares below this is only rounding
 
 Shares = Mapping[str, float]  # the share of each session in the launches of a baseline, by name
 
@@ -34,7 +34,7 @@ class CanaryChange:
     """The change of a canary's reference since its baseline."""
 
     estimate: float  # in logarithms: above 0 is slower
-    error: float  # standard error that launches cause, without the noise of the case within a session
+    error: float  # standard error due to the noise between launches, not to that of the case within a session
     sessions: Shares  # the sessions of its baseline
 
 
@@ -68,14 +68,17 @@ def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, c
 
 
 def error_of_launches(noise: Noise, now: int, then: int) -> float:
-    """Return the standard error that launches cause in the change of a canary, from their numbers."""
+    """Return the standard error of a canary's change due to the noise between launches.
+
+    `now` and `then` are the numbers of launches of the two sides.
+    """
     return noise.sigma * math.sqrt(1 / now + 1 / then)
 
 
 def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
     """Return the share of each session in the launches of a baseline.
 
-    A session without a name is a session of this case alone, as far as is known.
+    A session without a name is assumed to be a session of this case alone.
     """
     total = sum(map(len, baseline.values()))
     return {
@@ -100,7 +103,7 @@ def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift 
 
 
 def weighted_shift(changes: Mapping[str, CanaryChange], case_variance: float) -> Shift:
-    """Return the mean of changes, weighted with their inverse variances. There must be at least one."""
+    """Return the mean of one or more changes, weighted with their inverse variances."""
     variances = [change.error**2 + case_variance * _times(change.sessions) for change in changes.values()]
     precision = sum(1 / of_canary for of_canary in variances)
     estimate = 0.0
@@ -156,5 +159,5 @@ def _scatter(changes: Iterable[CanaryChange]) -> Component | None:
 
 
 def _times(sessions: Shares) -> float:
-    """Return the variance of the difference of tonight and a baseline, in variances of one session."""
+    """Return the variance of tonight minus a baseline, as a multiple of the variance of one session."""
     return 1 + sum(share**2 for share in sessions.values())

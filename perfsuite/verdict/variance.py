@@ -1,7 +1,8 @@
-"""Variance components: how much of a scatter is left when the scatter of the levels below is removed. Pure.
+"""Estimate variance components. Pure.
 
-A component is a mean square minus the part that the levels below explain, and is at least 0 (Searle, Casella,
-McCulloch, Variance Components, 1992).
+Launches are the level below sessions: the means of sessions scatter partly because their launches do. A
+variance component is the mean square of a level minus the part that the levels below explain, and is at least
+0 (Searle, Casella, McCulloch, Variance Components, 1992).
 """
 
 import math
@@ -30,7 +31,7 @@ def upper_limit(degrees: int) -> float:
 class Component:
     """The estimate of a variance component."""
 
-    observed: float  # mean square, with everything that the levels below add to it
+    observed: float  # mean square, including the part that the levels below add to it
     explained: float  # the part of the mean square that the levels below are expected to add
     degrees: int  # degrees of freedom of `observed`; at least 1
 

@@ -90,7 +90,7 @@ def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) ->
     assert check.note == "not in the baseline: accept or record it again"
     verdict = judge(without[:1], from_runs(with_it), NOISE, Policy())
     assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
-    assert verdict.checks[-1].note == "the baseline has it, but this run does not"
+    assert verdict.checks[-1].note == "the baseline has this metric, but this run does not"
 
 
 def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], tmp_path: Path) -> None:
