@@ -35,7 +35,7 @@ from perfsuite.verdict.waivers import remarks, waive
 
 @dataclass
 class Record:
-    """The results of a session and the other content of `results.json`, which each new result rewrites."""
+    """The results of a session and the other content of `results.json`, a file that each result rewrites."""
 
     mode: Mode
     saves: bool = True  # whether to write `results.json` when a case begins and when it is judged
