@@ -83,7 +83,7 @@ def grid(table: Table, most: int | None = None) -> Markup:
 
 
 def _escaped(value: object) -> Markup:
-    """Escape the values that the template prints, except its own macros, which already are Markdown."""
+    """Escape the values that the template prints, except the output of its macros, which is Markdown."""
     return value if isinstance(value, Markup) else Markup(text(str(value)))
 
 

@@ -349,8 +349,8 @@ OPTIONS = (
     Option(
         name="reference",
         metavar="ARM",
-        help="also launch ARM, the environment and commit of the baselines, on a few cases, to tell changes of "
-        "the machine from changes of the code. ARM is written as for --perf-against",
+        help="also launch ARM, the environment and commit of the baselines, on a few cases, to tell changes "
+        "of the machine from changes of the code. ARM is written as for --perf-against",
         page="See [A reference](verdicts.md#a-reference)",
     ),
     Option(

@@ -126,7 +126,7 @@ class ReferenceArm:
         return sum(len(canary.runs) for canary in self.canaries)
 
     def _launch(self, canary: LaunchedCanary, session: SessionDir) -> None:
-        """Launch the reference on a canary. Only `AllocationOverError` is raised: other errors are recorded."""
+        """Launch the reference on a canary. Errors are recorded, and only `AllocationOverError` is raised."""
         case = canary.candidate.case
         number = len(canary.runs) + 1
         directory = session.reference(case.id)
