@@ -132,13 +132,14 @@ class Metric:
         return abs(self.change(of_cost))
 
     def interval(self, of_cost: tuple[float, float]) -> tuple[float, float]:
-        """Convert an interval for the cost's change into one for the figure's change, as (low, high)."""
+        """Convert an interval for the change of the cost to one for the change of the figure: (low, high)."""
         low, high = sorted(map(self.change, of_cost))
         return low, high
 
 
-PART_SHARE = 0.02  # smaller changes of a part, as shares of the step, are not judged
-PART_S = 1e-3  # smaller changes in seconds are not judged either: waking up a thread takes tenths of a ms
+PART_SHARE = 0.02  # changes of a part below this share of the step are not judged
+# Changes of a part below this many seconds are not judged: waking up a thread takes tenths of a millisecond.
+PART_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class PartOfStep(Metric):
         return self.rest_s + value
 
 
-SPAN_S = 0.25  # smaller changes of a span, in seconds, are not judged
+SPAN_S = 0.25  # changes of a span below this many seconds are not judged
 SPAN_TOLERANCE = 0.25
 
 
@@ -313,7 +314,10 @@ def recorded() -> tuple[Metric, ...]:
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return the metric of a name; None if its package is gone. Raises `ExtensionError` like `recorded`."""
+    """Return the metric with this name; None if its package is not installed.
+
+    Raises `ExtensionError` in the same cases as `recorded`.
+    """
     span = timed_span(name)
     if span is not None:
         return span_seconds(span)
@@ -334,7 +338,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 
 def described(name: str) -> Metric:
-    """Return the metric of that name, or a placeholder if its package is not installed."""
+    """Return the metric with this name, or a placeholder if its package is not installed."""
     return find_metric(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
 
 
@@ -355,7 +359,7 @@ def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 
 def judged_metrics(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
-    """Return the `metrics_of` that are judged on `device`, or on any device if it is None."""
+    """Return those `metrics_of` these launches that are judged on `device` (None: on any device)."""
     devices = ("cpu", "cuda") if device is None else (device,)
     return tuple(
         metric

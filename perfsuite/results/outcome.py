@@ -54,17 +54,17 @@ BY_THE_MACHINE = "the code did not change, so the machine did"
 
 
 class AgainstReference(Data):
-    """The change of a metric beyond that of the session's reference, so without the machine's own change."""
+    """The change of a metric without the machine's own change, which the session's reference shows."""
 
     change: float  # estimated relative change of the figure
     interval: tuple[float, float]  # 99% interval of `change`, with the uncertainty of the reference
 
 
 class Check(Data):
-    """The judgement of one metric of the launches against the baseline.
+    """The judgement of one metric: a comparison of the launches with the baseline.
 
-    Changes are changes of the figure itself: -0.2 is 20% fewer tokens/s, or 20% less memory. Tests judge
-    changes of the cost instead (see `Metric.change`).
+    Changes are changes of the figure itself: -0.2 is 20% fewer tokens/s, or 20% less memory. The statistical
+    tests judge changes of the cost instead (see `Metric.change`).
     """
 
     metric: str
@@ -78,8 +78,8 @@ class Check(Data):
     interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is detected 95 times in 100
     probe_exponent: float | None = None  # exponent of the correction by the probe; None: no correction
-    # The change against the session's reference, which then decides the outcome, or must confirm it; None:
-    # `change` alone decides it.
+    # The change against the session's reference. If there is one, it decides the outcome or must confirm it.
+    # If it is None, `change` alone decides.
     against_reference: AgainstReference | None = None
     note: str | None = None
 
@@ -100,7 +100,7 @@ def in_span(span: str, text: str) -> str:
 
 
 class Cost(Data):
-    """The predicted change of a step's time by one count, as a range. An improvement has negative seconds."""
+    """The predicted change of a step's time due to one count, as a range. Negative seconds are a saving."""
 
     least_s: float | None = None  # None: unknown
     most_s: float | None = None
@@ -136,7 +136,7 @@ NOT_JUDGED = ": not judged, "
 
 
 class CountCheck(Data):
-    """The judgement of the launches' counts against the baseline's."""
+    """The judgement of the counts: a comparison of the launches with the baseline."""
 
     # `not counted`: work of a step was not counted, or no launch was counted. `notes` give the reason.
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
@@ -165,9 +165,9 @@ class Verdict(Data):
     explained: str | None = None  # explanation of a change by the counts
     profiled: Profiled | None = None  # explanation by profiles; None if no profile was taken
     failure: FailureKind | None = None
-    # Why the case failed, if no metric shows it, and why launches were set aside.
+    # Why the case failed, if no metric shows why, and why launches were set aside.
     reasons: tuple[str, ...] = ()
-    unhealthy_launches: tuple[int, ...] = ()  # launches that are not evidence, numbered from 1
+    unhealthy_launches: tuple[int, ...] = ()  # numbers (from 1) of the launches that were set aside
     changed: tuple[str, ...] = ()  # other changes since the baseline: not judged, but possible causes
     against: str | None = None  # name of the reference, such as `arm A`; None: a stored baseline, if any
 
@@ -193,5 +193,5 @@ class Verdict(Data):
         return next((check for check in self.checks if check.metric == metric), None)
 
     def healthy(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the launches that are evidence and can become a baseline."""
+        """Return the launches that were not set aside, so that they can become a baseline."""
         return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]

@@ -69,7 +69,7 @@ class Quantity:
 
     @property
     def family(self) -> str:
-        """The name of its family. The size of a change is a share of the family's total."""
+        """The name of its family of quantities. Changes are sorted by their share of the family's total."""
         return self.name
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
@@ -102,7 +102,7 @@ class Group(Quantity):
 
     @property
     def family(self) -> str:
-        """The name of the family: one for all barriers, and one for all other collectives."""
+        """The name of the family. All barriers form one family, and all other collectives another."""
         return "barriers" if self.unit == "calls" else "collectives"
 
     def calls(self, counts: Counts) -> int:
@@ -424,5 +424,5 @@ def differ_by_chance(calls: int, usual: int) -> bool:
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:
-    """Return the fields that are unsteady in a span: those that vary in it or in the reported step."""
+    """Return the fields that are unsteady in a span, because they vary in it or in the reported step."""
     return {field.removeprefix(f"{span}: ") for field in unsteady}

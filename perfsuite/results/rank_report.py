@@ -143,7 +143,7 @@ class RankReport(Sealed):
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
     timed_steps: int | None = (
-        None  # number of steps without the last step, if counting lengthened that; None: all
+        None  # number of steps except the last, if counting made the last step longer; None: all steps
     )
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock

@@ -258,7 +258,7 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
     def slowest_shares(self) -> dict[str, float]:
-        """Return each rate of the slowest rank as a share of that of the fastest rank, by name.
+        """Return the slowest rank's share of the fastest rank's rate, for each rate by name.
 
         Empty on a CPU, whose ranks share the cores, and for GPUs of different models.
         """

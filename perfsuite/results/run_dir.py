@@ -40,7 +40,7 @@ COMPILE_CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCH_EXTENSIONS_DIR": EXTENSIONS,  # C++ code that is compiled on first use, for example by DeepSpeed
 }
-"""Directories below `RunDir.compile_caches`, by the environment variable of a job that contains the path. A
+"""Directories below `RunDir.compile_caches`, by the environment variable that gives their path to a job. A
 variable that the user has set is not changed."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of its flight recorder's files

@@ -34,7 +34,7 @@ class Measurement(Data):
     excused: Excuse | None = None
     waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
-    prediction: DryFacts | None = None  # of a dry run after the launches; None: no such dry run was wanted
+    prediction: DryFacts | None = None  # from a dry run after the launches; None: no dry run was wanted
     shared: bool = False  # whether others used the machine during these launches, so figures prove nothing
 
     @property
@@ -165,10 +165,10 @@ class MachineChange(Data):
     hardware_class: str
     change: float  # relative change of the figure since the baselines: -0.01 is 1% fewer tokens/s
     interval: tuple[float, float]  # 99% interval of `change`
-    # Standard deviation of a case within a session, of the logarithm of the cost, at its upper limit.
+    # Standard deviation of a case within a session (in the logarithm of the cost), at its upper limit.
     case_sigma: float
     canaries: tuple[str, ...]  # ids of the canaries that agree
-    apart: tuple[str, ...] = ()  # ids of the canaries that moved alone, and are left out
+    apart: tuple[str, ...] = ()  # ids of the canaries that are left out, because only they changed
 
     @property
     def is_certain(self) -> bool:
@@ -178,7 +178,7 @@ class MachineChange(Data):
 
 
 class SessionReference(Data):
-    """The reference of a session: the environment and commit of the baselines, launched beside the cases."""
+    """The reference of a session: the environment and commit of the baselines, launched on a few cases."""
 
     arm: ArmFacts
     canaries: tuple[Canary, ...] = ()

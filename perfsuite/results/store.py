@@ -141,7 +141,7 @@ class BaselineFiles(Generic[B]):
 
 @dataclass(frozen=True)
 class BaselineStore(BaselineFiles[Baseline]):
-    """Baselines of times and memory, in folders named by hardware class, with the other kinds below them."""
+    """Baselines of times and memory, in folders named by hardware class, and access to the other kinds."""
 
     kind: type[Baseline] = field(default=Baseline, kw_only=True)
 
@@ -191,7 +191,7 @@ class SessionDir:
 
     @property
     def name(self) -> str:
-        """Time of creation (UTC, to the microsecond), so that names sort by age."""
+        """The time at which the session was created (UTC, to the microsecond), so that names sort by age."""
         return self.path.name
 
     def case(self, case_id: str, repetition: int = 0) -> Path:

@@ -148,7 +148,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
 
 
 def machine_environment(tonight: Tonight) -> list[str]:
-    """Describe changes of the machine since the baselines, such as a new driver, which the reference has too."""
+    """Describe changes of the machine, such as a new driver, which affect the reference as well."""
     changes = dict.fromkeys(
         change
         for canary in tonight.canaries.values()

@@ -108,7 +108,7 @@ def test_names_canaries_that_show_nothing() -> None:
 def test_names_a_canary_that_changed_alone() -> None:
     moved = reference()
     apart = moved.replace(changes=(moved.changes[0].replace(apart=("f",)),))
-    assert sentences(night(), apart)[1].startswith("The reference on f changed alone")
+    assert sentences(night(), apart)[1].startswith("The reference on f changed, but not")
 
 
 def test_a_reference_without_a_result_leaves_the_old_sentence() -> None:

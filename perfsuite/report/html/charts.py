@@ -77,7 +77,7 @@ class Scale(NamedTuple):
 
 
 def thin(values: Sequence[float]) -> list[Point]:
-    """Return a series as (index, value). A long series is reduced to each bucket's extremes: stalls remain."""
+    """Return a series as (index, value). A long series is reduced to its extremes, so that stalls remain."""
     points = list(enumerate(values))
     if len(points) <= 2 * BUCKETS:
         return points
