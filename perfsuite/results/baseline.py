@@ -58,7 +58,7 @@ class BaselineDocument(Document):
 
     @property
     def folder(self) -> str:
-        """The value of the field that `FOLDER` names. The baseline applies only to that value and case."""
+        """The value of the field that `FOLDER` names, which the baseline applies to."""
         return str(getattr(self, self.FOLDER))
 
 

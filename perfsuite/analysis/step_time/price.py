@@ -69,8 +69,8 @@ def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -
 def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Price:
     """Return the price of `number` waits of the host for the GPU, which the other side does not make.
 
-    Which waits these are is unknown, so the range covers the first, the last and evenly distributed ones.
-    Raises `PredictionError` if the step does not have as many.
+    It is unknown which of the step's waits these are, so the range covers the first, the last and evenly
+    distributed waits. Raises `PredictionError` if the step has fewer than `number` waits.
     """
     waits = [index for index, entry in enumerate(step) if isinstance(entry, HostWait)]
     if number > len(waits):
@@ -90,9 +90,10 @@ def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Pric
 def price_of_kernels(
     before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine, *, with_flops: bool
 ) -> Price:
-    """Return the price of the kernels in a phase that only `now` has, less that of those only in `before`.
+    """Return the price of the changed kernels of a phase.
 
-    `with_flops` leaves out kernels without FLOPs.
+    This is the price of the kernels that only `now` has, minus the price of the kernels that only `before`
+    has. With `with_flops`, kernels without FLOPs are left out.
     """
 
     def is_meant(entry: Entry) -> bool:
@@ -110,7 +111,7 @@ def price_of_kernels(
 def _without_extra(
     step: Sequence[Entry], other: Sequence[Entry], is_meant: Callable[[Entry], bool]
 ) -> list[Entry]:
-    """Return the step without those kernels, on any stream, that the other step does not have."""
+    """Return the step without the kernels that the other step does not have on any stream."""
     left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
     kept: list[Entry] = []
     for entry in step:
