@@ -157,8 +157,8 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
             f"tokens/s counts {claimed} tokens a step. In the second step, the model was given this number "
-            f"only if each of the {seen.world_size} ranks has its own part of the sequences, as with context or "
-            "sequence parallelism",
+            f"only if each of the {seen.world_size} ranks has its own part of the sequences, as with context "
+            "or sequence parallelism",
         )
     vary = " (which vary, according to the case)" if case.framework.promises.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}. In the second step, the model was given {seen}",)
@@ -253,7 +253,7 @@ def _parts(reports: Sequence[RankReport]) -> int:
 
 
 def hidden_in_ranks(reports: Sequence[RankReport]) -> tuple[str, ...]:
-    """Return the reasons of ranks whose counts lack some of their work, each reason once."""
+    """Return why the counts of ranks lack work, as reported by the ranks; each reason once."""
     return tuple(dict.fromkeys(why for report in reports for why in report.hidden))
 
 

@@ -150,7 +150,7 @@ def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
 
 
 def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """Return the existing reports, by rank. Raises `FileError` if one is unreadable or has another rank."""
+    """Return the existing reports, by rank. Raises `FileError` if one is unreadable or is of another rank."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     reports = {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
     for rank, report in reports.items():

@@ -90,7 +90,7 @@ def change(check: Check) -> str:
 
 
 def _cause_first(judged: Verdict, outcome: Outcome, changes: Sequence[str]) -> str:
-    """Return the changed work of a step, then the changed metrics, which are its effect."""
+    """Return the changed work of a step, and then the changed metrics, because work affects metrics."""
     return "; ".join([*_counts_that_tell(judged, outcome), *filter(None, [", ".join(changes)])])
 
 
@@ -409,7 +409,7 @@ def quiet_notes(result: Measurement) -> list[str]:
     """Return the notes on a case that needs no action.
 
     These are the reason why the case was not counted, unexplained choices of a library, and `launch_notes`.
-    If the launches become its first baseline, the speed relative to the expected speed is also noted.
+    If the launches become the case's first baseline, the speed relative to the expected speed is also noted.
     """
     unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
     of_first = expected.of_launches(result) if result.verdict.is_recorded else []

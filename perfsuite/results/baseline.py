@@ -58,7 +58,7 @@ class BaselineDocument(Document):
 
     @property
     def folder(self) -> str:
-        """The value of the field that `FOLDER` names, which the baseline applies to."""
+        """The value of the field that `FOLDER` names, such as the hardware class."""
         return str(getattr(self, self.FOLDER))
 
 

@@ -1,4 +1,4 @@
-"""Baselines of counts: the accepted or recorded counts of a case's step, which depend on no machine."""
+"""Baselines of counts: the accepted or recorded counts of a case's step, valid on any machine of a target."""
 
 import re
 from collections.abc import Iterable, Sequence

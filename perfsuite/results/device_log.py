@@ -15,7 +15,7 @@ from perfsuite.results.counts import Phase
 
 
 class Allocate(NamedTuple):
-    """A storage gets memory. The memory that it already has is freed after the allocation."""
+    """A storage gets memory. If it already has memory, the old memory is freed after the allocation."""
 
     storage: int
     bytes: int
@@ -72,7 +72,7 @@ class EndOfStep(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A stream is given the work of an operator, which may take several kernels."""
+    """A stream is given the work of an operator, which can consist of several kernels."""
 
     stream: int
     phase: Phase
@@ -116,8 +116,8 @@ HostWork = Literal["view", "host", "wrapper"]
 class HostCall(NamedTuple):
     """The host calls an operator that gives the GPU nothing to do.
 
-    The operator returns a view or an empty tensor, works on the host's tensors, or takes tensors that wrap
-    others, such as DTensors, and calls another operator.
+    The operator returns a view or an empty tensor, or works on tensors of the host, or takes tensors that
+    wrap other tensors (such as DTensors) and calls another operator.
     """
 
     kind: HostWork

@@ -359,7 +359,7 @@ def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 
 def judged_metrics(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
-    """Return those `metrics_of` these launches that are judged on `device` (None: on any device)."""
+    """Return the metrics of these launches that are judged on `device` (None: on any device)."""
     devices = ("cpu", "cuda") if device is None else (device,)
     return tuple(
         metric

@@ -12,7 +12,7 @@ Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
 Excuse = Literal["known issue", "out of memory", "waived"]
-"""Why a failed case (`Case.known_issue`, `.may_run_out_of_memory`) or a regression (a waiver) is excused."""
+"""Why a failure (`Case.known_issue`, `Case.may_run_out_of_memory`) or a regression (a waiver) is excused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Check(Data):
 
     @property
     def judged_change(self) -> float | None:
-        """The change that the tolerance is compared with: against the session's reference, if it has one."""
+        """The change that the tolerance limits: against the session's reference, if there is one."""
         return self.change if self.against_reference is None else self.against_reference.change
 
     @property
@@ -193,5 +193,5 @@ class Verdict(Data):
         return next((check for check in self.checks if check.metric == metric), None)
 
     def healthy(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the launches that were not set aside, so that they can become a baseline."""
+        """Return the launches that were not set aside. Only these can become a baseline."""
         return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]

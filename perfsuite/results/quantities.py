@@ -34,8 +34,8 @@ PYTHON_SHARE = 0.2
 """Number and share by which the Python calls of a step may differ without being judged. The number of calls
 varies between releases of a library, and 1,000 calls take less than a millisecond."""
 MODULES_FLOOR = 50
-"""Number by which imported modules may differ without being judged. It varies between releases of a library,
-and an import takes only a millisecond or two."""
+"""Number by which imported modules may differ without being judged. The number of modules varies between
+releases of a library, and an import takes only a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
 PYTHON_FEW = 20  # number of calls that may always vary, because 2% of a short part is almost nothing
 OF_A_WORKER = "of a loader's worker per batch"
@@ -295,7 +295,8 @@ WORKER_KERNELS = Quantity(
     parts=_worker_ops,
     of_worker=True,
 )
-"""It has a floor, because samples that are drawn or augmented at random can differ between launches."""
+"""These kernels have a floor, because samples that are drawn or augmented at random differ between
+launches."""
 _ANY_PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
 PEAK = replace(_ANY_PEAK, read=lambda counts: None if counts.kernels is None else _ANY_PEAK.read(counts))
 """The peak of compiled code depends on fusion, so it is unknown in a dry run."""
@@ -309,7 +310,7 @@ KEPT = Quantity(
     unit="objects",
     read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
 )
-"""It has no floor: even one object adds up over millions of steps, and makes garbage collection slower."""
+"""Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 MODULES = Quantity(
     name="modules imported",
     unit="modules",

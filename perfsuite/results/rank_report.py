@@ -80,7 +80,7 @@ class Flops(Data):
 class Observed(Data):
     """The settings and environment that a worker observed, as opposed to what was requested."""
 
-    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` names those to compare
+    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` chooses what is compared
     environment: dict[str, str]  # versions and variables: verdicts list the differences
     code: str | None = None  # digest of the code that ran, of all ranks in a `Run`; None: it is unknown
 

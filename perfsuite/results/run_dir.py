@@ -115,7 +115,7 @@ class RunDir:
 
     @classmethod
     def of_prediction(cls, directory: Path) -> RunDir:
-        """Return the files of the dry run that predicts the speed of the case with these launches."""
+        """Return the files of the dry run that predicts the speed of the case in `directory`."""
         return cls(directory / "prediction")
 
     @property

@@ -135,7 +135,7 @@ class PytestRun(Data):
 
 
 class Conditions(Data):
-    """The conditions of verdicts in addition to commit and machine, which `--perf-resume` compares."""
+    """The conditions of verdicts that `--perf-resume` compares, in addition to commit and machine."""
 
     changes: str | None  # digest of the uncommitted changes; None if there are none
     options: dict[str, str]  # values of the options that affect verdicts
@@ -168,7 +168,7 @@ class MachineChange(Data):
     # Standard deviation of a case within a session (in the logarithm of the cost), at its upper limit.
     case_sigma: float
     canaries: tuple[str, ...]  # ids of the canaries that agree
-    apart: tuple[str, ...] = ()  # ids of the canaries that are left out, because only they changed
+    apart: tuple[str, ...] = ()  # ids of the canaries that are left out, because their changes differ
 
     @property
     def is_certain(self) -> bool:

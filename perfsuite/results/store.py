@@ -13,7 +13,7 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/reference/<case id>/launch-N/ the same, for a launch of the session's reference
     .perfsuite/runs/<session>/<case id>/profile/            the files of a launch for a profile
     .perfsuite/runs/<session>/<case id>/prediction/         the files of a dry run that predicts the speed
-    .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
+    .perfsuite/runs/<session>/<case id>/compile-caches/     caches of inductor and Triton, for one case
     .perfsuite/compare/<session>/                           the files of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)

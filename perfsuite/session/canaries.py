@@ -14,7 +14,7 @@ from perfsuite.verdict.planning import EXTRA
 from perfsuite.verdict.robust import sorted_logs
 
 CANARIES = 5
-"""Number of canaries. With five, a canary that moves alone can be recognised and left out."""
+"""Number of canaries. With five, a canary whose change differs from the others can be recognised."""
 _NOISY = 2.0  # cases that scatter more than this multiple of the median case are the last choice for a canary
 
 

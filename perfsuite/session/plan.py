@@ -134,7 +134,7 @@ class Budget:
         return self.has_time_for(case, 1)
 
     def has_time_for(self, case: Case, launches: int) -> bool:
-        """Return whether this many launches of a case fit, together with those that waiting cases need."""
+        """Return whether there is time for this many launches of a case, and for those of waiting cases."""
         others = self.waiting - {case.id}
         return launches * self._launch_s(case.id) + sum(map(self._needed_s, others)) <= self._left()
 

@@ -109,7 +109,7 @@ def _of_kernels(finding: Finding, arms: Sequence[Run], directories: Sequence[Run
 
 
 def _as_cost(its: Price, *, is_more: bool) -> Cost:
-    """Convert a price to a change from arm A to arm B. Without `is_more`, arm B saves the work it is for."""
+    """Convert the price of work to a change from arm A to B. Without `is_more`, arm B saves this work."""
     if its.least_s is None or its.most_s is None:
         return Cost(hidden_above=its.hidden_above)
     least_s, most_s = (its.least_s, its.most_s) if is_more else (-its.most_s, -its.least_s)

@@ -50,7 +50,7 @@ class Record:
     collected: frozenset[str] = frozenset()  # ids of all cases, selected or not; empty: unknown
     case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
     cases_unknown: str | None = None  # why the case changes are unknown
-    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with the reason
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case, each with the reason
     # Baselines whose cases the -m in pytest's settings deselects, each with the reason.
     deselected: tuple[str, ...] = ()
     # Results of earlier parts that are still in `results`, by test and case.

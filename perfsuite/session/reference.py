@@ -156,7 +156,7 @@ class ReferenceArm:
             self._say(f"the reference on {case.id} is not used: {canary.unused}")
 
     def _judge(self, canary: LaunchedCanary, run: Run) -> None:
-        """Decide whether a launch of the reference is evidence of how fast the machine is."""
+        """Decide whether a launch of the reference shows how fast the machine is."""
         baseline = canary.candidate.baseline
         if run.failure is not None:
             canary.unused = "; ".join(why_failed(run))
@@ -169,7 +169,7 @@ class ReferenceArm:
             canary.healthy.append(run)
 
     def tonight(self, hardware_class: str) -> Tonight | None:
-        """Return the launches that are evidence for a hardware class; None if there are none."""
+        """Return the launches that show how fast a hardware class is; None if there are none."""
         canaries = {
             canary.candidate.case.id: CanaryRuns(baseline=canary.candidate.baseline, runs=canary.healthy)
             for canary in self.canaries

@@ -304,7 +304,7 @@ def _only_growth_judged(counts: CountCheck) -> CountCheck:
 
 
 def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return the verdict, or `failed` if the arms compute different things, even on an unhealthy machine."""
+    """Return `failed` if the arms compute different things, even on an unhealthy machine, or the verdict."""
     if verdict.outcome in ("failed", "undecided"):
         return verdict
     then = Computed.of(a)

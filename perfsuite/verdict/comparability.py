@@ -1,4 +1,4 @@
-"""Decide whether a launch can be compared with a baseline: settings, environment, machine. Pure."""
+"""Decide from settings, environment and machine whether a launch can be compared with a baseline. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ SAME_MACHINE = (0.8, 1.25)
 """A launch is healthy if the machine's speed, measured with the probe, is between these shares of its speed
 when the baseline was measured."""
 DEVICE_PROBE_SLOWER = 0.1
-"""Before the workload, a GPU's matmul, copy or all-reduce may be slower than at the baseline by this share.
-More is allowed if the launches of the baseline scatter more."""
+"""Before the workload, a GPU's matmul, copy or all-reduce may be slower than at the baseline by up to this
+share. If the launches of the baseline scatter more, a larger share is allowed."""
 DEVICE_PROBE_SIGMAS = 2.0
 """The same limit, in standard deviations of the baseline's launches. The larger of the two limits applies.
 One healthy launch in 44 exceeds this limit, but a case ends only after three unhealthy launches."""

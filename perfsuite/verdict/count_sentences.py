@@ -13,7 +13,7 @@ MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a s
 
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
-    """Describe the change of one quantity. `changes` are the fields that differ, at least one."""
+    """Describe the change of one quantity. `changes` has one or more fields that differ."""
     # pragma: no mutate [0] to [-1]: only Python calls change in several fields, which are all of steps
     change = changes[0]
     if isinstance(quantity, Group):

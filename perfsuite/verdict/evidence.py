@@ -18,7 +18,7 @@ class Evidence(Generic[T]):
 
     @classmethod
     def of(cls, launches: Sequence[T], problems: Mapping[int, Sequence[str]]) -> "Evidence[T]":
-        """Set aside the launches that have problems. `problems` has these by the number of the launch."""
+        """Set aside the launches that have problems. `problems` has the problems by number of the launch."""
         set_aside = {number: why for number, why in problems.items() if why}
         healthy = [launch for number, launch in enumerate(launches, 1) if number not in set_aside]
         return cls(healthy, set_aside)

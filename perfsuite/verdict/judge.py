@@ -89,7 +89,7 @@ class Policy:
     min_launches: int = 1
     record_launches: int = 3  # number of healthy launches needed to record a baseline if there is none
     max_unhealthy: int = MAX_UNHEALTHY  # with 1, the first unhealthy launch can end the case
-    tolerance: float | None = None  # tolerance of tokens/s; None: that of the metric
+    tolerance: float | None = None  # tolerance of tokens/s; None: the usual tolerance of the metric
 
     def tolerance_of(self, metric: Metric, device: str) -> float:
         """Return the largest relative growth of a metric's cost that passes."""
@@ -342,7 +342,7 @@ def _check(
     if check.outcome == "failed" or check.measured is None:
         return check
     if check.baseline is None:
-        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it again")
+        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record a new one")
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     check = check.replace(allowed=metric.bound(policy.tolerance_of(metric, device)))
     metric = metric.against(launch.figures for launch in baseline.launches)

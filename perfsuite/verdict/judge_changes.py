@@ -245,7 +245,7 @@ def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
 def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[str]:
     if change.word != "changed":
         return [f"{name} {change.word}"]
-    return [f"{name}: {', '.join(differences) or 'changed in nothing that is judged'}"]
+    return [f"{name}: {', '.join(differences) or 'nothing that is judged has changed'}"]
 
 
 def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:

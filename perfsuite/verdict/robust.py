@@ -12,7 +12,7 @@ from statistics import NormalDist, median
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
 """Half width of a two-sided 99% interval of a normal distribution, in standard errors: 2.576. It has three
 digits, because all published tables were simulated with it."""
-Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal: 1.645
+Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal distribution
 LOCATION_CLIP = 2.0  # in sigmas; for normal data, 99% as efficient as the mean
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches
 SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the plain variance, by simulation

@@ -56,7 +56,7 @@ cache. If a few of them agree to 0.05%, that does not mean that next week's laun
 _Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
-_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by this
+_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by more than this
 _Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more than this
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 _OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches

@@ -6,9 +6,10 @@ The logarithm of the cost of a launch is modelled as the sum of four independent
 
 A session launches the packages and the commit of the baseline (its reference) on a few cases (the canaries).
 Nothing but the machine can move these launches, so each canary estimates the effect of tonight's session
-minus that of the baseline's sessions: the shift. The canaries' scatter around it, and the scatter of cases
-between the sessions of their baselines, estimate the variance of a case within a session. The shift does not
-remove this variance: `correction` adds it to the noise of a case that is judged against the reference.
+minus that of the baseline's sessions. This difference is called the shift. The variance of a case within a
+session is estimated from the scatter of the canaries around the shift, and from the scatter of cases between
+the sessions of their baselines. The shift does not remove this variance: `correction` adds it to the noise of
+a case that is judged against the reference.
 """
 
 import math
@@ -31,7 +32,7 @@ Shares = Mapping[str, float]  # the share of each session in the launches of a b
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryChange:
-    """The change of a canary's reference since its baseline."""
+    """The change of the reference on one canary since the baseline of this canary."""
 
     estimate: float  # in logarithms: above 0 is slower
     error: float  # standard error due to the noise between launches, not to that of the case within a session
@@ -47,7 +48,7 @@ class Shift:
     case_variance: float  # variance of a case within a session, at its upper limit
     sessions: Shares  # the sessions with which tonight is compared
     canaries: tuple[str, ...]  # the canaries that agree
-    apart: tuple[str, ...] = field(default=())  # the other canaries, which moved alone
+    apart: tuple[str, ...] = field(default=())  # the other canaries, whose changes differ
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -89,8 +90,8 @@ def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
 def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift | None:
     """Estimate the shift from the changes of canaries, by case id. `noise` is that of the hardware class.
 
-    Canaries that moved alone are left out, if enough others agree. Returns None without canaries, or if the
-    noise of a case within a session is unknown.
+    Canaries whose changes differ from the others are left out, if enough others agree. Returns None without
+    canaries, or if the noise of a case within a session is unknown.
     """
     common = common_change({name: Change(change.estimate, change.error) for name, change in changes.items()})
     names = tuple(changes) if common is None else common.cases

@@ -40,7 +40,8 @@ NOT_BESIDE = (
     "case and its reference in pairs (perfsuite compare)"
 )
 WITH_THE_MACHINE = (
-    "changed for the reference as well, so its effect counts as the machine's, not as the code's: {changes}"
+    "the machine itself changed, which affects the reference as well, so the effect does not count as one of "
+    "the code: {changes}"
 )
 
 

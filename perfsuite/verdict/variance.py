@@ -42,7 +42,7 @@ class Component:
 
     @property
     def upper(self) -> float:
-        """The component at its upper confidence limit: a few values can agree by chance."""
+        """The component at its upper confidence limit, because a few values can agree by chance."""
         return max(self.observed, self.explained) * upper_limit(self.degrees) - self.explained
 
     @property

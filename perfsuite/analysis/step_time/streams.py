@@ -1,8 +1,8 @@
 """Replay a step's log on a host, streams and links whose speeds are known. Pure.
 
-The host issues the entries of the log one after another, and each takes it some time. A kernel begins when
-its stream is free and the host has launched it. Streams wait for each other only where the log says so. The
-log has its entries in the order in which the framework issued them.
+The host issues the entries of the log one after another, and each entry takes the host some time. A kernel
+begins when its stream is free and the host has launched it. Streams wait for each other only where the log
+says so. The log has its entries in the order in which the framework issued them.
 """
 
 from __future__ import annotations
