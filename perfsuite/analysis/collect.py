@@ -51,7 +51,7 @@ LOSS_STEPS = 3
 """The loss falls if its mean over the last steps is below its mean over the first steps. Each mean is over
 this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
 runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). Judged only by the first and the last
-step, it falls in 46 of them."""
+step, the loss falls in 46 of these runs."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if training no longer learned"
 )
@@ -62,8 +62,8 @@ def collect(
 ) -> Run:
     """Make one run from the reports of a launch's ranks. Raises `FileError` only for a bad `case.json`.
 
-    `failure` is the reason why the launch was killed, or None. It becomes a note if every rank had already
-    written its report. Anything else that went wrong in the launch becomes the `failure` of the run.
+    `failure` is the reason why the launch was killed, or None. This reason becomes a note if every rank had
+    already written its report. Anything else that went wrong in the launch becomes the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
     case = request.case

@@ -237,6 +237,6 @@ def gpu_of(run: Run, rank: int) -> str:
 
 
 def over_known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
-    """Apply `choose` to the values that are known; None if no value is."""
+    """Apply `choose` to the known values; None if there are none."""
     given = [value for value in values if value is not None]
     return choose(given) if given else None

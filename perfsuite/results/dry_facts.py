@@ -110,7 +110,7 @@ class Roofline(Data):
 def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens: int) -> Roofline | None:
     """Return the minimum time of a step. `tokens` has the same meaning as in `Roofline`.
 
-    It is the larger of two limits, because communication can overlap computation:
+    The minimum is the larger of two limits, because communication can overlap computation:
 
     - Computation: FLOPs divided by the dense peak at the case's precision, or at float8 if any matmul was in
       float8.
@@ -161,7 +161,7 @@ def _passed(collective: Collective) -> float:
 class Expected(Data):
     """The predicted time of a step in which nothing is wrong, for the slowest rank.
 
-    It is not a bound: the parts add up to the time (`perfsuite.analysis.step_time`).
+    This time is not a bound: it is the sum of the parts (`perfsuite.analysis.step_time`).
     """
 
     matmul_s: float
@@ -206,7 +206,7 @@ class Forecast(Data):
     cases: tuple[str, ...]  # ids of the measured cases with the same parallelism
     gpu_factor: float  # measured times of the GPU relative to the expected times
     host_factor: float | None  # the same for the host; None: no measured case shows it
-    held: int = 0  # number of earlier forecasts on this kind of GPU whose interval had the measurement
+    held: int = 0  # number of earlier forecasts on this kind of GPU whose interval contained the measurement
     checked: int = 0  # number of earlier forecasts whose case was measured later
 
     def holds(self, step_s: float) -> bool:

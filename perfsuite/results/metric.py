@@ -1,7 +1,7 @@
 """The metrics: label, unit, direction, format and tolerance of each figure of a launch.
 
-perfsuite's own metrics are fields of `Figures`. Metrics of other packages (`perfsuite.metrics`) are in its
-field `extra`.
+perfsuite's own metrics are fields of `Figures`. Metrics of other packages (`perfsuite.metrics`) are in the
+field `extra` of `Figures`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_unit(text: str, unit: Unit) -> str:
 
 
 class MetricRecorder(Protocol):
-    """Measures one metric on one rank. It may import torch. Its own work is not part of any step's time."""
+    """Measures one metric on one rank. This class may import torch. Its work is not part of a step's time."""
 
     def begin(self, model: Any, rank: int, world_size: int) -> None:
         """Start measuring. Called once, after the first step, with the trained model (None if unknown)."""
@@ -241,9 +241,9 @@ TOKENS_PER_S_MEAN = replace(
     label="tokens/s with stalls",
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
-"""Based on the mean step time, in which rare long steps count. No other metric judges stalls. It is noisier
-than the median, so its tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than the
-change to detect."""
+"""Based on the mean step time, in which rare long steps count. No other metric judges stalls. The mean is
+noisier than the median, so this tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than
+the change to detect."""
 PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
@@ -269,12 +269,13 @@ CPU_S_PER_STEP = Metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
-"""Summed over all ranks. Other users of the cores hardly affect it. It does not include anything that a rank
-waits for, so it complements the speed but never replaces it. On a GPU, it is the work of the host, and is
-only shown.
+"""The CPU time is summed over all ranks. Other users of the cores hardly affect it. It does not include
+anything that a rank waits for, so it complements the speed but never replaces it. In training on GPUs, the
+CPU time is the work of the host, and is only shown.
 
-Against a baseline, it is not corrected with the probe, because the probe measures wall-clock seconds. A
-comparison of two arms estimates from its own launches how CPU time follows the probe."""
+In a comparison with a baseline, the CPU time is not corrected with the probe, because the probe measures
+wall-clock seconds. A comparison of two arms estimates from its own launches how CPU time follows the
+probe."""
 TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )

@@ -20,7 +20,7 @@ class OutcomeStyle:
     """The style in which reports show an outcome or an excuse."""
 
     word: Outcome | Excuse
-    sign: str  # precedes the word on the HTML page
+    sign: str  # the symbol before the word on the HTML page
     colour: Literal["green", "cyan", "yellow", "red"]  # in the terminal; the HTML page has a style sheet
     letter: str | None = None  # letter in pytest's progress; None: pytest's own (`.`, `F`, `x`)
     quiet: bool = False  # whether it needs no action
@@ -107,7 +107,7 @@ class Cost(Data):
     step_s: float | None = None  # the predicted time of the step with the larger count
     hidden_above: float | None = None  # bytes/s of one device's link above which sending takes no extra time
     why_naive: str | None = None
-    """Why `most_s` is the time that the bytes take if nothing hides them; None: both sides were replayed."""
+    """Why `most_s` is only the time that sending the bytes takes; None: both sides were replayed."""
 
 
 class Finding(Data):

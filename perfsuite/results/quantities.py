@@ -27,7 +27,7 @@ FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: a f
 COLLECTIVE_SHARE = 0.01
 """Share by which the bytes of a group may differ without being judged, if the number of calls is equal. The
 difference is limited to `FLOOR`: 64 KiB take 3 us at 25 GB/s, whereas NCCL needs 10 us for an all-reduce of
-any size. A different number of calls is judged, however few bytes they send."""
+any size. A different number of calls is judged, however few bytes the calls send."""
 FLOPS_FLOOR = 0.001  # share by which a step's FLOPs may differ without being judged
 PYTHON_FLOOR = 1000
 PYTHON_SHARE = 0.2
@@ -92,7 +92,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Quantity):
-    """The collectives of one kind in groups of one shape. They are judged by bytes, and barriers by calls.
+    """The collectives of one kind in groups of one shape, judged by bytes. Barriers are judged by calls.
 
     Groups of one rank send nothing, so their calls are listed but never judged.
     """

@@ -104,7 +104,8 @@ class Evidence(Data):
 
 
 START_UP = "start-up"
-"""Span from the start of a process to the end of its first step. Its parts are named `start-up: imports`."""
+"""Span from the start of a process to the end of its first step. Its parts have names such as `start-up:
+imports`."""
 COLD = "cold "
 """Prefix of a start-up's name if it compiled a graph that later launches find in a cache."""
 

@@ -116,7 +116,7 @@ class Measurement(Data):
     @model_validator(mode="before")
     @classmethod
     def _computed_again(cls, values: Any) -> Any:
-        """Drop the computed fields. They are in the file for readers, but follow from the other fields."""
+        """Drop the computed fields. They are in the file only for readers, and follow from other fields."""
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
         return values

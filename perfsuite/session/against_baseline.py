@@ -111,7 +111,7 @@ class AgainstBaseline(Mode):
         super().write_baselines(result)
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Return the expected time of a step. If the step does the same work as before, the baseline has it.
+        """Return the expected time of a step: from the baseline, if the step does the same work as before.
 
         Otherwise the time is predicted with a dry run, but only if the launches can become a baseline or if
         `--perf-explain` was given. In all other cases, the result is None.

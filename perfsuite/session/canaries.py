@@ -47,8 +47,8 @@ class Candidate:
 def is_due(canaries: int, made: int, launches: int) -> bool:
     """Return whether the reference is launched again, after `launches` launches of the session's cases.
 
-    `made` is the number of launches of the reference so far. It is launched once on each canary before the
-    first case is judged, because that case is also judged against the reference.
+    `made` is the number of launches of the reference so far. The reference is launched once on each canary
+    before the first case is judged, because that case is also judged against the reference.
     """
     return made < canaries or made < int(EXTRA * launches)
 

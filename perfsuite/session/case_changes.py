@@ -43,7 +43,7 @@ class Selection:
     names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     words: Sequence[str] = ()  # pytest options that select among these tests: `-k`, `-m`
     asked: bool = True  # whether all of these tests were requested; False if only certain case ids were
-    # Whether an arm that lacks `paths` is searched in the directory of cases that its own settings name.
+    # If an arm lacks `paths`: whether to search the directory of cases that the arm's own settings name.
     is_directory_of_cases: bool = False
 
 
@@ -73,7 +73,8 @@ def _of_this_branch(
 ) -> tuple[CaseChange, ...]:
     """Mark the cases that arm A added after the arms diverged as `new`, because arm B has not lost them.
 
-    No case is marked as new if the commit at which the arms diverged is unknown, or if its cases are.
+    No case is marked as new if the commit at which the arms diverged is unknown, or if the cases of that
+    commit are unknown.
     """
     a, b = arms
     if not changes or a.moved is None:

@@ -20,7 +20,7 @@ class Forecasts:
         self._expected: dict[str, Expected] = {}  # by case id, like the next two
         self._tokens_per_s: dict[str, float] = {}
         self._open: dict[str, Forecast] = {}  # newest forecasts of cases that were not measured afterwards
-        self.checked: list[bool] = []  # for each checked forecast, whether its interval had the measurement
+        self.checked: list[bool] = []  # for each checked forecast, whether its interval was right
         for result in _results(files, device_name):
             self._add(result)
 

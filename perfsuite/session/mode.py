@@ -48,7 +48,7 @@ class Launches:
 
     @property
     def all(self) -> list[Run]:
-        """All launches. Those of arm A come first."""
+        """All launches. The launches of arm A come first."""
         return [*self.before, *self.runs]
 
 

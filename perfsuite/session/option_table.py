@@ -59,7 +59,7 @@ def share(value: str) -> float:
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
-# Maximum tolerance, as a fraction. It is enough even if the bad arm is many times slower.
+# Maximum tolerance, as a fraction. This maximum is enough even if the bad arm is many times slower.
 MOST_TOLERANCE = 0.5
 
 

@@ -25,7 +25,7 @@ One healthy launch in 44 exceeds this limit, but a case ends only after three un
 OBSERVED = "observed "  # prefix of observed settings in `setting_differences`
 UNEXPLAINED = "settings differ, but no recorded version or variable does"
 POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be lower than at the baseline
-CLOCK_DIFFERS = 0.02  # the median SM clock of the measured window is listed if it differs by more than this
+CLOCK_DIFFERS = 0.02  # a change of the measured window's median SM clock is listed above this share
 DEVICE_MEMORY_GREW = 256 * 2**20  # the GPU memory (from NVML) is listed if it grew by more bytes than this
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """The software that affects the probes. If any of it changed, a slow probe does not mean a slow machine."""
@@ -103,7 +103,7 @@ def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _may_be_less(values: Sequence[float | None]) -> float:
-    """Return the share by which a rate may be below the baseline's. It depends on the baseline's scatter."""
+    """Return the share by which a rate may be lower than at the baseline, given the baseline's scatter."""
     rates = [value for value in values if value is not None]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER

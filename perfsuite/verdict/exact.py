@@ -37,8 +37,8 @@ _OF_THE_HOST = (
     "(perfsuite baseline accept --only-counts)"
 )
 LATER_LESS = 0.02
-"""Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work does not count
-as `improved`."""
+"""Share of the reported step's FLOPs that a later step may lack. If a later step lacks more, less work does
+not count as `improved`."""
 GONE = 0.5  # below this share of the baseline's FLOPs or bytes, work might be uncounted
 MANY_MORE = 2  # equal bytes are `regressed` if they take more than this many times the baseline's calls
 _OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
@@ -165,7 +165,7 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
 
 
 def _least_share(counts: Counts) -> tuple[float, int]:
-    """Return the smallest FLOPs of a counted step, as a share of the reported step's, and its step number."""
+    """Return the lowest FLOPs of a counted step (as a share of the reported step's) and that step's number."""
     reported = sum(counts.flops.values())
     steps = [counts.in_step(step) for step in counts.also_counted]
     shares = [(sum(step.flops.values()) / reported, step.step) for step in steps if step and reported]

@@ -275,9 +275,9 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     If only spans and the CPU time are undecided, only checks that look changed are worth another launch.
     Spans and the CPU time scatter more than the speed. To exclude a change of them would take several
     launches in each nightly run, whereas the other metrics need one or two. The CPU time only complements the
-    speed. It is worth another launch only until there are enough launches to show a change. `launches` is the
-    number of launches of a side. `awaited` is the metric that a search waits for; its check is never left
-    open.
+    speed, so it is worth another launch only until there are enough launches to show a change. `launches` is
+    the number of launches of a side. `awaited` is the metric that a search waits for. The check of this
+    metric is never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)
@@ -523,7 +523,7 @@ def _decided(
     then: Sequence[float],
     noise: Noise,
 ) -> Check:
-    """Judge a check with the sequential test. `noise` is that of a new session against the baseline."""
+    """Judge a check with the sequential test, with the noise of a new session against the baseline."""
     most = max(policy.most, FEWEST_LAUNCHES)
     tolerance = policy.tolerance_of(metric, device)
     decision = decide(then, now, tolerance=tolerance, noise=noise, max_launches=most)

@@ -1,14 +1,14 @@
 """Use the baselines of a hardware class to estimate how much launches of unchanged code scatter. Pure.
 
 The noise is described by two standard deviations of log(cost), which are relative. `sigma` is the standard
-deviation between launches of one session, and `session_sigma` that of the shift that all launches of a
-session have in common. `of_case` is the variance of a further shift, which only one case of a session has.
+deviation between launches of one session. `session_sigma` is the standard deviation of the shift that all
+launches of a session have in common. `of_case` is the variance of a further shift, which only one case of a
+session has.
 
-A probe is a fixed piece of work that is timed between the steps of a launch. It is used to remove the drift
-of the machine: if the machine slows down steps and probe, seconds / probe_seconds**exponent scatters less
-than seconds.
-The exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's
-positive-part estimator (James and Stein 1961; here F replaces chi-squared).
+A probe is a fixed piece of work that is timed between the steps of a launch. The probe is used to remove the
+drift of the machine: if the machine slows down both steps and probe, seconds / probe_seconds**exponent
+scatters less than seconds. The exponent is the least-squares slope of log(seconds) on log(probe_seconds),
+shrunk towards 0 like Stein's positive-part estimator (James and Stein 1961; here F replaces chi-squared).
 """
 
 import itertools
@@ -43,7 +43,8 @@ class ClassNoise:
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
     """Noise by name of the metric. If the exponent is above 0, the noise of the metrics in `PROBE_CORRECTED`
     is the noise after correction. Here, `session_sigma` is the standard deviation of one session about the
-    mean of all sessions; `against` converts it to that of a new session against a baseline."""
+    mean of all sessions. `against` converts it to the standard deviation of a new session against a
+    baseline."""
     probe_exponent: float = 0.0  # seconds per step follow the probe's seconds with this exponent (0 to 1)
     # Whether there are enough launches to estimate the exponent. If so, an exponent of 0 means that the speed
     # does not follow the probe.

@@ -178,7 +178,7 @@ def explained_by_counts(
     """Explain checks by the largest change of counts. Returns None if the counts do not explain anything.
 
     Only one outcome is explained: the first in `outcomes` that any check has. Counts of the start-up or of a
-    checkpoint explain its seconds. Counts of steps explain everything else.
+    checkpoint explain the seconds that this span takes. Counts of steps explain everything else.
     """
     occurred = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not occurred:

@@ -4,8 +4,8 @@ Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches
 ... Effects of the machine on both launches of a pair cancel in their ratio. Between the pairs, neighbouring
 launches are of the same arm: (2, 3), (4, 5), ... These differ only by noise. Both kinds of neighbours show
 the noise, so no baseline is needed. All arithmetic is on logarithms of costs (lower is better). The decision
-after each pair has one of the outcomes of `verdict.sequential`. It is `passed` if a change by the tolerance
-is excluded in both directions.
+after each pair has one of the outcomes of `verdict.sequential`. The outcome is `passed` if a change by the
+tolerance is excluded in both directions.
 
 On a machine with two speeds, all launches of one arm can be fast and all of the other slow by chance. For n
 pairs, the probability of this is 2 / 4^n. A change is therefore reported only after `MIN_CHANGED` pairs or
@@ -13,7 +13,8 @@ more, and nearly all pairs must show it.
 
 Drift can be too fast to cancel within pairs. If a probe follows the drift (`verdict.noise`), the drift is
 corrected, at the cost of degrees of freedom and a stricter threshold. There is no correction if the probe
-clearly differs between the arms. If it might differ, a decision must hold with and without the correction.
+clearly differs between the arms. If the probe might differ, a decision must hold with and without the
+correction.
 
 Source of paired differences: Student, Biometrika 6 (1908) 1; for other sources see `robust`. The constants
 were chosen by simulation: tests/verdict/test_simulated_pairs.py.
@@ -89,7 +90,8 @@ class _Evidence(NamedTuple):
     ordered: list[float]
     change: float
     sigma: float  # estimated noise of a pair
-    # Standard error of `change`, as a multiple of that of a plain mean: above 1 with a fitted exponent.
+    # Standard error of `change`, as a multiple of the standard error of a plain mean: above 1 with a fitted
+    # exponent.
     error: float
     degrees: float  # degrees of freedom of `sigma`
     z: float  # threshold for a change

@@ -180,7 +180,7 @@ def _plan(
 def _case_plan(
     case: Planned, noise: Noise, shift: Shift | None, find: float, tolerance: float, z_alarm: float
 ) -> CasePlan:
-    """Return the plan of a case. It is a false alarm if it is off by `z_alarm` errors without a change."""
+    """Return the plan of a case. An unchanged case is a false alarm if it is off by `z_alarm` errors."""
     of_case = against(noise, case.sessions.values())
     corrects = None if shift is None else correction(noise, case.sessions, shift)
     if corrects is not None and corrects.noise.session_sigma < of_case.session_sigma:

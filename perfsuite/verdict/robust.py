@@ -69,9 +69,9 @@ def clipped_variance(
 def t_quantile(z: float, degrees: float) -> float:
     """Return the quantile of Student's t at the tail probability of the normal quantile `z`.
 
-    This is Wallace's formula, solved for t. For z up to 3.2 and at least 6 degrees of freedom, it is within
-    1.2% of the exact value. For fewer degrees of freedom it is too large (by 8% at 3 and 28% at 2), which
-    causes fewer false alarms.
+    This is Wallace's formula, solved for t. For z up to 3.2 and at least 6 degrees of freedom, the result is
+    within 1.2% of the exact value. With fewer degrees of freedom, the result is too large (by 8% at 3 and 28%
+    at 2), which causes fewer false alarms.
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
     # pragma: no mutate < 700: floats end at 709

@@ -10,10 +10,10 @@ changes are relative. `decide` judges the launches so far and returns one of
     inconclusive  `max_launches` are used up, or the remaining launches would hardly decide
 
 The test follows Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
-launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance it is a Brownian motion, so Wald's
-boundary holds although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal. The
-noise of the class and of today's launches are combined as in Smyth's moderated t (Statistical Applications in
-Genetics and Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
+launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance, this difference is a Brownian motion,
+so Wald's boundary holds although the baseline is uncertain. Sigma is estimated, so Student's t replaces the
+normal. The noise of the class and of today's launches are combined as in Smyth's moderated t (Statistical
+Applications in Genetics and Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
 tests/verdict/test_simulated_gate.py.
 """
 
@@ -171,9 +171,10 @@ def minimum_detectable_drop(
 ) -> float:
     """Return the smallest relative slowdown that the gate detects 95 times in 100: 0.03 is 3%.
 
-    In simulations it is detected 95 to 97 times in 100 if the noise is normal and known from the hardware
-    class, and 92 times if the noise is known from only five launches or has heavy tails. A gate whose
-    tolerance is below this value is called blind: it misses drops as large as its tolerance.
+    In simulations, this slowdown is detected 95 to 97 times in 100 if the noise is normal and known from the
+    hardware class. It is detected 92 times in 100 if the noise is known from only five launches or has heavy
+    tails. A gate whose tolerance is below this value is called blind: it misses drops as large as its
+    tolerance.
     """
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER

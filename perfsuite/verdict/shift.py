@@ -35,7 +35,7 @@ class CanaryChange:
     """The change of the reference on one canary since the baseline of this canary."""
 
     estimate: float  # in logarithms: above 0 is slower
-    error: float  # standard error due to the noise between launches, not to that of the case within a session
+    error: float  # standard error due to the noise between launches; the noise of the case is not included
     sessions: Shares  # the sessions of its baseline
 
 
@@ -88,7 +88,7 @@ def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
 
 
 def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift | None:
-    """Estimate the shift from the changes of canaries, by case id. `noise` is that of the hardware class.
+    """Estimate the shift from the changes of canaries, by case id, and the noise of the hardware class.
 
     Canaries whose changes differ from the others are left out, if enough others agree. Returns None without
     canaries, or if the noise of a case within a session is unknown.
@@ -134,8 +134,8 @@ class Correction:
 def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | None:
     """Return the correction of a case; None if the noise of its corrected costs is unknown.
 
-    `noise` is that of the hardware class, and `sessions` are those of the case's baseline. If these are not
-    the sessions of the canaries' baselines, the noise between sessions must be known.
+    `noise` is the noise of the hardware class, and `sessions` are the sessions of the case's baseline. If the
+    canaries' baselines have other sessions, the noise between sessions must be known.
     """
     names = {*sessions, *shift.sessions}
     differences = (sessions.get(name, 0.0) - shift.sessions.get(name, 0.0) for name in names)

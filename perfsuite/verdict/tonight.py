@@ -62,7 +62,7 @@ class Tonight:
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
         """Return how much the machine changed the cost of a metric; None if the launches do not show it.
 
-        `noise` is that of the hardware class. With an exponent, costs are corrected with the probe.
+        `noise` is the noise of the hardware class. With an exponent, costs are corrected with the probe.
         """
         changes = {}
         for case_id, canary in self.canaries.items():

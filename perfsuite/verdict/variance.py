@@ -19,7 +19,7 @@ _Z_UPPER = 1.1503  # 87.5% quantile of a normal distribution
 def upper_limit(degrees: int) -> float:
     """Return the upper 87.5% limit of a variance, as a multiple of its estimate, for 1 degree or more.
 
-    Beyond the table, the quantile of chi-squared is that of Wilson and Hilferty (1931).
+    Beyond the table, the quantile of chi-squared is computed as in Wilson and Hilferty (1931).
     """
     if degrees <= TABULATED:
         return _UPPER_LIMIT[degrees - 1]

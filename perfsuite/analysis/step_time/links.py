@@ -10,9 +10,9 @@ from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate
 
 # These latencies of NCCL are estimates that were fixed before any published step was predicted.
-BEGIN_INSIDE_S = 18e-6  # to begin a collective within one machine
+BEGIN_INSIDE_S = 18e-6  # time to begin a collective within one machine
 HOP_INSIDE_S = 1.5e-6
-BEGIN_BETWEEN_S = 25e-6  # to begin a collective between machines
+BEGIN_BETWEEN_S = 25e-6  # time to begin a collective between machines
 HOP_BETWEEN_S = 4e-6
 MOST_HOPS = 64  # if a ring would have more hops, NCCL uses trees
 PORT_SHARE = 0.8  # share of a network port's rate that NCCL reaches

@@ -15,8 +15,8 @@ from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
 
 LINK_SPEEDS = (0.5, 1.0, 1.25)
-"""The link's rates, relative to the assumed rate, for which the price is computed. They go from half of the
-assumed rate to the rate of the port (1 / `PORT_SHARE`), and the price is given as a range."""
+"""The link's rates, relative to the assumed rate, for which the price is computed: from half of the assumed
+rate to the rate of the port (1 / `PORT_SHARE`). The price is therefore a range."""
 SPEEDS = ((0.5, 0.8), (1.0, 1.0), (2.0, 1.25))
 """The times of the host and of kernels, relative to the assumed times, for which the price of kernels and of
 waits is computed. The speeds of hosts differ more than those of GPUs of one model."""
@@ -129,7 +129,7 @@ def _machines(machine: Machine) -> list[Machine]:
 
 
 def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]:
-    """Return the step in which the calls of a group send a share of their bytes, or are not made at all."""
+    """Return the step in which a group's calls send a share of their bytes. With share 0, they are left out."""
     changed: list[Entry] = []
     for entry in step:
         if not (isinstance(entry, Communicate) and group.has(entry)):

@@ -1,4 +1,4 @@
-"""Draw charts as inline SVG. They work offline, with screen readers, and in light and dark colours.
+"""Draw charts as inline SVG, which works offline, with screen readers, and in light and dark colours.
 
 Each chart has a title and a description with its key figures. Colour is never the only distinction.
 """

@@ -72,7 +72,7 @@ def _is_commit(arm: ArmFacts) -> bool:
 
 
 def _is_committed(arm: ArmFacts) -> bool:
-    """Return whether the arm's commit is known and its facts name no uncommitted changes."""
+    """Return whether the arm's commit is known and, according to its facts, has no uncommitted changes."""
     return re.fullmatch(r"[0-9a-f]+", arm.facts.get("commit", "")) is not None
 
 
