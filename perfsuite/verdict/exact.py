@@ -165,7 +165,7 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
 
 
 def _least_share(counts: Counts) -> tuple[float, int]:
-    """Return the lowest FLOPs of a counted step (as a share of the reported step's) and that step's number."""
+    """Return the lowest FLOPs of a counted step (as a share of the reported step's) and the step's number."""
     reported = sum(counts.flops.values())
     steps = [counts.in_step(step) for step in counts.also_counted]
     shares = [(sum(step.flops.values()) / reported, step.step) for step in steps if step and reported]

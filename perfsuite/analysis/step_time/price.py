@@ -129,7 +129,7 @@ def _machines(machine: Machine) -> list[Machine]:
 
 
 def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]:
-    """Return the step in which a group's calls send a share of their bytes. With share 0, they are left out."""
+    """Return the step in which a group's calls send a share of their bytes. Share 0 leaves the calls out."""
     changed: list[Entry] = []
     for entry in step:
         if not (isinstance(entry, Communicate) and group.has(entry)):
