@@ -93,7 +93,9 @@ def dry_session(
     ranks: tuple[int, ...] | None = None,
     interconnect: str | None = None,
 ) -> Session:
-    """Return a session that runs cases dry on simulated machines: those that are intended, or `device`.
+    """Return a session that runs cases dry on simulated machines.
+
+    Without `device`, each case runs on the simulated device that it is meant for.
 
     Raises `CaseError` if the `interconnect` has another form than `Machine.interconnect`.
     """

@@ -384,7 +384,7 @@ def _finding(
 def _has_other_calls(quantity: Quantity, before: Counts, launches: list[Counts], by: Sequence[int]) -> bool:
     """Return whether all launches send more bytes in more calls, or all send fewer bytes in fewer calls.
 
-    If they do, small changes of the bytes count too.
+    If they do, the floor does not apply: even a small change of the bytes is judged.
     """
     if not isinstance(quantity, Group) or quantity.ranks == 1:
         return False

@@ -169,7 +169,11 @@ def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
 
 
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
-    """Return three variances: observed between sessions, expected from other noise, and of a single case."""
+    """Return three variances.
+
+    The first was observed between sessions. The second is what other noise would cause between sessions. The
+    third is the additional variance of a single case: neither its sessions nor its launches explain it.
+    """
     rows = _deviations(cases, sigma)
     shared = _shared(rows)
     # pragma: no mutate 0.0 to -1.0: a variance below 0 counts as 0
