@@ -144,7 +144,7 @@ def plain(data: Data) -> Any:
 
     NaN and infinities, which JSON lacks, become text that can be read back. Bytes that are not UTF-8 can also
     be read back: Python represents them in paths and variables as lone surrogates, which JSON writes as
-    `\\udc80`. In names of fields, which are never read back, they become U+FFFD.
+    `\\udc80`. In names of fields, which are never read back, such bytes become U+FFFD.
     """
     try:
         return json.loads(data.model_dump_json())

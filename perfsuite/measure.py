@@ -147,7 +147,7 @@ def launch_watched(
         return run, False
     seen = how.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
     why = "; ".join(machine_problems(run.health, run.machine))
-    how.neighbours.say(f"launch {number} of {run.case.id} is not evidence: {why}; seen: {seen}")
+    how.neighbours.say(f"launch {number} of {run.case.id} is set aside: {why}; seen: {seen}")
     return run.replace(notes=(*run.notes, f"seen during launch {number}: {seen}")), True
 
 

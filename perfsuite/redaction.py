@@ -2,8 +2,8 @@
 
 This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
 with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a value
-that does not look like a secret is allowed, because it cannot be distinguished from an ordinary value. It is
-refused only if its name always means a secret. Imports nothing of perfsuite.
+that does not look like a secret is allowed, because it cannot be distinguished from an ordinary value. Such a
+value is refused only if its name always means a secret. This module imports nothing of perfsuite.
 """
 
 import base64

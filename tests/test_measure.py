@@ -192,7 +192,7 @@ def test_neighbours_decide_what_follows_a_launch(
     seen = [(f"seen during launch {number}: train (pid 4711) on 2",) for number in beside]
     assert [run.notes for run in runs] == [*seen, *[()] * (made - len(seen))]
     why = "other processes used 60% of the cores' time (at most 20% is healthy); seen: train (pid 4711) on 2"
-    first = call(f"launch 1 of {CASE.id} is not evidence: {why}")
+    first = call(f"launch 1 of {CASE.id} is set aside: {why}")
     assert others.say.call_args_list[:1] == [first][:disturbed]
 
 

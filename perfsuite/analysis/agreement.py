@@ -1,4 +1,4 @@
-"""Check what only the reports of all ranks can show: one model, the claimed tokens, no hidden work."""
+"""Check from the reports of all ranks that they train one model on the claimed tokens and hide no work."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,22 +8,22 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01  # allowed difference of replicas' norms, as a share of the change by training
+OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of their change during training
 ROUNDING = 5e-7  # relative difference of norms due to rounding: devices sum in different orders
 # Allowed relative difference between the tokens given to a model and the claimed number.
 TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""Allowed difference between a clock and the kernel's: the share `CLOCK_OFF`, plus these seconds, in case
-both readings are interrupted."""
+"""Allowed difference between a rank's clock and the kernel's clock: the share `CLOCK_OFF`, plus these
+seconds, in case both readings are interrupted."""
 OF_THE_FORMULA = 0.9
-"""Minimum share of the forward's FLOPs that must be counted. In this repository's baselines, the share of a
-step is at least 1.00."""
+"""Minimum share of the FLOPs of a forward pass that must be counted. In this repository's baselines, the
+counted share is at least 1.00."""
 OF_THE_GRADIENTS = 1e-4
-"""Minimum share of the gradients' bytes that ranks must exchange in a step. Compressed gradients exceed it,
-even PowerSGD of rank 1 for matrices up to 20,000 wide. Ranks that exchange only a gradient norm or a loss
-send less than this if the model has more than 20,000 parameters."""
+"""Minimum share of the gradients' bytes that ranks must exchange in a step. Compressed gradients exceed this
+minimum, even PowerSGD of rank 1 for matrices up to 20,000 wide. Ranks that exchange only a gradient norm or a
+loss send less if the model has more than 20,000 parameters."""
 
 
 def phases_never_run(reports: Sequence[RankReport], case: Case) -> dict[str, str]:
@@ -98,7 +98,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's; None if not."""
+    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's clock, or None."""
     for report in reports:
         took = report.elapsed_s
         uptime = report.uptime_s
@@ -157,8 +157,8 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
             f"tokens/s counts {claimed} tokens a step. In the second step, the model was given this number "
-            f"if each of the {seen.world_size} ranks has a part of its own, as with context or sequence "
-            "parallelism",
+            f"only if each of the {seen.world_size} ranks has its own part of the sequences, as with context "
+            "or sequence parallelism",
         )
     vary = " (which vary, according to the case)" if case.framework.promises.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}. In the second step, the model was given {seen}",)
@@ -239,7 +239,7 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """Return the tokens given to the ranks. Ranks without any, such as later pipeline stages, are ignored."""
+    """Return the tokens given to the ranks. Ranks without any (later pipeline stages) are ignored."""
     if case.unit == "samples":  # here, integer inputs are not tokens
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
@@ -253,15 +253,16 @@ def _parts(reports: Sequence[RankReport]) -> int:
 
 
 def hidden_in_ranks(reports: Sequence[RankReport]) -> tuple[str, ...]:
-    """Return the reasons, each once, that ranks give for counts that lack work."""
+    """Return why the counts of ranks lack work, as reported by the ranks; each reason once."""
     return tuple(dict.fromkeys(why for report in reports for why in report.hidden))
 
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Return why the counted step of a launch did more than was counted; empty if there is no sign of it.
 
-    A count that is too low would look like an improvement, so such a step is not counted. The reports of the
-    ranks contain the reasons that a rank can find by itself (`perfsuite.worker.counting.hidden`).
+    A count that is too low would look like an improvement, so the counts of such a step are not used. The
+    reports of the ranks contain the reasons that a rank can find by itself
+    (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
     if len(counts) < len(reports):

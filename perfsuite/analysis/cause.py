@@ -37,7 +37,7 @@ ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report might not fit
 LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
-LONGEST_SECRET = 2**12  # number of bytes before the shown end of a log in which a secret can begin
+LONGEST_SECRET = 2**12  # a secret can begin up to this many bytes before the part of a log that is shown
 # The thread that writes a rank's collective calls. It is never where the training hangs.
 OF_OUR_THREAD = re.compile(r'/perfsuite/worker/flight_recorder\.py", line \d+ in _serve\b')
 STACK_LINES = 40  # maximum number of lines shown of one process's stacks
@@ -93,7 +93,7 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
 
 
 def with_oom_kills(failure: Failure, kills: int) -> Failure:
-    """Return the failure of a process, as `out_of_memory` if it was killed while the OOM killer was active.
+    """Return the failure of a process: `out_of_memory` if it was killed while the OOM killer was active.
 
     `kills` is the number of kills in the agents' control groups, on the process's node or on all nodes.
     """
@@ -104,7 +104,7 @@ def with_oom_kills(failure: Failure, kills: int) -> Failure:
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
-    """Return the failure of ranks without a report. Failures in `by_ranks` only name a lost rank."""
+    """Return the failure of ranks without a report. `by_ranks` has failures caused by the loss of a rank."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
     dead = [node for node in nodes if not run_dir.launch(node).exists()]

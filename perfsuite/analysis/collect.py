@@ -51,7 +51,7 @@ LOSS_STEPS = 3
 """The loss falls if its mean over the last steps is below its mean over the first steps. Each mean is over
 this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
 runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). Judged only by the first and the last
-step, it falls in 46 of them."""
+step, the loss falls in 46 of these runs."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if training no longer learned"
 )
@@ -62,8 +62,8 @@ def collect(
 ) -> Run:
     """Make one run from the reports of a launch's ranks. Raises `FileError` only for a bad `case.json`.
 
-    `failure` is the reason why the launch was killed, or None. It becomes a note if every rank had already
-    written its report. Anything else that went wrong in the launch becomes the `failure` of the run.
+    `failure` is the reason why the launch was killed, or None. This reason becomes a note if every rank had
+    already written its report. Anything else that went wrong in the launch becomes the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
     case = request.case
@@ -104,7 +104,7 @@ def cause_of(
         return None
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     if failure is not None and (cause not in by_ranks or is_peer(cause)):
-        # Killed ranks report secondary errors, so prefer the reason for killing.
+        # Killed ranks report secondary errors, so prefer the reason why the launch was killed.
         cause = with_explanation(failure, run_dir, case)
     return with_log(cause, run_dir)
 
@@ -140,7 +140,7 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
 
 
 def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
-    """Return the agents' files, by node. Raises `FileError` if one is unreadable or of another node."""
+    """Return the agents' files, by node. Raises `FileError` if a file is unreadable or of another node."""
     files = run_dir.all_launches(case.topology.nodes)
     agents = {node: documents.read(file, LaunchFile) for node, file in files.items()}
     for node, launch in agents.items():
@@ -150,7 +150,7 @@ def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
 
 
 def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """Return the existing reports, by rank. Raises `FileError` if one is unreadable or of another rank."""
+    """Return the existing reports, by rank. Raises `FileError` if one is unreadable or is of another rank."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     reports = {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
     for rank, report in reports.items():
@@ -268,7 +268,7 @@ def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Rename all reports' start-up to a cold one if any rank compiled, because all others wait for it."""
+    """Rename the start-ups of all ranks to cold ones if any rank compiled, because the others wait."""
     if not any(report.compiled_anew for report in reports):
         return reports
     renamed = []

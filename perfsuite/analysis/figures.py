@@ -25,8 +25,8 @@ what runs (`perfsuite.worker.observation.observe`). If the work of a step is cou
 SETTLED_WARMUP_S = 10
 SETTLED_WINDOW_S = 20
 """Minimum seconds of warm-up (after the steps that are never measured) and of the measured window on a GPU.
-If they are shorter, the GPU's clock and temperature have not settled, and launches on other machines or days
-differ."""
+If the warm-up or the window is shorter, the GPU's clock and temperature have not settled, and launches on
+other machines or days differ."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, but only the peak of fp32 is known"
 NO_BF16_PEAK = "no MFU: this GPU has no tensor cores for bf16, and the peak of its emulation is unknown"
 NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, but the number of bits or the peak is unknown"
@@ -37,8 +37,8 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
 
     The job has finished a step when the last rank has finished it. C(i) is the maximum over ranks of the sum
     of their first i steps, and step i took C(i) - C(i-1). If a rank stalls after its last collective of a
-    step, the other ranks wait in the next step. Here such a stall counts once; in the maximum over ranks of
-    each step it would count twice.
+    step, the other ranks wait in the next step. In C(i) - C(i-1), such a stall counts once. If the time of a
+    step were the maximum over the ranks, the stall would count twice.
     """
     series = []
     behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of the rank's first i-1 steps

@@ -23,12 +23,12 @@ BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerB
 """Reasons for throttling that mean that a machine is too hot or lacks power. Other reasons, above all
 SwPowerCap, are normal."""
 NOTED_LAG = 0.10
-"""Share by which the slowest GPU may lag behind the fastest in equal work without a note."""
+"""There is a note if the slowest GPU lags behind the fastest by more than this share in equal work."""
 UNEQUAL_LAG = 0.25
-"""Share by which the slowest GPU may lag behind in a launch that is evidence, unless a baseline shows how
+"""A launch is set aside if the slowest GPU lags behind by more than this share, unless a baseline shows how
 unequal the GPUs are. The speed of healthy GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the steps"
-# pragma: no mutate seconds=0, steps=0: nobody reads them without samples
+# pragma: no mutate seconds=0, steps=0: without samples, these values are never read
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 BUSY = "busy or unavailable"  # CUDA's error 46: the GPU is in exclusive mode, or waits for its reset
 HARDWARE_FAULTS = (  # parts of messages of CUDA, NCCL and NVML; "unspecified" can be a kernel's bug
@@ -77,7 +77,7 @@ def advice_on(fault: str) -> str:
 
 
 def machine_problems(health: Health | None, machine: Machine) -> list[str]:
-    """Return why to discard a launch because of its machine, with the readings; empty if it was healthy."""
+    """List the machine's problems because of which a launch is set aside, with the readings."""
     if health is None:
         return []
     problems = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
@@ -201,7 +201,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 
 
 def worst_health(nodes: Sequence[Node]) -> Health | None:
-    """Combine the health of all nodes: the worst of each reading, and all GPUs; None if no node has any."""
+    """Combine the health of all nodes: the worst of each reading, and all GPUs; None if none is known."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
         return None
@@ -237,6 +237,6 @@ def gpu_of(run: Run, rank: int) -> str:
 
 
 def over_known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
-    """Apply `choose` to the values that are known; None if no value is."""
+    """Apply `choose` to the known values; None if there are none."""
     given = [value for value in values if value is not None]
     return choose(given) if given else None

@@ -1,4 +1,4 @@
-"""Time intervals. Results are sorted and disjoint. Pure; imports only the standard library."""
+"""Combine time intervals. Results are sorted and disjoint. Pure; imports only the standard library."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence

@@ -163,7 +163,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     communicated: list[Span] = []
-    for kind, ranges in sorted(spans.communication.items()):  # where two overlap, the first by name counts
+    for kind, ranges in sorted(spans.communication.items()):  # if two kinds overlap, the first by name counts
         new = without(inside(ranges), communicated)
         alone = length(without(new, busy))
         for times, us in ((exposed, alone), (hidden, length(new) - alone)):
@@ -231,7 +231,7 @@ def _on_gpu(
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
     """Return when the steps begin and end on the device, in the stream that computes most.
 
-    Other streams, such as streams for copies, can be ahead of it.
+    Other streams, such as streams for copies, can be ahead of this stream.
     """
     busy = defaultdict[Any, float](float)
     for kernel in ours:

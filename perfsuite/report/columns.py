@@ -1,4 +1,4 @@
-"""Columns of the tables with one row per case: terminal, Markdown, overview of the HTML page. Pure."""
+"""Define the columns of all tables that have one row per case, in the terminal, Markdown and HTML. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +58,7 @@ def _speed(speed: float | None, result: Measurement, heading: Unit) -> Cell | No
 
 
 def extras(results: Sequence[Measurement]) -> list[Column]:
-    """Return a column for each metric of another package that any of these cases has."""
+    """Return a column for each metric that comes from another package and that any of these cases has."""
     return [figure(metric) for metric in extra_metrics(result.figures for result in results)]
 
 
@@ -144,5 +144,5 @@ STEP = (  # columns of a step: its counts, and the norm of its gradients
     Column("gradient norm", lambda result: _cell(result.figures.gradient_norm, "{:.4g}".format)),
 )
 STEP_MS = Column("p50 ms", lambda result: _cell(result.figures.step_s_p50, lambda s: f"{1e3 * s:.1f}"))
-"""A time whose unit is in the heading, to keep tables narrow."""
+"""The median time of a step. Its unit is in the heading, to keep tables narrow."""
 LAUNCHES = Column("launches", lambda result: None if result.dry else _cell(len(result.runs), str))

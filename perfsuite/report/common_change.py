@@ -1,4 +1,4 @@
-"""Report a change that the cases of a session have in common as one finding. Pure."""
+"""Report one finding if the cases of a session have a change in common. Pure."""
 
 import math
 from collections import defaultdict
@@ -12,15 +12,16 @@ from perfsuite.results.session_file import MachineChange, Measurement, SessionRe
 from perfsuite.verdict.common_change import Change, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
-FEWEST_CHANGED = 2  # minimum number of cases that changed, each on its own evidence
+FEWEST_CHANGED = 2  # minimum number of cases whose own launches show that they changed
 NOTHING = "Nothing that is recorded changed in all of them, so look at the machine first (perfsuite doctor)"
 
 
 def sentences(results: Iterable[Measurement], reference: SessionReference | None = None) -> list[str]:
     """Return a sentence for each hardware class whose cases all became slower, or all became faster.
 
-    Only cases with a baseline are compared. Two arms are launched alternately, so a slow machine slows both.
-    If the session has a reference, the sentences say whether it changed as well, and what it cannot show.
+    Only cases with a baseline are considered. In a comparison of two arms, a slow machine slows both arms,
+    because they are launched alternately. If the session has a reference, the sentences say whether the
+    reference changed as well, and what it cannot show.
     """
     by_id = {result.case_id: result for result in results if result.verdict.against is None}
     by_class = defaultdict[str | None, dict[str, Change]](dict)
@@ -46,9 +47,9 @@ def _cause(verdicts: Sequence[Verdict]) -> str:
 def _sentence(
     changes: Mapping[str, Change], by_id: Mapping[str, Measurement], machine: MachineChange | None
 ) -> str | None:
-    """Report the common change of cases, and that of the reference, if there is one.
+    """Report the common change of the cases and, if there is a reference, the change of the reference.
 
-    Returns None without a reference if too few cases changed on their own evidence.
+    If there is none, returns None unless the launches of at least `FEWEST_CHANGED` cases show a change.
     """
     common = common_change(changes)
     if common is not None and not common.is_shared:

@@ -16,7 +16,7 @@ PIPED = 200  # width of a table that is written to a file or piped to another pr
 
 
 class PlainConsole(Console):
-    """Print text verbatim: rich treats `[data]` and `:data:` as markup, and terminals obey escape codes."""
+    """Print text verbatim. Rich treats `[data]` and `:data:` as markup, and terminals obey escape codes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)

@@ -211,7 +211,7 @@ def remarks(check: CountCheck) -> list[str]:
         return []
     unsteady = ", ".join(cut(check.unsteady, MOST_UNSTEADY))
     return [
-        *([f"not judged, because it differs between launches: {unsteady}"] if unsteady else []),
+        *([f"not judged, because the launches differ in: {unsteady}"] if unsteady else []),
         *check.notes,
     ]
 

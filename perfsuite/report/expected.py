@@ -33,7 +33,7 @@ def of_launches(result: Measurement) -> list[str]:
     if facts is None:
         return []
     if facts.no_expected is not None:
-        return [f"no share of an expected speed: {facts.no_expected}"]
+        return [f"no comparison with an expected speed: {facts.no_expected}"]
     share = result.expected_share
     if share is None or facts.expected is None:
         return []
@@ -50,7 +50,7 @@ def of_launches(result: Measurement) -> list[str]:
 
 
 def parts(step: Expected) -> str:
-    """Return the parts of the expected time, the small ones left out."""
+    """Return the parts of the expected time, except for the small parts."""
     seconds = {
         "matmuls": step.matmul_s,
         "attention": step.attention_s,
@@ -64,7 +64,7 @@ def parts(step: Expected) -> str:
 
 
 def published(step: Expected, speed: str) -> str:
-    """Return how close published steps come to the expected speed, which is called `speed`."""
+    """Describe how close published steps come to the expected speed, which the sentence calls `speed`."""
     if step.published is None:
         return f"too few steps are published to know how close this kind of accelerator comes to {speed}"
     low, high = step.published

@@ -1,4 +1,4 @@
-"""Explain one case as data, which the terminal, Markdown, HTML and GitHub issues format. Pure."""
+"""Explain one case as data. Each report (terminal, Markdown, HTML, GitHub issue) formats this data. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ class Explained:
 
     verdict: str  # the outcome and its evidence, such as `regressed after 3 launches`
     why: Sequence[str]  # causes of a regression, the most certain cause first
-    reasons: Sequence[str]  # why it failed, if no metric shows it, and why launches were set aside
+    reasons: Sequence[str]  # why the case failed, if no metric shows why, and why launches were set aside
     decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
     counts: str | None  # the verdict on the counts; None if they were not judged
     findings: Sequence[str]  # the counts that decided the verdict
     listed: Sequence[str]  # changed counts that are not judged
     remarks: Sequence[str]  # other counts that were not judged, and why
-    not_counted: Sequence[str]  # why there are no counts, although there is a baseline of them
+    not_counted: Sequence[str]  # why there are no counts, although there is a baseline of counts
     excuses: Sequence[str]  # circumstances: other users, injected faults, a known issue, waivers
     held: Sequence[str]  # steps that were long because of an event
     predicted: Sequence[str]  # predictions of a dry run, and how launches compare with them

@@ -57,8 +57,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
 
 def text(value: str) -> str:
     """Escape text as a single line of Markdown that can also be a cell of a table."""
-    # The summary can be read in a terminal, which obeys control characters. Make them visible before `split`,
-    # which would remove those that count as white space.
+    # The summary can be read in a terminal, which obeys control characters. Make these characters visible
+    # before `split` removes some of them as white space.
     flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
     # An underscore ends emphasis only after a word, and > is markup only at the beginning of a line.
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
@@ -83,7 +83,7 @@ def grid(table: Table, most: int | None = None) -> Markup:
 
 
 def _escaped(value: object) -> Markup:
-    """Escape the values that the template prints, except its own macros, which already are Markdown."""
+    """Escape the values that the template prints, except the output of its macros, which is Markdown."""
     return value if isinstance(value, Markup) else Markup(text(str(value)))
 
 

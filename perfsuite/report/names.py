@@ -34,7 +34,7 @@ def _framework(parameters: Mapping[str, str]) -> str:
 
 
 def _parts(parameters: Mapping[str, str]) -> list[str]:
-    """Return the remaining parts of an id, as they are written in ids."""
+    """Return the parts that an id has in addition to framework, model and topology."""
     length = parameters["sequence_length"]
     accumulation = parameters["gradient_accumulation"]
     return [

@@ -49,15 +49,16 @@ def table(preflight: Preflight) -> Table:
 
 
 def notes(preflight: Preflight) -> list[str]:
-    """Return which readings of the nodes' GPUs failed and why, and other problems, as `node: note`."""
+    """Return the notes on the nodes' GPUs, such as why a reading failed, each as `node: note`."""
     by_node = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
     return [f"{name}: {note}" for name, texts in by_node for note in texts]
 
 
 def scalings(results: Iterable[Measurement]) -> list[str]:
-    """Return a sentence for each group of cases that differ only in their nodes, on one kind of device.
+    """Return a sentence for each group of cases that differ only in the number of nodes.
 
-    A share is the speed per device, relative to the speed per device on the smallest number of nodes.
+    All cases of a group use the same kind of device. A share is the speed per device, relative to the speed
+    per device on the smallest number of nodes.
     """
     groups = defaultdict[tuple[str, str], list[tuple[Case, float]]](list)
     for result in results:

@@ -1,4 +1,4 @@
-"""Report what the reference of a session says about the machine and about the code. Pure."""
+"""Report what the reference of a session shows about the machine and about the code. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,9 +14,9 @@ NO_CHANGE = (
     "The reference is as fast tonight as its baselines, as far as {canaries} can show: tokens/s {change} "
     "(99% interval {interval})."
 )
-UNCERTAIN = "neither shows nor excludes that this is the machine: launch it on more cases (--perf-canaries)"
+UNCERTAIN = "does not show whether the machine is the cause: launch it on more cases (--perf-canaries)"
 NOT_THE_MACHINE = "it is not the machine alone. This is one finding, so look for one cause"
-ALONE = "changed alone, unlike on the other canaries, so it is left out: look at this case on this machine"
+ALONE = "changed, but not on the other canaries, so it is left out: look at this case on this machine"
 
 
 def machine_changes(reference: SessionReference | None) -> Mapping[str, MachineChange]:
@@ -26,10 +26,10 @@ def machine_changes(reference: SessionReference | None) -> Mapping[str, MachineC
 
 
 def beside_reference(machine: MachineChange, cases: int, common: CommonChange | None, cause: str) -> str:
-    """Compare the change that the cases of a hardware class have in common with that of the reference.
+    """Compare the common change of a hardware class's cases with the change of the reference.
 
     `cases` is the number of cases, and `common` is None if they share no change. `cause` is a sentence on
-    what changed in all of them.
+    what changed in all cases that share the change.
     """
     if common is None and machine.is_certain:
         return f"The reference is {_how(machine.change)} tonight {_range(machine)}: {MACHINE}."
@@ -84,7 +84,7 @@ def _how(change: float) -> str:
 def _range(machine: MachineChange) -> str:
     """Return the size of the machine's change with its 99% interval, such as `(1.0%, 0.7 to 1.3)`.
 
-    Sizes are in the direction of the change.
+    A size is positive in the direction of the change: for a slower machine, 1.0% means 1.0% slower.
     """
     sign = -1 if machine.change < 0 else 1
     low, high = sorted(sign * end for end in machine.interval)

@@ -6,7 +6,7 @@ from perfsuite.redaction import masked
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _REORDERING = re.compile("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-"""Characters that reorder text, break lines or are invisible. They can make text look like different text."""
+"""Characters that reorder text, break lines or are invisible, so that a text can look like another text."""
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 
 

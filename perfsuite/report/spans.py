@@ -54,8 +54,8 @@ class SpanRow:
     times: int | None = None
     """Number of occurrences in the launch. For counted steps, the number of steps with these amounts."""
     median_s: float | None = None
-    """Median seconds of one occurrence. For events, those of the rank that waited longest; for steps, those
-    of the whole job."""
+    """Median seconds of one occurrence: of an event on the rank that waited longest, or of a step of the
+    whole job."""
     share: float | None = None
     """Total seconds of all occurrences, as a share (0 to 1) of the start-up and all steps."""
     kernels: int | None = None
@@ -77,7 +77,7 @@ class SpanRow:
 
 
 Amounts = Mapping[str, Any]
-"""The counts of a `SpanRow`, by the name of its field."""
+"""The counts of a `SpanRow`, by the names of its fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,10 +254,10 @@ def of_cases(results: Sequence[Measurement]) -> Table:
 
 
 def held(runs: Sequence[Run]) -> list[str]:
-    """Name the step of the last launch in which each event was longest.
+    """Name, for each event, the step of the last launch in which the event was longest.
 
-    An example is `step 21 contained: save checkpoint 3.2 s`. Events that are in most of the steps are left
-    out: they do not explain why one step is longer than others.
+    An example is `step 21 contained: save checkpoint 3.2 s`. Events that happen in most steps are left out,
+    because they do not explain why one step is longer than others.
     """
     if not runs or not runs[-1].measured_steps:
         return []
@@ -380,7 +380,7 @@ def _finite(seconds: Iterable[float]) -> list[float]:
 
 
 def _time(seconds: float) -> str:
-    """Format a duration in seconds if it is at least 1 s, because events take longer than steps."""
+    """Format a duration. The unit is seconds from 1 s on, because events take longer than steps."""
     return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
 
 

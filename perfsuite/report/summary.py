@@ -90,7 +90,7 @@ def change(check: Check) -> str:
 
 
 def _cause_first(judged: Verdict, outcome: Outcome, changes: Sequence[str]) -> str:
-    """Return the changed work of a step, then the changed metrics, which are its effect."""
+    """Return the changed work of a step, and then the changed metrics, because work affects metrics."""
     return "; ".join([*_counts_that_tell(judged, outcome), *filter(None, [", ".join(changes)])])
 
 
@@ -201,7 +201,7 @@ def headline(sessions: Sequence[SessionFile]) -> str:
 
 
 def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
-    """Count sessions that did not end by status: `interrupted`, or `2 of 8 sessions running or killed`."""
+    """Count the sessions that did not end: `interrupted`, or `2 of 8 sessions running or killed`."""
     number_of = Counter(session.status for session in sessions if session.status != "complete")
     words = {"interrupted": "interrupted", "running": "running or killed"}
     if len(sessions) == 1:
@@ -213,7 +213,7 @@ def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
 def provenance(session: SessionFile) -> dict[str, str]:
     """Return the origin of a session's figures: hardware, torch, commit, time, perfsuite.
 
-    In a comparison, the answers come first.
+    In a comparison, the answers to its three questions (`answer`) come first.
     """
     commit = session.commit[:12] if session.commit else "not known to git"
     parts = [
@@ -299,7 +299,7 @@ def _machine(machine: Machine, *, simulated: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Report that a session was interrupted or is running, and its case; None if the session has ended."""
+    """Report that a session was interrupted or is running, and name its case; None if it has ended."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
@@ -312,7 +312,7 @@ def interruption(session: SessionFile) -> str | None:
 
 
 def judge_changes(branches: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
-    """Describe how branches change their own checks, each with a heading; duplicates are dropped."""
+    """Describe how branches change their own checks. Each branch has a heading; duplicates are dropped."""
     sections = []
     for changes in dict.fromkeys(branches):
         if changes is None or not changes.sentences:
@@ -361,7 +361,7 @@ def _became(change: CaseChange) -> str:
 
 
 def unclaimed(baselines: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return a heading and the reviewed baselines that no case claims; None if there are none."""
+    """Return a heading and the reviewed baselines that belong to no case; None if there are none."""
     if not baselines:
         return None
     has = "has" if len(baselines) == 1 else "have"
@@ -408,8 +408,8 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
 def quiet_notes(result: Measurement) -> list[str]:
     """Return the notes on a case that needs no action.
 
-    These are the reason why it was not counted, unexplained choices of a library, `launch_notes`, and for a
-    first baseline its speed relative to the expected speed.
+    These are the reason why the case was not counted, unexplained choices of a library, and `launch_notes`.
+    If the launches become the case's first baseline, the speed relative to the expected speed is also noted.
     """
     unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
     of_first = expected.of_launches(result) if result.verdict.is_recorded else []

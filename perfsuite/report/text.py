@@ -12,14 +12,14 @@ from perfsuite.results.outcome import AgainstReference, Check
 
 NONE = "\N{EN DASH}"  # stands for an unknown value
 SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
-UNKNOWN = (-0.9, 9.0)  # intervals are not shown beyond these changes: to a tenth, and to ten times
+UNKNOWN = (-0.9, 9.0)  # intervals that include a change to a tenth, or to ten times the value, are not shown
 
 WIDTH = 100  # width of prose in reports, on a terminal and in a log, in characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of text or, on the HTML page, charts. Its first column names the rows. Without rows: false."""
+    """A table of text or, on the HTML page, charts. The first column names the rows. It is false if empty."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -71,7 +71,8 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {  # for other units; unlisted units follow their number
+# Formats of the other units. A unit that is not listed is written after its number.
+_FORMATS: Mapping[str, Callable[[float], str]] = {
     "tokens/s": rate,
     "samples/s": rate,
     "s": duration,

@@ -33,7 +33,7 @@ class Acceptance(Data):
 
     by: str
     date: str
-    commit: str | None  # commit at that time in the repository that holds the baseline
+    commit: str | None  # the commit, at that time, of the repository that contains the baseline
     reason: str | None = None
 
 
@@ -58,7 +58,7 @@ class BaselineDocument(Document):
 
     @property
     def folder(self) -> str:
-        """The value of the field that `FOLDER` names. In addition to the case, the baseline depends on it."""
+        """The value of the field that `FOLDER` names, such as the hardware class."""
         return str(getattr(self, self.FOLDER))
 
 
@@ -70,7 +70,7 @@ class Baseline(BaselineDocument):
     launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
-    dtypes: Dtypes = Field(default_factory=dict)  # in the newest launch's model; empty: not recorded
+    dtypes: Dtypes = Field(default_factory=dict)  # dtypes in the newest launch's model; empty: not recorded
     recorded_at: str
     accepted: Acceptance | None = None
     expected: Expected | None = None  # the predicted time of a step; None: it was not predicted
@@ -80,7 +80,10 @@ class Baseline(BaselineDocument):
         return values_of(self.launches, figure)
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
-        """Yield each launch with its session's name, and with its nodes if they vary in the session."""
+        """Yield each launch after the name of its session.
+
+        If the launches of a session ran on different nodes, the name includes the launch's nodes.
+        """
         for launch in self.launches:
             others = [other for other in self.launches if other.session == launch.session]
             is_one = all(other.nodes == launch.nodes for other in others)
@@ -150,7 +153,7 @@ def from_runs(
 
 
 def _observed(runs: Sequence[Run]) -> Observed | None:
-    """Return what the newest run observed. Its code is unknown unless all runs had the same."""
+    """Return what the newest run observed. The code is unknown unless all runs had the same code."""
     newest = runs[-1].observed
     codes = {None if run.observed is None else run.observed.code for run in runs}
     return newest if newest is None or len(codes) == 1 else newest.replace(code=None)

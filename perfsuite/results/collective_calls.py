@@ -12,7 +12,7 @@ from perfsuite.documents import Data, Sealed
 class CollectiveCall(Data):
     """One call of a collective in a group."""
 
-    number: int = Field(ge=0)  # number among the collectives of the group, equal on all ranks that agree
+    number: int = Field(ge=0)  # sequence number in the group; the same call has the same number on all ranks
     name: str  # such as `all_reduce`
     sizes: tuple[tuple[int, ...], ...] = ()  # shapes of the tensors that the rank passed
     dtypes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Baselines of counts: the accepted or recorded counts of a case's step. They do not belong to a machine."""
+"""Baselines of counts: the accepted or recorded counts of a case's step, valid on any machine of a target."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -31,9 +31,9 @@ class CountBaseline(BaselineDocument):
     unsteady: tuple[str, ...] = ()  # fields that differ between launches: shown, never judged
     # Values that each launch computed: loss, gradient norms, tokens. Empty in older baselines.
     computed: tuple[BaselineLaunch, ...] = ()
-    dtypes: Dtypes = Field(default_factory=dict)  # in the newest launch's model
+    dtypes: Dtypes = Field(default_factory=dict)  # dtypes in the newest launch's model
     settings: dict[str, str] = Field(default_factory=dict)  # observed by the ranks of the newest launch
-    # See `Run.other_threads`: the highest number in a launch. None in older baselines.
+    # The highest `Run.other_threads` of the launches; None in older baselines.
     other_threads: int | None = None
     versions: dict[str, str]  # versions of torch and of the packages that a step uses
     launches: int = Field(ge=1)

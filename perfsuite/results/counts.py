@@ -1,7 +1,7 @@
 """The counts of one optimizer step: collectives, FLOPs, kernels, host reads, memory. Pure data.
 
 Counts have no noise: the same code does the same work in every launch. `perfsuite.worker.counting.counter`
-counts; `perfsuite.verdict.exact` judges.
+counts the work, and `perfsuite.verdict.exact` judges the counts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ do not make the host wait. Everything except host reads is therefore compared.""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
 """The first two counted steps, numbered from 1. The counts of `COUNTED_STEP` are reported. The step before it
-shows which storages exist, so a storage that first appears in `COUNTED_STEP` was created by work that is not
-counted."""
+shows which storages exist. If `COUNTED_STEP` uses a storage that is still unknown, work that is not counted
+has created it."""
 
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
@@ -164,7 +164,7 @@ class Counts(Data):
     # step counters of torch's optimizers, which would be on the host even with a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # number of copies, such as `cpu to cuda`
-    # Those copies for which the host waits, because they lack `non_blocking`; None: unknown.
+    # The copies in `device_copies` for which the host waits, because they lack `non_blocking`; None: unknown.
     blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
@@ -188,11 +188,12 @@ class Counts(Data):
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
     collectives_begun: int | None = None
-    # Peak of the GPU's caching allocator in bytes; None: the span did not raise the peak, or it is unknown.
+    # Peak of the GPU's caching allocator in bytes. None: the span did not raise the peak, or the peak is
+    # unknown.
     allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
-    # Counts of other spans by name. The spans are counted steps whose counts differ from these, and the first
-    # occurrence of each event and phase.
+    # Counts of other spans by name: of counted steps whose counts differ from those of `step`, and of the
+    # first occurrence of each event and phase.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:

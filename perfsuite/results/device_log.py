@@ -1,8 +1,9 @@
 """Record what the host asks of one simulated GPU, in the order in which it asks. Pure.
 
 A dry run records this log from the start of the training process to the end of the reported step. The model
-of the allocator replays all of it. The model of time replays the reported step, which alone has kernels and
-collectives. Storages, streams, events and collectives are numbers. Stream 0 is the default stream.
+of the allocator replays the whole log. The model of time replays only the reported step, because kernels and
+collectives are recorded only in this step. Storages, streams, events and collectives are numbers. Stream 0 is
+the default stream.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from perfsuite.results.counts import Phase
 
 
 class Allocate(NamedTuple):
-    """A storage gets memory. The memory that it already has is freed after the allocation."""
+    """A storage gets memory. If it already has memory, the old memory is freed after the allocation."""
 
     storage: int
     bytes: int
@@ -35,7 +36,7 @@ class UseIn(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """A thread's first matrix product in a stream, after which cuBLAS keeps a workspace for good."""
+    """A thread multiplies matrices in a stream for the first time. cuBLAS then keeps a workspace for good."""
 
     stream: int
 
@@ -71,20 +72,21 @@ class EndOfStep(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A stream is given the work of an operator, which may take several kernels."""
+    """A stream is given the work of an operator, which can consist of several kernels."""
 
     stream: int
     phase: Phase
     operator: str  # without overload, such as `aten.mm`
-    read_bytes: int  # bytes of the different tensors that it takes
+    read_bytes: int  # bytes of its input tensors, each counted once
     written_bytes: int
-    tensors: int  # number of tensors that it takes: an operator on lists launches one kernel for many
-    dtype: str  # dtype of the first tensor that it takes
+    tensors: int  # number of its input tensors; an operator on lists launches one kernel for many tensors
+    dtype: str  # dtype of its first input tensor
     flops: int  # according to the formula of the counts, which ignores masks; 0: no formula
     sizes: tuple[int, ...]
-    """The sizes on which its speed depends. A matrix product has the number of products, rows, columns and
-    the length of the sum, and 1 if its first operand is transposed. Attention has the number of queries and
-    of keys in a sequence, the size of a head, and 1 if it is causal. Other operators have none."""
+    """The sizes on which the speed of the operator depends. For a matrix product: the numbers of products,
+    rows and columns, the length of the sum, and 1 if the first operand is transposed. For attention: the
+    numbers of queries and of keys in a sequence, the size of a head, and 1 if it is causal. Other operators
+    have none."""
     is_strided: bool  # whether a large tensor is not contiguous
 
 
@@ -114,8 +116,8 @@ HostWork = Literal["view", "host", "wrapper"]
 class HostCall(NamedTuple):
     """The host calls an operator that gives the GPU nothing to do.
 
-    The operator returns a view or an empty tensor, works on the host's tensors, or takes tensors that wrap
-    others, such as DTensors, and calls another operator.
+    The operator returns a view or an empty tensor, or works on tensors of the host, or takes tensors that
+    wrap other tensors (such as DTensors) and calls another operator.
     """
 
     kind: HostWork

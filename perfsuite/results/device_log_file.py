@@ -13,7 +13,7 @@ from perfsuite.errors import FileError
 from perfsuite.results.device_log import KINDS, Entry
 
 VERSION = 1
-LEVEL = 1  # compression level: with a higher one, compressing takes longer than all the rest
+LEVEL = 1  # compression level: at a higher level, compressing takes longer than all other work on the log
 
 
 def write(path: Path, entries: Sequence[Entry]) -> None:

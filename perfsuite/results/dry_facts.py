@@ -15,8 +15,9 @@ parameters (FSDP), or also activations within the layers (tensor parallelism).""
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 """Collectives in which a rank sends the part of the message that is not its own."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
-"""Collectives in which a rank sends the whole message. Kinds not listed here take no time: a barrier has no
-bytes, and a receive overlaps with a send, because it uses the other direction of the link."""
+"""Collectives in which a rank sends the whole message. Except for `all_reduce`, kinds in neither of the two
+sets take no time: a barrier has no bytes, and a receive overlaps with a send, because it uses the other
+direction of the link."""
 
 
 LAUNCHES_S = 1e-4
@@ -109,7 +110,7 @@ class Roofline(Data):
 def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens: int) -> Roofline | None:
     """Return the minimum time of a step. `tokens` has the same meaning as in `Roofline`.
 
-    It is the larger of two limits, because communication can overlap computation:
+    The minimum is the larger of two limits, because communication can overlap computation:
 
     - Computation: FLOPs divided by the dense peak at the case's precision, or at float8 if any matmul was in
       float8.
@@ -160,7 +161,7 @@ def _passed(collective: Collective) -> float:
 class Expected(Data):
     """The predicted time of a step in which nothing is wrong, for the slowest rank.
 
-    It is not a bound: the parts add up to the time (`perfsuite.analysis.step_time`).
+    This time is not a bound: it is the sum of the parts (`perfsuite.analysis.step_time`).
     """
 
     matmul_s: float
@@ -174,8 +175,8 @@ class Expected(Data):
     # too few are published.
     published: tuple[float, float] | None = None
     parallelism: Parallelism | None = None  # None in a dry run by an older perfsuite
-    # Pairs of a factor and the seconds of a step if the host takes that many times as long as assumed, in
-    # ascending order. Empty in a dry run by an older perfsuite.
+    # Pairs (factor, seconds) in ascending order: the seconds that a step takes if the host takes `factor`
+    # times as long as assumed. Empty in a dry run by an older perfsuite.
     by_host: tuple[tuple[float, float], ...] = ()
 
     @property
@@ -205,7 +206,7 @@ class Forecast(Data):
     cases: tuple[str, ...]  # ids of the measured cases with the same parallelism
     gpu_factor: float  # measured times of the GPU relative to the expected times
     host_factor: float | None  # the same for the host; None: no measured case shows it
-    held: int = 0  # number of earlier forecasts on this kind of GPU in whose interval the measurement was
+    held: int = 0  # number of earlier forecasts on this kind of GPU whose interval contained the measurement
     checked: int = 0  # number of earlier forecasts whose case was measured later
 
     def holds(self, step_s: float) -> bool:

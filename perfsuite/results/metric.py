@@ -1,7 +1,7 @@
 """The metrics: label, unit, direction, format and tolerance of each figure of a launch.
 
-perfsuite's own metrics are fields of `Figures`. Metrics of other packages (`perfsuite.metrics`) are in its
-field `extra`.
+perfsuite's own metrics are fields of `Figures`. Metrics of other packages (`perfsuite.metrics`) are in the
+field `extra` of `Figures`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_unit(text: str, unit: Unit) -> str:
 
 
 class MetricRecorder(Protocol):
-    """Measures one metric on one rank. It may import torch. Its own work is not part of any step's time."""
+    """Measures one metric on one rank. This class may import torch. Its work is not part of a step's time."""
 
     def begin(self, model: Any, rank: int, world_size: int) -> None:
         """Start measuring. Called once, after the first step, with the trained model (None if unknown)."""
@@ -132,13 +132,14 @@ class Metric:
         return abs(self.change(of_cost))
 
     def interval(self, of_cost: tuple[float, float]) -> tuple[float, float]:
-        """Convert an interval for the cost's change into one for the figure's change, as (low, high)."""
+        """Convert an interval for the change of the cost to one for the change of the figure: (low, high)."""
         low, high = sorted(map(self.change, of_cost))
         return low, high
 
 
-PART_SHARE = 0.02  # smaller changes of a part, as shares of the step, are not judged
-PART_S = 1e-3  # smaller changes in seconds are not judged either: waking up a thread takes tenths of a ms
+PART_SHARE = 0.02  # changes of a part below this share of the step are not judged
+# Changes of a part below this many seconds are not judged: waking up a thread takes tenths of a millisecond.
+PART_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class PartOfStep(Metric):
         return self.rest_s + value
 
 
-SPAN_S = 0.25  # smaller changes of a span, in seconds, are not judged
+SPAN_S = 0.25  # changes of a span below this many seconds are not judged
 SPAN_TOLERANCE = 0.25
 
 
@@ -240,9 +241,9 @@ TOKENS_PER_S_MEAN = replace(
     label="tokens/s with stalls",
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
-"""Based on the mean step time, in which rare long steps count. No other metric judges stalls. It is noisier
-than the median, so its tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than the
-change to detect."""
+"""Based on the mean step time, in which rare long steps count. No other metric judges stalls. The mean is
+noisier than the median, so this tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than
+the change to detect."""
 PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
@@ -268,12 +269,13 @@ CPU_S_PER_STEP = Metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
-"""Summed over all ranks. Other users of the cores hardly affect it. It does not include anything that a rank
-waits for, so it complements the speed but never replaces it. On a GPU, it is the work of the host, and is
-only shown.
+"""The CPU time is summed over all ranks. Other users of the cores hardly affect it. It does not include
+anything that a rank waits for, so it complements the speed but never replaces it. In training on GPUs, the
+CPU time is the work of the host, and is only shown.
 
-Against a baseline, it is not corrected with the probe, because the probe measures wall-clock seconds. A
-comparison of two arms estimates from its own launches how CPU time follows the probe."""
+In a comparison with a baseline, the CPU time is not corrected with the probe, because the probe measures
+wall-clock seconds. A comparison of two arms estimates from its own launches how CPU time follows the
+probe."""
 TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
@@ -313,7 +315,10 @@ def recorded() -> tuple[Metric, ...]:
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return the metric of a name; None if its package is gone. Raises `ExtensionError` like `recorded`."""
+    """Return the metric with this name; None if its package is not installed.
+
+    Raises `ExtensionError` in the same cases as `recorded`.
+    """
     span = timed_span(name)
     if span is not None:
         return span_seconds(span)
@@ -334,7 +339,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 
 def described(name: str) -> Metric:
-    """Return the metric of that name, or a placeholder if its package is not installed."""
+    """Return the metric with this name, or a placeholder if its package is not installed."""
     return find_metric(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
 
 
@@ -355,7 +360,7 @@ def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 
 def judged_metrics(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
-    """Return the `metrics_of` that are judged on `device`, or on any device if it is None."""
+    """Return the metrics of these launches that are judged on `device` (None: on any device)."""
     devices = ("cpu", "cuda") if device is None else (device,)
     return tuple(
         metric

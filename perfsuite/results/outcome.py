@@ -12,7 +12,7 @@ Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
 Excuse = Literal["known issue", "out of memory", "waived"]
-"""Why a failed case (`Case.known_issue`, `.may_run_out_of_memory`) or a regression (a waiver) is excused."""
+"""Why a failure (`Case.known_issue`, `Case.may_run_out_of_memory`) or a regression (a waiver) is excused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class OutcomeStyle:
     """The style in which reports show an outcome or an excuse."""
 
     word: Outcome | Excuse
-    sign: str  # precedes the word on the HTML page
+    sign: str  # the symbol before the word on the HTML page
     colour: Literal["green", "cyan", "yellow", "red"]  # in the terminal; the HTML page has a style sheet
     letter: str | None = None  # letter in pytest's progress; None: pytest's own (`.`, `F`, `x`)
     quiet: bool = False  # whether it needs no action
@@ -54,17 +54,17 @@ BY_THE_MACHINE = "the code did not change, so the machine did"
 
 
 class AgainstReference(Data):
-    """The change of a metric beyond that of the session's reference, so without the machine's own change."""
+    """The change of a metric without the machine's own change, which the session's reference shows."""
 
     change: float  # estimated relative change of the figure
     interval: tuple[float, float]  # 99% interval of `change`, with the uncertainty of the reference
 
 
 class Check(Data):
-    """The judgement of one metric of the launches against the baseline.
+    """The judgement of one metric: a comparison of the launches with the baseline.
 
-    Changes are changes of the figure itself: -0.2 is 20% fewer tokens/s, or 20% less memory. Tests judge
-    changes of the cost instead (see `Metric.change`).
+    Changes are changes of the figure itself: -0.2 is 20% fewer tokens/s, or 20% less memory. The statistical
+    tests judge changes of the cost instead (see `Metric.change`).
     """
 
     metric: str
@@ -78,14 +78,14 @@ class Check(Data):
     interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is detected 95 times in 100
     probe_exponent: float | None = None  # exponent of the correction by the probe; None: no correction
-    # The change against the session's reference, which then decides the outcome, or must confirm it; None:
-    # `change` alone decides it.
+    # The change against the session's reference. If there is one, it decides the outcome or must confirm it.
+    # If it is None, `change` alone decides.
     against_reference: AgainstReference | None = None
     note: str | None = None
 
     @property
     def judged_change(self) -> float | None:
-        """The change that the tolerance is compared with: against the session's reference, if it has one."""
+        """The change that the tolerance limits: against the session's reference, if there is one."""
         return self.change if self.against_reference is None else self.against_reference.change
 
     @property
@@ -100,14 +100,14 @@ def in_span(span: str, text: str) -> str:
 
 
 class Cost(Data):
-    """The predicted change of a step's time by one count, as a range. An improvement has negative seconds."""
+    """The predicted change of a step's time due to one count, as a range. Negative seconds are a saving."""
 
     least_s: float | None = None  # None: unknown
     most_s: float | None = None
     step_s: float | None = None  # the predicted time of the step with the larger count
     hidden_above: float | None = None  # bytes/s of one device's link above which sending takes no extra time
     why_naive: str | None = None
-    """Why `most_s` is the time that the bytes take if nothing hides them; None: both sides were replayed."""
+    """Why `most_s` is only the time that sending the bytes takes; None: both sides were replayed."""
 
 
 class Finding(Data):
@@ -136,7 +136,7 @@ NOT_JUDGED = ": not judged, "
 
 
 class CountCheck(Data):
-    """The judgement of the launches' counts against the baseline's."""
+    """The judgement of the counts: a comparison of the launches with the baseline."""
 
     # `not counted`: work of a step was not counted, or no launch was counted. `notes` give the reason.
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
@@ -165,9 +165,9 @@ class Verdict(Data):
     explained: str | None = None  # explanation of a change by the counts
     profiled: Profiled | None = None  # explanation by profiles; None if no profile was taken
     failure: FailureKind | None = None
-    # Why the case failed, if no metric shows it, and why launches were set aside.
+    # Why the case failed, if no metric shows why, and why launches were set aside.
     reasons: tuple[str, ...] = ()
-    unhealthy_launches: tuple[int, ...] = ()  # launches that are not evidence, numbered from 1
+    unhealthy_launches: tuple[int, ...] = ()  # numbers (from 1) of the launches that were set aside
     changed: tuple[str, ...] = ()  # other changes since the baseline: not judged, but possible causes
     against: str | None = None  # name of the reference, such as `arm A`; None: a stored baseline, if any
 
@@ -193,5 +193,5 @@ class Verdict(Data):
         return next((check for check in self.checks if check.metric == metric), None)
 
     def healthy(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the launches that are evidence and can become a baseline."""
+        """Return the launches that were not set aside. Only these can become a baseline."""
         return [run for number, run in enumerate(runs, 1) if number not in self.unhealthy_launches]

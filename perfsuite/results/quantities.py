@@ -27,15 +27,15 @@ FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: a f
 COLLECTIVE_SHARE = 0.01
 """Share by which the bytes of a group may differ without being judged, if the number of calls is equal. The
 difference is limited to `FLOOR`: 64 KiB take 3 us at 25 GB/s, whereas NCCL needs 10 us for an all-reduce of
-any size. A different number of calls is judged, however few bytes they send."""
+any size. A different number of calls is judged, however few bytes the calls send."""
 FLOPS_FLOOR = 0.001  # share by which a step's FLOPs may differ without being judged
 PYTHON_FLOOR = 1000
 PYTHON_SHARE = 0.2
 """Number and share by which the Python calls of a step may differ without being judged. The number of calls
 varies between releases of a library, and 1,000 calls take less than a millisecond."""
 MODULES_FLOOR = 50
-"""Number by which imported modules may differ without being judged. It varies between releases of a library,
-and an import takes only a millisecond or two."""
+"""Number by which imported modules may differ without being judged. The number of modules varies between
+releases of a library, and an import takes only a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
 PYTHON_FEW = 20  # number of calls that may always vary, because 2% of a short part is almost nothing
 OF_A_WORKER = "of a loader's worker per batch"
@@ -69,7 +69,7 @@ class Quantity:
 
     @property
     def family(self) -> str:
-        """The name of its family. The size of a change is a share of the family's total."""
+        """The name of its family of quantities. Changes are sorted by their share of the family's total."""
         return self.name
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
@@ -92,7 +92,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Quantity):
-    """The collectives of one kind in groups of one shape. They are judged by bytes, and barriers by calls.
+    """The collectives of one kind in groups of one shape, judged by bytes. Barriers are judged by calls.
 
     Groups of one rank send nothing, so their calls are listed but never judged.
     """
@@ -102,7 +102,7 @@ class Group(Quantity):
 
     @property
     def family(self) -> str:
-        """The name of the family: one for all barriers, and one for all other collectives."""
+        """The name of the family. All barriers form one family, and all other collectives another."""
         return "barriers" if self.unit == "calls" else "collectives"
 
     def calls(self, counts: Counts) -> int:
@@ -295,7 +295,8 @@ WORKER_KERNELS = Quantity(
     parts=_worker_ops,
     of_worker=True,
 )
-"""It has a floor, because samples that are drawn or augmented at random can differ between launches."""
+"""These kernels have a floor, because samples that are drawn or augmented at random differ between
+launches."""
 _ANY_PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
 PEAK = replace(_ANY_PEAK, read=lambda counts: None if counts.kernels is None else _ANY_PEAK.read(counts))
 """The peak of compiled code depends on fusion, so it is unknown in a dry run."""
@@ -309,7 +310,7 @@ KEPT = Quantity(
     unit="objects",
     read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
 )
-"""It has no floor: even one object adds up over millions of steps, and makes garbage collection slower."""
+"""Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 MODULES = Quantity(
     name="modules imported",
     unit="modules",
@@ -424,5 +425,5 @@ def differ_by_chance(calls: int, usual: int) -> bool:
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:
-    """Return the fields that are unsteady in a span: those that vary in it or in the reported step."""
+    """Return the fields that are unsteady in a span, because they vary in it or in the reported step."""
     return {field.removeprefix(f"{span}: ") for field in unsteady}

@@ -80,7 +80,7 @@ class Flops(Data):
 class Observed(Data):
     """The settings and environment that a worker observed, as opposed to what was requested."""
 
-    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` names those to compare
+    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` chooses what is compared
     environment: dict[str, str]  # versions and variables: verdicts list the differences
     code: str | None = None  # digest of the code that ran, of all ranks in a `Run`; None: it is unknown
 
@@ -104,7 +104,8 @@ class Evidence(Data):
 
 
 START_UP = "start-up"
-"""Span from the start of a process to the end of its first step. Its parts are named `start-up: imports`."""
+"""Span from the start of a process to the end of its first step. Its parts have names such as `start-up:
+imports`."""
 COLD = "cold "
 """Prefix of a start-up's name if it compiled a graph that later launches find in a cache."""
 
@@ -143,7 +144,7 @@ class RankReport(Sealed):
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
     timed_steps: int | None = (
-        None  # number of steps without the last step, if counting lengthened that; None: all
+        None  # number of steps except the last, if counting made the last step longer; None: all steps
     )
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock

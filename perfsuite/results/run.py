@@ -133,7 +133,8 @@ class Figures(Data):
     no loader was detected in the measured steps."""
     data_wait: float | None = None  #: The same wait as a share of all measured steps, 0 to 1.
     gc_s_per_step: float | None = None
-    """Mean seconds of Python's garbage collector per step, on the rank where it takes longest. Shown."""
+    """Mean seconds of Python's garbage collector per step, on the rank where it takes longest. Never
+    judged."""
     peak_memory_bytes: float | None = None  #: On the rank that used most, like all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
@@ -258,7 +259,7 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
     def slowest_shares(self) -> dict[str, float]:
-        """Return each rate of the slowest rank as a share of that of the fastest rank, by name.
+        """Return, for each rate by name, the slowest rank's rate as a share of the fastest rank's rate.
 
         Empty on a CPU, whose ranks share the cores, and for GPUs of different models.
         """

@@ -21,8 +21,9 @@ LAUNCH_DIR = "{launch_dir}"
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
 RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: the path of the `RunDir`
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: id of the process that this process must not outlive. For an agent, it is the driver,
-unless the driver is on another machine. For every process that an agent starts, it is the agent."""
+"""Environment variable: id of the process that this process must not outlive. An agent must not outlive the
+driver, unless the driver is on another machine. Every process that an agent starts must not outlive the
+agent."""
 MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: top of the repository, `:`, worktree
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 """Environment variable of an agent: names of the variables set for the job, which the agent does not
@@ -40,7 +41,7 @@ COMPILE_CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCH_EXTENSIONS_DIR": EXTENSIONS,  # C++ code that is compiled on first use, for example by DeepSpeed
 }
-"""Directories below `RunDir.compile_caches`, by the environment variable of a job that contains the path. A
+"""Directories below `RunDir.compile_caches`, by the environment variable that gives their path to a job. A
 variable that the user has set is not changed."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of its flight recorder's files
@@ -115,7 +116,7 @@ class RunDir:
 
     @classmethod
     def of_prediction(cls, directory: Path) -> RunDir:
-        """Return the files of the dry run that predicts the speed of the case with these launches."""
+        """Return the files of the dry run that predicts the speed of the case in `directory`."""
         return cls(directory / "prediction")
 
     @property
@@ -133,7 +134,7 @@ class RunDir:
         return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
 
     def all_extension_locks(self) -> list[Path]:
-        """Return the locks of builds of C++ extensions. A build that was killed leaves its lock."""
+        """Return the locks of builds of C++ extensions. A build that was killed leaves its lock behind."""
         return sorted(self.compile_caches.glob(f"{EXTENSIONS}*/*/lock"))
 
     @property

@@ -34,7 +34,7 @@ class Measurement(Data):
     excused: Excuse | None = None
     waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
-    prediction: DryFacts | None = None  # of a dry run after the launches; None: no such dry run was wanted
+    prediction: DryFacts | None = None  # from a dry run after the launches; None: no dry run was wanted
     shared: bool = False  # whether others used the machine during these launches, so figures prove nothing
 
     @property
@@ -116,7 +116,7 @@ class Measurement(Data):
     @model_validator(mode="before")
     @classmethod
     def _computed_again(cls, values: Any) -> Any:
-        """Drop the computed fields. They are in the file for readers, but follow from the other fields."""
+        """Drop the computed fields. They are in the file only for readers, and follow from other fields."""
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
         return values
@@ -135,7 +135,7 @@ class PytestRun(Data):
 
 
 class Conditions(Data):
-    """The conditions of verdicts in addition to commit and machine, which `--perf-resume` compares."""
+    """The conditions of verdicts that `--perf-resume` compares, in addition to commit and machine."""
 
     changes: str | None  # digest of the uncommitted changes; None if there are none
     options: dict[str, str]  # values of the options that affect verdicts
@@ -165,10 +165,10 @@ class MachineChange(Data):
     hardware_class: str
     change: float  # relative change of the figure since the baselines: -0.01 is 1% fewer tokens/s
     interval: tuple[float, float]  # 99% interval of `change`
-    # Standard deviation of a case within a session, of the logarithm of the cost, at its upper limit.
+    # Standard deviation of a case within a session (in the logarithm of the cost), at its upper limit.
     case_sigma: float
     canaries: tuple[str, ...]  # ids of the canaries that agree
-    apart: tuple[str, ...] = ()  # ids of the canaries that moved alone, and are left out
+    apart: tuple[str, ...] = ()  # ids of the canaries that are left out, because their changes differ
 
     @property
     def is_certain(self) -> bool:
@@ -178,7 +178,7 @@ class MachineChange(Data):
 
 
 class SessionReference(Data):
-    """The reference of a session: the environment and commit of the baselines, launched beside the cases."""
+    """The reference of a session: the environment and commit of the baselines, launched on a few cases."""
 
     arm: ArmFacts
     canaries: tuple[Canary, ...] = ()

@@ -13,7 +13,7 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/reference/<case id>/launch-N/ the same, for a launch of the session's reference
     .perfsuite/runs/<session>/<case id>/profile/            the files of a launch for a profile
     .perfsuite/runs/<session>/<case id>/prediction/         the files of a dry run that predicts the speed
-    .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
+    .perfsuite/runs/<session>/<case id>/compile-caches/     caches of inductor and Triton, for one case
     .perfsuite/compare/<session>/                           the files of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
@@ -141,7 +141,7 @@ class BaselineFiles(Generic[B]):
 
 @dataclass(frozen=True)
 class BaselineStore(BaselineFiles[Baseline]):
-    """Baselines of times and memory, in folders named by hardware class, with the other kinds below them."""
+    """Baselines of times and memory, in folders named by hardware class, and access to the other kinds."""
 
     kind: type[Baseline] = field(default=Baseline, kw_only=True)
 
@@ -191,7 +191,7 @@ class SessionDir:
 
     @property
     def name(self) -> str:
-        """Time of creation (UTC, to the microsecond), so that names sort by age."""
+        """The time at which the session was created (UTC, to the microsecond), so that names sort by age."""
         return self.path.name
 
     def case(self, case_id: str, repetition: int = 0) -> Path:

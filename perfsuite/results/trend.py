@@ -66,7 +66,9 @@ class Drift(Data):
         """Describe the size and time of the change, and what else changed at the same time."""
         low, high = self.change.interval
         count = "" if self.commits_between is None else f", commits: {self.commits_between}"
-        beside = "" if self.measured is None else f" beside the reference, {self.measured:+.1%} as measured"
+        beside = (
+            "" if self.measured is None else f" relative to the reference, {self.measured:+.1%} as measured"
+        )
         return [
             f"{self.metric}: {self.change.relative:+.1%} (99% interval {low:+.1%} to {high:+.1%}){beside}",
             f"between {self.first_day} and {self.last_day}, "
@@ -76,7 +78,7 @@ class Drift(Data):
 
 
 class MachineStep(Data):
-    """A change of the speed of a machine, as the reference of the sessions shows it. The code is the same."""
+    """A change of a machine's speed. The reference of the sessions shows it, because its code is the same."""
 
     hardware_class: str
     change: ChangePoint  # its values are relative to the speed of the reference's first session

@@ -94,7 +94,7 @@ class AgainstArm(TwoArms):
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Launch pairs until the verdict is decided.
 
-        A pair that is not evidence is repeated with its arms in the same order.
+        A pair during which the machine was unhealthy is repeated with its arms in the same order.
         """
         verdict = until_decided(
             launch=lambda: self._launch_pair(task, launches),
@@ -146,7 +146,7 @@ class AgainstArm(TwoArms):
 
 @dataclass
 class ByCounts(TwoArms):
-    """Compare counts: launch each arm once on the machine that the case is meant for, even if it is busy.
+    """Compare counts: launch each arm once on the intended machine of the case, even if the machine is busy.
 
     If loss, gradients, tokens or the counts of start-ups differ between the arms, both are launched again to
     see whether they always differ.
@@ -221,7 +221,7 @@ class ByDryRuns(ByCounts):
         self._runs.end()
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Judge the counts, and predict what changed collectives cost."""
+        """Judge the counts, and predict how the changed counts affect the time of a step."""
         trial = super().judge(task, launches)
         check = trial.verdict.counts
         if check is None or self.known_a is not None or not check.findings:
@@ -324,7 +324,7 @@ def by_counts(
     known_a: Run | None = None,
     metric: str | None = None,
 ) -> Session:
-    """Return a session that compares the counts of two arms, in launches or, without `launcher`, dry.
+    """Return a session that compares the counts of two arms. Without a `launcher`, the arms run dry.
 
     `known_a` and `metric` are fields of `ByCounts`. Dry runs simulate a GPU in both arms or in neither. If
     CUDA cannot be faked in an arm, a message says so.

@@ -33,12 +33,12 @@ MIN_RECORDED = 3  # minimum launches of a usable local baseline: smaller baselin
 class AgainstBaseline(Mode):
     """Judge cases against accepted or recorded baselines."""
 
-    reference: ReferenceArm | None = None  # launched beside the cases; None: cases are judged without it
+    reference: ReferenceArm | None = None  # the session's reference; None: cases are judged without one
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
     @property
     def reference_facts(self) -> SessionReference | None:
-        """The reference that is launched beside the cases, as it is recorded; None if there is none."""
+        """The facts about the session's reference that are recorded; None if the session has none."""
         return None if self.reference is None else self.reference.facts(self.noise)
 
     def refused(self, task: Task) -> Verdict | None:
@@ -111,10 +111,10 @@ class AgainstBaseline(Mode):
         super().write_baselines(result)
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Return the expected time of a step from the baseline if the step does the same work.
+        """Return the expected time of a step: from the baseline, if the step does the same work as before.
 
-        Otherwise predict it with a dry run, if the launches can become a baseline or if `--perf-explain` was
-        given. Returns None if neither applies.
+        Otherwise the time is predicted with a dry run, but only if the launches can become a baseline or if
+        `--perf-explain` was given. In all other cases, the result is None.
         """
         verdict = result.verdict
         if not result.runs or task.machine.device == "cpu" or verdict.outcome in UNMEASURED:

@@ -42,7 +42,10 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
 
 
 def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
-    """Return the cases that `host` can run. If `are_named`, raises `CaseError` for a case that it cannot."""
+    """Return the cases that `host` can run.
+
+    If `are_named`, raises `CaseError` for the first case that `host` cannot run.
+    """
     able = []
     for case in cases:
         reason = host.why_not(case)

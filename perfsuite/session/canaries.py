@@ -1,4 +1,4 @@
-"""Choose the canaries of a session, and decide when its reference is launched on them. Pure."""
+"""Choose the canaries: the cases on which a session launches its reference. Decide when it does so. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from perfsuite.verdict.planning import EXTRA
 from perfsuite.verdict.robust import sorted_logs
 
 CANARIES = 5
-"""Number of canaries. With five, a canary that moves alone can be recognised and left out."""
-_NOISY = 2.0  # a case scatters too much to be a canary if it scatters this much more than the median case
+"""Number of canaries. With five, a canary whose change differs from the others can be recognised."""
+_NOISY = 2.0  # cases that scatter more than this multiple of the median case are the last choice for a canary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[str, int]:
-        """The framework and the world size. A canary represents the cases with the same two."""
+        """The framework and the world size. A canary represents all cases of the same kind."""
         return self.case.framework.name, self.case.topology.world_size
 
     @property
@@ -47,18 +47,19 @@ class Candidate:
 def is_due(canaries: int, made: int, launches: int) -> bool:
     """Return whether the reference is launched again, after `launches` launches of the session's cases.
 
-    `made` is the number of its launches so far. The first launch on each canary comes early, because even the
-    first case is judged with it.
+    `made` is the number of launches of the reference so far. The reference is launched once on each canary
+    before the first case is judged, because that case is also judged against the reference.
     """
     return made < canaries or made < int(EXTRA * launches)
 
 
 def chosen(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return the canaries that represent these cases best. Equal cases give equal canaries.
+    """Return the canaries that represent these cases best. The same cases always give the same canaries.
 
     Only baselines of the same sessions show the same change of the machine, so cases with the most common
-    sessions come first. Of these, the kinds (framework and world size) take turns, the most common kind
-    first. Each kind is represented by cases that scatter as little as others, the fastest first.
+    sessions come first. Among these cases, the kinds (framework and world size) take turns, the most common
+    kind first. Within a kind, cases that scatter much more than others come last. The rest are sorted by
+    duration, the fastest first.
     """
     by_sessions = Counter(candidate.sessions for candidate in candidates)
     most_common = max(by_sessions, key=lambda names: (by_sessions[names], names), default=())

@@ -1,7 +1,8 @@
-"""Find the cases of arm A that arm B has deleted, changed, re-marked or deselected.
+"""Find the cases of arm A that arm B has deleted, changed, deselected or given other marks.
 
 Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files can define
-different cases. pytest collects them with the code and the interpreter of that arm.
+different cases. pytest therefore collects the cases of each arm with the code and the interpreter of that
+arm.
 """
 
 import os
@@ -41,8 +42,8 @@ class Selection:
     # Names of the tests selected by node id, by file. No other tests of these files were selected.
     names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     words: Sequence[str] = ()  # pytest options that select among these tests: `-k`, `-m`
-    asked: bool = True  # False if case ids were given, so that no other case was requested
-    # If an arm lacks `paths`, whether to look in the directory of cases that its own settings name.
+    asked: bool = True  # whether all of these tests were requested; False if only certain case ids were
+    # If an arm lacks `paths`: whether to search the directory of cases that the arm's own settings name.
     is_directory_of_cases: bool = False
 
 
@@ -70,9 +71,10 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Mark a change as `new` if arm A added the case after the arms diverged, so that arm B has not lost it.
+    """Mark the cases that arm A added after the arms diverged as `new`, because arm B has not lost them.
 
-    If the commit at which the arms diverged, or its cases, are unknown, no change is marked as new.
+    No case is marked as new if the commit at which the arms diverged is unknown, or if the cases of that
+    commit are unknown.
     """
     a, b = arms
     if not changes or a.moved is None:
@@ -217,7 +219,8 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
 def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
     """Match lost tests of one function with the most similar new tests, by the ids of the lost cases."""
     if len(lost) * len(new) > MOST_PAIRS:
-        # Comparing every pair would take minutes. Cases generated in a loop keep their order.
+        # Comparing every pair would take minutes. Match cases by position, because a loop that generates
+        # cases keeps their order.
         places = [(at, at) for at in range(min(len(lost), len(new)))]
     else:
         places = [(at, place) for at in range(len(lost)) for place in range(len(new))]

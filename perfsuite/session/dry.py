@@ -31,7 +31,7 @@ class Dry(Mode):
     """Run cases dry, on any machine. The host in `setup` is a `DryHost`."""
 
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
-    # Ranks to run. None: the ranks that represent all others. Only then is a baseline recorded.
+    # Ranks to run. None: the ranks that represent all others. A baseline is recorded only if this is None.
     ranks: tuple[int, ...] | None = None
     interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
     dry: ClassVar[bool] = True
@@ -111,7 +111,9 @@ def dry_session(
     ranks: tuple[int, ...] | None = None,
     interconnect: str | None = None,
 ) -> Session:
-    """Return a session that runs cases dry. It simulates the intended machines, or `device`.
+    """Return a session that runs cases dry on simulated machines.
+
+    Without `device`, each case runs on the simulated device that it is meant for.
 
     Raises `CaseError` if the `interconnect` has another form than `Machine.interconnect`.
     """

@@ -17,15 +17,15 @@ class Forecasts:
     """The predictions and measurements of cases on one kind of GPU, from the newest sessions of a store."""
 
     def __init__(self, files: Sequence[Path], device_name: str) -> None:
-        self._expected: dict[str, Expected] = {}  # by case id, like all of these
+        self._expected: dict[str, Expected] = {}  # by case id, like the next two
         self._tokens_per_s: dict[str, float] = {}
         self._open: dict[str, Forecast] = {}  # newest forecasts of cases that were not measured afterwards
-        self.checked: list[bool] = []  # whether the measurement was in the interval, for each forecast
+        self.checked: list[bool] = []  # for each checked forecast, whether its interval was right
         for result in _results(files, device_name):
             self._add(result)
 
     def _add(self, result: Measurement) -> None:
-        """Add a result. It is newer than all results before."""
+        """Add a result, which must be newer than all results that were added before."""
         case_id = result.case_id
         facts = result.prediction or result.dry_facts
         if facts.expected is not None:
@@ -58,7 +58,7 @@ class Forecasts:
     def added(self, facts: DryFacts, case_id: str) -> DryFacts:
         """Return the predictions of a case's dry run with a forecast, or with the reason why there is none.
 
-        Without any measured case, nothing is added.
+        If no case was both predicted and measured, nothing is added.
         """
         step = facts.expected
         cases = self.cases

@@ -73,7 +73,7 @@ def _since(base: str, options: Options) -> list[str]:
 
 
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
-    """Return the repository's files, relative to `top`, that links among the judge's files point to."""
+    """Return the targets (relative to `top`) of the repository's links whose names can affect verdicts."""
     entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
     names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}
     links = [top / name for name in names if name and is_of_judge(name, places) and _link(top / name)]

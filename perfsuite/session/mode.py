@@ -36,7 +36,7 @@ class Task:
 
 @dataclass
 class Launches:
-    """The launches of a case so far. A mode adds to them. An error or an interrupt does not lose them."""
+    """The launches of a case so far. Each mode adds its launches, so none is lost after an interrupt."""
 
     runs: list[Run] = field(default_factory=list)
     before: list[Run] = field(default_factory=list)  # arm A's runs in a comparison; `runs` has arm B's
@@ -48,7 +48,7 @@ class Launches:
 
     @property
     def all(self) -> list[Run]:
-        """All launches. Those of arm A come first."""
+        """All launches. The launches of arm A come first."""
         return [*self.before, *self.runs]
 
 
@@ -92,7 +92,7 @@ class Mode(ABC):
 
     @property
     def reference_facts(self) -> SessionReference | None:
-        """The reference that is launched beside the cases, as it is recorded; None if there is none."""
+        """The facts about the session's reference that are recorded; None if the session has none."""
         return None
 
     def begin(self, tasks: Sequence[Task]) -> int:
@@ -114,7 +114,7 @@ class Mode(ABC):
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Return how fast the launches of a case should have been, or why not; None if it is not wanted."""
+        """Return a prediction for the launches of a case, or why there is none; None if none is wanted."""
         return None
 
     def predicted(self, result: Measurement, task: Task) -> DryFacts | None:

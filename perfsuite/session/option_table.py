@@ -1,8 +1,8 @@
-"""The one table of options.
+"""The table of all options.
 
 pytest's options and ini keys, the options of perfsuite's commands and the table in `docs/options.md` are
-generated from it. To add an option, add a row here, and a field of `Options` if a session needs it. Then run
-`make samples`.
+generated from this table. To add an option, add a row here, and a field of `Options` if a session needs the
+value. Then run `make samples`.
 """
 
 import math
@@ -59,7 +59,7 @@ def share(value: str) -> float:
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
-# Maximum tolerance, as a fraction. It is enough even if the bad arm is many times slower.
+# Maximum tolerance, as a fraction. This maximum is enough even if the bad arm is many times slower.
 MOST_TOLERANCE = 0.5
 
 
@@ -125,7 +125,7 @@ def file(value: str) -> Path:
 
 
 def report(value: str) -> Path:
-    """Parse the directory of a report. Raises `ValueError` if it has an index.html of the user's own."""
+    """Parse the directory of a report. Raises `ValueError` if its index.html is not from perfsuite."""
     if os.path.isfile(value):
         raise ValueError("a directory (this is a file)")
     page = path(value) / "index.html"
@@ -148,9 +148,10 @@ def fault(value: str) -> str:
 class Option(Setting):
     """An option of sessions: a setting of pytest, and `--NAME` in some commands."""
 
-    # Field of `Options` or `Policy`. Empty: the field is called `name`. The prefix `no-` sets it to False.
+    # The field of `Options` or `Policy` that the option sets. Empty: the field has the same name as the
+    # option. An option whose name begins with `no-` sets the field to False.
     sets: str = ""
-    of_verdict: bool = False  # whether verdicts depend on it: a session resumes only with the same value
+    of_verdict: bool = False  # whether verdicts depend on the option, so that a resumed session must keep it
 
     @property
     def sets_field(self) -> str | None:
@@ -348,8 +349,8 @@ OPTIONS = (
     Option(
         name="reference",
         metavar="ARM",
-        help="also launch ARM, the environment and commit of the baselines, on a few cases, and judge speeds "
-        "against it: what moves it is the machine. ARM is written as for --perf-against",
+        help="also launch ARM, the environment and commit of the baselines, on a few cases, to tell changes "
+        "of the machine from changes of the code. ARM is written as for --perf-against",
         page="See [A reference](verdicts.md#a-reference)",
     ),
     Option(
@@ -397,8 +398,8 @@ EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "dry runs cannot be resumed"),
     ("against", ("resume",), "comparisons cannot be resumed"),
-    ("reference", ("against", "dry"), "it is launched beside cases that are judged against baselines"),
-    ("reference", ("resume",), "it shows how fast the machine is in one session"),
+    ("reference", ("against", "dry"), "a reference is only useful if cases are judged against baselines"),
+    ("reference", ("resume",), "a reference shows how fast the machine is in one session only"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Print the result of a session, of pytest or of a command, and write its files."""
+"""Print the result of a session (run with pytest or with a command), and write its files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,8 @@ from perfsuite.session.record import Record
 def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> list[str]:
     """Return the results of a session as lines of text: the arms, the table and the necessary explanations.
 
-    `whole` explains every case in full, including failed cases. Without `whole`, the output of a failed test
-    explains its case.
+    With `whole`, every case is explained in full, even if it failed. Without `whole`, failed cases are left
+    out, because the output of their tests explains them.
     """
     measurements = record.results
     printed = [f"note: {note}" for note in summary.machine_notes(measurements)]

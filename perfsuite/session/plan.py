@@ -12,7 +12,7 @@ from perfsuite.case.case import Case
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import readable
 
-SESSIONS_READ = 100  # maximum number of sessions to read, the newest of the store
+SESSIONS_READ = 100  # only this many of the newest sessions in the store are read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,18 +105,18 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
 class Budget:
     """The time of a session, and how much of it is left.
 
-    Every case gets its first launch before another case uses up the time for a second launch. This way,
-    counts are judged for as many cases as possible, and times for the first cases.
+    No case is launched a second time unless there is time for the first launch of every other case. This way,
+    counts are judged for as many cases as possible, and times for the cases that come first.
     """
 
     seconds: float
     launch_s: dict[str, float] = field(default_factory=dict)  # expected seconds of a launch, where known
     waiting: set[str] = field(default_factory=set)  # ids of the cases that have not begun
-    fewest: int = 1  # fewest launches of a case (--perf-min-launches)
+    fewest: int = 1  # minimum number of launches of a case (--perf-min-launches)
     began: float = field(default_factory=lambda: monotonic())
 
     def allows(self, case: Case) -> bool:
-        """Begin a case if its fewest launches fit into the time left, and return whether they do.
+        """Begin a case if there is time for its minimum number of launches. Return whether there is.
 
         A launch of unknown duration is expected to take as long as the launches of other cases. If no
         duration is known, any remaining time is enough.
@@ -126,7 +126,7 @@ class Budget:
         return left > 0 and self._needed_s(case.id) <= left
 
     def allows_another(self, case: Case, longest_s: float) -> bool:
-        """Return whether there is time to launch a case again, and each waiting case as often as required.
+        """Return whether there is time to launch a case again, in addition to what waiting cases need.
 
         `longest_s` is the duration of the longest launch of the case so far, in seconds.
         """
@@ -134,7 +134,7 @@ class Budget:
         return self.has_time_for(case, 1)
 
     def has_time_for(self, case: Case, launches: int) -> bool:
-        """Return whether this many launches of a case fit, together with those that waiting cases need."""
+        """Return whether there is time for this many launches of a case, and for those of waiting cases."""
         others = self.waiting - {case.id}
         return launches * self._launch_s(case.id) + sum(map(self._needed_s, others)) <= self._left()
 
@@ -152,11 +152,11 @@ class Budget:
         return self.seconds - (monotonic() - self.began)
 
     def _needed_s(self, case_id: str) -> float:
-        """Return the expected duration of the fewest launches of a case; 0 if none is known."""
+        """Return the expected duration of the minimum number of launches of a case; 0 if it is unknown."""
         return self.fewest * self._launch_s(case_id)
 
     def _launch_s(self, case_id: str) -> float:
-        """Return the expected duration of a launch of a case; 0 if none is known."""
+        """Return the expected duration of a launch of a case; 0 if it is unknown."""
         if case_id in self.launch_s:
             return self.launch_s[case_id]
         return median(self.launch_s.values()) if self.launch_s else 0.0
@@ -175,5 +175,5 @@ def _shown(seconds: float) -> str:
 
 
 def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:
-    """Return the ids of the cases of job `number` (from 1), if cases are split evenly among `of` jobs."""
+    """Split the cases evenly among `of` jobs, and return the case ids of job `number` (from 1)."""
     return set(sorted({case.id for case in cases})[number - 1 :: of])

@@ -1,4 +1,4 @@
-"""Predict how fast launches should have been, with a dry run on the same machine after them."""
+"""Predict how fast launches should have been. A dry run on the same machine follows the launches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def predicted(run: Run, directory: Path) -> DryFacts:
     """Return the expected time of a launch's step, or why it is unknown.
 
     The dry run simulates the machine of the launch. It uses the CPU for some seconds, so nothing must be
-    measured meanwhile. It is left out if the launch already shows that its time cannot be predicted.
+    measured meanwhile. If the launch already shows that its time cannot be predicted, there is no dry run.
     """
     try:
         return DryFacts(expected=_expected(run, directory))

@@ -21,7 +21,7 @@ from perfsuite.results.quantities import BLOCKING, FLOPS, HOST_READS, KERNELS
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 
-MOST = 5  # maximum number of findings with a price, because each takes seconds
+MOST = 5  # maximum number of findings with a price, because predicting a price takes seconds
 
 
 def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]) -> CountCheck:
@@ -38,7 +38,7 @@ def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]
                 number += 1
                 finding = finding.replace(cost=cost, sentence=finding.sentence + in_words(cost))
         priced_findings.append(finding)
-    priced_findings.sort(key=_upper_end, reverse=True)  # stable: without a price, the order stays
+    priced_findings.sort(key=_upper_end, reverse=True)  # stable: findings without a price keep their order
     return check.replace(findings=tuple(priced_findings))
 
 
@@ -75,7 +75,7 @@ def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
 
 
 def _upper_end(finding: Finding) -> float:
-    """Return the largest change of the step's time; 0 without a price, and for improvements and remarks."""
+    """Return the upper end of a finding's price; 0 if it has no price or is not a regression."""
     if finding.outcome != "regressed" or finding.cost is None:
         return 0.0
     return finding.cost.most_s or 0.0
@@ -109,7 +109,7 @@ def _of_kernels(finding: Finding, arms: Sequence[Run], directories: Sequence[Run
 
 
 def _as_cost(its: Price, *, is_more: bool) -> Cost:
-    """Return a price as the change of arm B's step. Without `is_more`, it is the price of arm A's work."""
+    """Convert the price of work to a change from arm A to B. Without `is_more`, arm B saves this work."""
     if its.least_s is None or its.most_s is None:
         return Cost(hidden_above=its.hidden_above)
     least_s, most_s = (its.least_s, its.most_s) if is_more else (-its.most_s, -its.least_s)
@@ -127,7 +127,10 @@ def _step(run: Run, finding: Finding, directory: RunDir) -> Sequence[Entry]:
 
 
 def _moved_s(finding: Finding, collective: Collective, machine: Machine) -> float | None:
-    """Return the time that the bytes take on the link within a machine, if they use it and it is known."""
+    """Return the time that the changed bytes take on the link within a machine.
+
+    Returns None if the collective does not use this link, or if the speed of the link is unknown.
+    """
     width = collective.ranks * collective.apart
     rate = machine.link_bytes_per_s if width <= machine.devices else None
     return None if rate is None else (finding.now - finding.before) / rate

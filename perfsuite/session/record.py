@@ -35,7 +35,7 @@ from perfsuite.verdict.waivers import remarks, waive
 
 @dataclass
 class Record:
-    """The results of a session and the other content of `results.json`, which each new result rewrites."""
+    """The results of a session and the other content of `results.json`, a file that each result rewrites."""
 
     mode: Mode
     saves: bool = True  # whether to write `results.json` when a case begins and when it is judged
@@ -50,7 +50,7 @@ class Record:
     collected: frozenset[str] = frozenset()  # ids of all cases, selected or not; empty: unknown
     case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
     cases_unknown: str | None = None  # why the case changes are unknown
-    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with the reason
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case, each with the reason
     # Baselines whose cases the -m in pytest's settings deselects, each with the reason.
     deselected: tuple[str, ...] = ()
     # Results of earlier parts that are still in `results`, by test and case.

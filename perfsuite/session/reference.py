@@ -1,7 +1,8 @@
-"""Launch the reference of a session on its canaries, beside the session's cases.
+"""Launch the reference of a session on a few cases, which are called canaries.
 
-The reference is the environment and the commit of the reviewed baselines. What moves it tonight is the
-machine. Whatever goes wrong with it is reported, and the session goes on without it.
+The reference is the environment and the commit of the reviewed baselines. Its code is unchanged, so if its
+speed changes, the machine is the cause. If the reference cannot be launched or used, the reason is reported,
+and the session continues without the reference.
 """
 
 from collections import Counter
@@ -81,7 +82,7 @@ class ReferenceArm:
     launches_of_cases: int = 0  # number of launches of the session's cases so far
 
     def prepare(self, cases: Iterable[Case]) -> None:
-        """Choose canaries among the cases, and resolve the arm. Says what they are, or why there are none."""
+        """Choose canaries among the cases, and resolve the arm. Report the canaries or why there are none."""
         picked = self._picked(cases)
         if not picked:
             self._report(NO_CANARY)
@@ -125,7 +126,7 @@ class ReferenceArm:
         return sum(len(canary.runs) for canary in self.canaries)
 
     def _launch(self, canary: LaunchedCanary, session: SessionDir) -> None:
-        """Launch the reference on a canary. Whatever is wrong with the launch is recorded, not raised."""
+        """Launch the reference on a canary. Errors are recorded, and only `AllocationOverError` is raised."""
         case = canary.candidate.case
         number = len(canary.runs) + 1
         directory = session.reference(case.id)
@@ -155,7 +156,7 @@ class ReferenceArm:
             self._say(f"the reference on {case.id} is not used: {canary.unused}")
 
     def _judge(self, canary: LaunchedCanary, run: Run) -> None:
-        """Decide whether a launch of the reference is evidence of how fast the machine is."""
+        """Decide whether a launch of the reference shows how fast the machine is."""
         baseline = canary.candidate.baseline
         if run.failure is not None:
             canary.unused = "; ".join(why_failed(run))
@@ -168,7 +169,7 @@ class ReferenceArm:
             canary.healthy.append(run)
 
     def tonight(self, hardware_class: str) -> Tonight | None:
-        """Return the launches that are evidence for a hardware class; None if there are none."""
+        """Return the launches that show how fast a hardware class is; None if there are none."""
         canaries = {
             canary.candidate.case.id: CanaryRuns(baseline=canary.candidate.baseline, runs=canary.healthy)
             for canary in self.canaries
@@ -179,7 +180,7 @@ class ReferenceArm:
         return Tonight(canaries=canaries) if canaries else None
 
     def facts(self, noise: Callable[[str], ClassNoise]) -> SessionReference:
-        """Return the reference as it is recorded in the results. `noise` returns that of a hardware class."""
+        """Return the facts about the reference for the results. `noise` is called with a hardware class."""
         problems = [*self.problems]
         changes = []
         classes = {canary.candidate.baseline.hardware_class for canary in self.canaries}
@@ -201,7 +202,7 @@ class ReferenceArm:
         )
 
     def _candidates(self, cases: Iterable[Case]) -> list[Candidate]:
-        """Return the cases that have a baseline, of the hardware class that has most of them."""
+        """Return the cases that have a baseline on the hardware class with the most such cases."""
         past = plan.past_of(self.setup.store.results())
         candidates = []
         for case in {case.id: case for case in cases}.values():
@@ -231,7 +232,7 @@ class ReferenceArm:
             return None
 
     def _report(self, problem: str) -> None:
-        """Keep a problem for the results, and say it now."""
+        """Keep a problem for the results, and print it now."""
         self.problems.append(problem)
         self._say(problem)
 

@@ -36,7 +36,10 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """List differences that make the verdicts of session `then` invalid for `now`, each with both values."""
+    """List the differences that make the verdicts of an older session invalid for a newer one.
+
+    `then` is the older session, and `now` is the newer one. Each difference has both values.
+    """
     if now.commit is None:
         return ["cases that are not in git, so it is unknown whether they have changed"]
     if then.reference is not None:

@@ -122,7 +122,7 @@ class DryHost(Host):
 
     @cached_property
     def machine(self) -> Machine:
-        """This machine. Dry runs do not use it, so it need not be able to measure anything."""
+        """This machine. Dry runs only simulate machines, so this one need not be able to measure anything."""
         try:
             return super().machine
         except MachineError as error:
@@ -133,7 +133,7 @@ class DryHost(Host):
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return the case with the hardware named in `-m` listed first: the first hardware is simulated."""
+        """Return a copy of the case that lists the hardware in `-m` first, because the first is simulated."""
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:
             return case
@@ -230,7 +230,7 @@ class Preflights:
         return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)
 
     def _look(self, nodes: int, machine: Machine) -> None:
-        """Run a preflight of the first nodes. If a node is bad, repeat it: other jobs might interfere."""
+        """Run a preflight of the first nodes, and repeat it if a node is bad: other jobs might interfere."""
         first = self._preflight(nodes, machine)
         if not first.problems:
             return

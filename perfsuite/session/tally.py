@@ -33,7 +33,7 @@ class Tally:
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether the session should have measured the code, but none of its results measures it."""
+        """Whether none of the results measures the code, although the session should have measured it."""
         return not self.only_shown and all(
             result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )

@@ -1,4 +1,4 @@
-"""Find reviewed baselines that no case of a complete nightly run claims: a case might have been lost."""
+"""Find reviewed baselines that belong to no case of a complete nightly run: a case might have been lost."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,11 +19,12 @@ def unclaimed(
     markers: Collection[str],
     elsewhere: str | None = None,
 ) -> list[tuple[str, str]]:
-    """Return the case id of each unclaimed baseline, and why no case claims it.
+    """Return the case id of each unclaimed baseline, and why the baseline belongs to no selected case.
 
-    Searches only the folders of the hardware on which a claimed case is measured. `collected` has all cases
-    by id, and `claimed` the ids of the selected cases. `markers` are the markers in `-m`, if it names
-    hardware. `elsewhere` is the directory of the cases, if the session only has tests of other directories.
+    Only baselines of the hardware on which a selected case is measured are searched. `collected` has all
+    cases by id, and `claimed` has the ids of the selected cases. `markers` are the markers in `-m`, if `-m`
+    names hardware. `elsewhere` is the directory of the cases, if the session only has tests of other
+    directories.
     """
     files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     reasons = []
@@ -37,10 +38,10 @@ def unclaimed(
 
 
 def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, str]]:
-    """Return the unclaimed baselines that would apply to this machine, if no case at all is selected.
+    """Return the baselines that would apply to this machine, in a session in which no case is selected.
 
-    The result has the same form as that of `unclaimed`. `markers` are the markers in `-m`, if it names
-    hardware. An unreadable file is included, because it could be such a baseline.
+    The result has the same form as that of `unclaimed`. `markers` are the markers in `-m`, if `-m` names
+    hardware. An unreadable file is included, because it could be a baseline for this machine.
     """
     baselines = mode.baselines
     kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]

@@ -1,4 +1,4 @@
-"""Judge the launches of arm B against those of arm A. Launch k of both arms is one pair. Pure.
+"""Judge the launches of arm B against those of arm A. The k-th launches of the two arms are pair k. Pure.
 
 Arms can differ in anything, because different versions and settings are the reason to compare them.
 """
@@ -55,16 +55,16 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| The measurements would not be those of this case\b)"
-"""Matches the words with which a mismatch's message begins its advice on how to correct the case."""
+"""Matches the point in the message of a mismatch at which the advice to correct the case begins."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
-"""The check of a case whose counts could not be compared. Such a case has no times either."""
+"""The check of the counts if `judge_counts` could not compare them."""
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
-    """Return the machine's problems during each pair that is not evidence, by the pair's number (from 1)."""
+    """Return the machine's problems during each unhealthy pair, by the number of the pair (from 1)."""
     problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         # pragma: no mutate True: a pair has a run of each arm
@@ -88,12 +88,12 @@ def judge_pairs(
 
     With a `metric`, the verdict is `undecided` until that metric is decided. Without one, it is `undecided`
     until tokens/s and all other metrics are decided, or until tokens/s is decided and some metric is worse.
-    `tolerance` applies to `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After
-    `max_unhealthy` such pairs the verdict is `unhealthy`, unless more pairs are healthy.
+    `tolerance` applies to `metric`, or to tokens/s. `max_pairs` includes unhealthy pairs. After
+    `max_unhealthy` of these, the verdict is `unhealthy`, unless more pairs are healthy.
 
     The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` are numbers of pairs.
-    With `corrects`, the drift that the probe shows is removed; both arms must then have the same packages and
-    variables.
+    With `corrects`, the probe is used to remove the drift of the machine. Set it only if both arms have the
+    same packages and variables.
     """
     launches = len(a) + len(b)
     failed = _failed(a, b)
@@ -136,7 +136,7 @@ def judge_counts(a: Run, b: Run) -> Verdict:
 
 
 def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
-    """Return the verdict on one launch of each arm. It is `improved` only if both arms compute the same."""
+    """Return the verdict on one launch of each arm: `improved` only if both arms compute the same values."""
     then = Computed.of([a])
     now = Computed.of([b])
     difference = may_differ(then.launches, now.launches)
@@ -304,7 +304,7 @@ def _only_growth_judged(counts: CountCheck) -> CountCheck:
 
 
 def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return the verdict, or `failed` if the arms compute different things, even on an unhealthy machine."""
+    """Return `failed` if the arms compute different things, even on an unhealthy machine, or the verdict."""
     if verdict.outcome in ("failed", "undecided"):
         return verdict
     then = Computed.of(a)

@@ -7,9 +7,12 @@ about the same factor. The logarithm x_i of the change of case i is modelled as
 
 The common effect is the same for all cases of the session. `effect_i` is the effect of the session on this
 case alone, with variance tau^2. The error has a known variance. This is the random-effects model of
-meta-analysis: tau^2 is estimated as in DerSimonian and Laird (Controlled Clinical Trials 7, 1986), the
-error of the common effect as in Hartung and Knapp (Statistics in Medicine 20, 2001), and the range of further
-cases as in Higgins, Thompson and Spiegelhalter (Journal of the Royal Statistical Society A 172, 2009).
+meta-analysis. Three quantities are estimated as in the literature:
+
+- tau^2 as in DerSimonian and Laird (Controlled Clinical Trials 7, 1986)
+- the error of the common effect as in Hartung and Knapp (Statistics in Medicine 20, 2001)
+- the interval for the change of a further case as in Higgins, Thompson and Spiegelhalter (Journal of the
+  Royal Statistical Society A 172, 2009)
 """
 
 import math
@@ -20,9 +23,9 @@ from statistics import NormalDist
 from perfsuite.verdict.robust import Z_99, t_quantile
 
 FEWEST_CASES = 4
-"""Minimum number of cases. The range of further cases has two degrees of freedom fewer than the cases."""
+"""Minimum number of cases. The interval for a further case has `cases - 2` degrees of freedom."""
 _Z_95 = NormalDist().inv_cdf(0.975)  # half width of a two-sided 95% interval of a normal distribution
-_Z_APART = 3.2  # a case differs from the others if it is this many standard errors away, as for `regressed`
+_Z_APART = 3.2  # a case this many standard errors away differs from the others: the threshold of `regressed`
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class CommonChange:
     error: float  # standard error of `estimate`
     scatter: float  # standard deviation tau of the cases' own effects
     cases: tuple[str, ...]  # names of the cases that share the change
-    apart: tuple[str, ...]  # names of the other cases, whose changes differ from it
+    apart: tuple[str, ...]  # names of the cases whose changes differ from the common change
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -51,7 +54,7 @@ class CommonChange:
 
     @property
     def is_shared(self) -> bool:
-        """Whether another case would change in the same direction: the 95% interval for it excludes 0."""
+        """Whether the 95% interval for the change of a further case excludes 0."""
         half = t_quantile(_Z_95, len(self.cases) - 2) * math.hypot(self.scatter, self.error)
         return abs(self.estimate) > half
 

@@ -1,4 +1,4 @@
-"""Decide whether a launch can be compared with a baseline: settings, environment, machine. Pure."""
+"""Decide from settings, environment and machine whether a launch can be compared with a baseline. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -14,22 +14,23 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""A launch is healthy if the machine's speed is between these shares of its speed at the baseline. The speed
-is measured with the probe."""
+"""A launch is healthy if the machine's speed, measured with the probe, is between these shares of its speed
+when the baseline was measured."""
 DEVICE_PROBE_SLOWER = 0.1
-"""Before the workload, a GPU's matmul, copy or all-reduce may be slower than at the baseline by this share.
-More is allowed if the launches of the baseline scatter more."""
+"""Before the workload, a GPU's matmul, copy or all-reduce may be slower than at the baseline by up to this
+share. If the launches of the baseline scatter more, a larger share is allowed."""
 DEVICE_PROBE_SIGMAS = 2.0
-"""The same limit in standard deviations of the baseline's launches. One healthy launch in 44 exceeds it, but
-a case ends only after three unhealthy launches."""
+"""The same limit, in standard deviations of the baseline's launches. The larger of the two limits applies.
+One healthy launch in 44 exceeds this limit, but a case ends only after three unhealthy launches."""
 OBSERVED = "observed "  # prefix of observed settings in `setting_differences`
 UNEXPLAINED = "settings differ, but no recorded version or variable does"
 POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be lower than at the baseline
-CLOCK_DIFFERS = 0.02  # share by which the window's median SM clock may differ without being listed
-DEVICE_MEMORY_GREW = 256 * 2**20  # growth of GPU memory, in bytes according to NVML, above which it is listed
+CLOCK_DIFFERS = 0.02  # a change of the measured window's median SM clock is listed above this share
+DEVICE_MEMORY_GREW = 256 * 2**20  # the GPU memory (from NVML) is listed if it grew by more bytes than this
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """The software that affects the probes. If any of it changed, a slow probe does not mean a slow machine."""
-# Settings of the case or user. If one differs, launches are `unlike`. Other settings are only listed.
+# Settings that the case or the user chose. If one differs, launches are `unlike`. Other settings are only
+# listed.
 ASKED = frozenset(
     [
         # a field of the case
@@ -48,7 +49,7 @@ NOT_OBSERVED = "not observed"  # prefix of the value of a setting that could not
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
-    """Return why to discard a launch: its machine was unhealthy, or unlike the baseline's. Empty if fine."""
+    """List why a launch is set aside: its machine was unhealthy, or was not as fast as at the baseline."""
     reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
     reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run, baseline)]
     if baseline is not None:
@@ -83,7 +84,7 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
-    """Describe each rate in which a GPU is further behind the other GPUs than at the baseline."""
+    """Describe each measured rate in which a GPU is further behind the other GPUs than at the baseline."""
     usual_shares = {} if baseline is None else baseline.slowest_share()
     reasons = []
     for name, share in run.slowest_shares().items():
@@ -102,7 +103,7 @@ def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _may_be_less(values: Sequence[float | None]) -> float:
-    """Return the share by which a rate may be below the baseline's. It depends on the baseline's scatter."""
+    """Return the share by which a rate may be lower than at the baseline, given the baseline's scatter."""
     rates = [value for value in values if value is not None]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
@@ -149,7 +150,7 @@ def is_seen(value: str) -> bool:
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `setting_differences` that make a run incomparable: all except those a library chose."""
+    """Describe the `setting_differences` that prevent a comparison: all but those that a library chose."""
     return [
         f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in setting_differences(run, baseline).items()
@@ -158,7 +159,7 @@ def unlike(run: Run, baseline: Baseline) -> list[str]:
 
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
-    """Return the settings for which a library chose another value, or that only the baseline contains."""
+    """Describe the settings that a library chose differently, and those that only the baseline contains."""
     return [
         f"{key.removeprefix(OBSERVED)}: {then} -> {now}"
         + (" (not requested by the case)" if is_seen(then) and is_seen(now) else "")
@@ -205,7 +206,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _is_other_code(then: Observed, now: Observed) -> bool:
-    """Return whether other code is known to have run. Older baselines do not have its digest."""
+    """Return whether the digests of the code differ. False if an older baseline has none."""
     return then.code is not None and now.code is not None and then.code != now.code
 
 

@@ -30,7 +30,7 @@ DIGITS: Mapping[str, float] = {
 """Bits of the fraction of each dtype. Integers are assumed to be quantised numbers: int8 and int4 rank above
 the floats of their own size and below those of the next larger size. Larger integers are left out, because
 they can be indices or packed numbers."""
-PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 matmuls, by torch's names
+PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 matmuls, by torch's setting
 PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings whose value is a key of `PRECISE`
 LAYOUT = (
     *("wrapper", "sharding", "parallelism", "mesh", "world_size", "rank_holds", "offload", "pipeline"),
@@ -38,8 +38,8 @@ LAYOUT = (
 )
 """Settings that affect how many elements of a model the ranks hold. If one differs, totals cannot be
 compared."""
-MOVED = 1e-6  # minimum change that counts, as a share of all elements: less can be padding of shards
-FEWEST = 3  # minimum number of token counts, over both sides, that show whether they vary
+MOVED = 1e-6  # smaller changes, as a share of all elements, do not count: padding of shards can cause them
+FEWEST = 3  # minimum number of launches, of both sides, that show whether the number of tokens varies
 TOKENS = "tokens_given"
 NAMES = {  # names of values that can be recorded on one side only
     UNCLIPPED: "the norm of the gradients before clipping",
@@ -55,7 +55,7 @@ class Computed:
     launches: Sequence[BaselineLaunch]
     dtypes: Dtypes
     settings: Mapping[str, str] = field(default_factory=dict)  # the settings in `Observed`
-    is_dry: bool = False  # whether these are dry runs, which compute nothing and do not vary
+    is_dry: bool = False  # whether these are dry runs, which compute no values and do not vary
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Computed":
@@ -157,19 +157,19 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
-    """Return whether the number of tokens differs between the first launches. It can also vary randomly."""
+    """Return whether the first launches of the two sides have different numbers of tokens, even by chance."""
     before = then.values(TOKENS)
     today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]
 
 
 def less_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """List the roles whose elements have fewer bits than before: `optimizer state: float32 -> bfloat16`."""
+    """List the tensors whose elements lost bits, such as `optimizer state: float32 -> bfloat16`."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) < 0]
 
 
 def more_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """List the roles in which some elements have more bits than before, and no element has fewer."""
+    """List the tensors in which some elements gained bits and none lost any."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) > 0]
 
 
@@ -180,8 +180,9 @@ def _both(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
 def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
     """Return -1 if some elements lost bits, 1 if some gained bits and none lost any, and otherwise 0.
 
-    Elements have lost bits if there are fewer elements above some precision, and more below it. If the number
-    of elements only grew or shrank, as when more layers are trained, the result is 0.
+    Elements have lost bits if, for some number of bits, fewer elements than before have more bits, and more
+    elements have at most this number. If the number of elements only grew or shrank, for example because more
+    layers are trained, the result is 0.
     """
     least = MOVED * max(_known(then).total(), _known(now).total())
     has_risen = False
@@ -194,7 +195,7 @@ def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
 
 
 def _split(elements: Mapping[str, int], digits: float) -> tuple[int, int]:
-    """Return the number of elements with at most `digits` bits, and the number of those with more."""
+    """Return the number of elements with at most `digits` bits, and the number of elements with more bits."""
     numbers = _known(elements)
     low = sum(count for name, count in numbers.items() if DIGITS[name] <= digits)
     return low, numbers.total() - low

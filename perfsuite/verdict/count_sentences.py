@@ -13,8 +13,8 @@ MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a s
 
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
-    """Describe the change of one quantity. `changes` are the fields that differ, at least one."""
-    # pragma: no mutate [0] to [-1]: only Python calls can change in several fields, each of a step
+    """Describe the change of one quantity. `changes` has one or more fields that differ."""
+    # pragma: no mutate [0] to [-1]: only Python calls change in several fields, which are all of steps
     change = changes[0]
     if isinstance(quantity, Group):
         return _group(quantity, change, before, now)
@@ -33,7 +33,7 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
 
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
-    """Return the parts that explain the change of a quantity, as ` (kept +3.5 MiB)`. Empty if unknown."""
+    """Return the parts that explain a change, such as ` (kept +3.5 MiB)`; empty if they are unknown."""
     then = quantity.parts(before)
     today = quantity.parts(now)
     if then is not None and today is not None:
@@ -48,7 +48,7 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
 
 
 def held_by(kept: KeptObjects) -> str:
-    """Return the holders of the objects, as ", held by `dispatch._cache`". Empty if they are unknown."""
+    """Return the holders of the objects, such as ", held by `dispatch._cache`"; empty if unknown."""
     return f", held by {' and '.join(kept.holders)}" if kept.holders else ""
 
 
@@ -63,7 +63,7 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """Describe the change in the bytes of a group of collectives or, if they are equal, in its calls."""
+    """Describe how the bytes of a group of collectives changed, or the calls if the bytes are equal."""
     then = group.rows(before)
     today = group.rows(now)
     if change.unit == "calls":
@@ -87,14 +87,17 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
-    # pragma: no mutate > 0 to > -1: a name whose calls did not change is not in `by`
+    # pragma: no mutate > 0 to > -1: a dtype whose bytes did not change is not in `by`
     new, old = ([name for name in by if (by[name] > 0) == is_new] for is_new in (True, False))
     is_told = (is_replaced or is_gone) and new and old
     return f"{' and '.join(new)} instead of {' and '.join(old)}" if is_told else ""
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
-    """Return ` in backward` if calls (or, with equal calls, bytes) differ only there; otherwise empty."""
+    """Return the only phase that changed, such as ` in backward`; empty if several phases changed.
+
+    A phase changed if its calls did. If no phase has another number of calls, the bytes are compared.
+    """
     phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""
 

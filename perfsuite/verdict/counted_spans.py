@@ -1,4 +1,4 @@
-"""Match the counted spans of two sides, and merge findings that several steps have in common. Pure."""
+"""Match the counted spans (such as steps and start-ups) of two sides, and merge equal findings. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -19,11 +19,11 @@ def without_start_up_calls(run: Run) -> Run:
 
 
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
-    """Yield name and counts of each span that both sides counted. The reported step comes first.
+    """Yield the name and the counts of each span that both sides counted. The reported step comes first.
 
     The start-up of a launch is either cold (it compiled) or warm (it found what another launch compiled). A
-    start-up is compared only with start-ups of the same kind, in the launches that have one. The parts of a
-    start-up are counted only if nothing is timed.
+    cold start-up is compared only with cold start-ups, and a warm one only with warm ones. The parts of a
+    start-up are counted only in launches that are not timed.
     """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
@@ -52,9 +52,9 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
-    """Return whether both sides counted parts of the kind of start-up that `name` belongs to.
+    """Return whether both sides counted the parts of a start-up of the same kind (cold or warm) as `name`.
 
-    `name` is a cold or a warm start-up, or a part of one. A timed launch does not count parts.
+    `name` is a start-up or a part of one. A timed launch does not count the parts.
     """
 
     def has_parts(counts: Counts) -> bool:
@@ -85,9 +85,9 @@ def combined(
     """Return the findings about one quantity, merged over the counted steps.
 
     `findings` has the findings by step number. `counted` has the numbers of all counted steps in ascending
-    order, the reported step first. Two findings are merged if `is_alike` returns True for their changes. A
-    finding that applies to all counted steps does not name them. A finding that is listed but not judged is
-    returned only for the reported step.
+    order; the first is the reported step. Two findings are merged if `is_alike` returns True for their
+    changes. If a finding applies to all counted steps, its sentence does not name the steps. A finding that
+    is listed but not judged is returned only for the reported step.
     """
     reported = findings.get(counted[0])
     if reported is not None and reported.outcome == "passed":

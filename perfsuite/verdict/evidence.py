@@ -1,4 +1,4 @@
-"""Separate launches (or pairs) that are evidence from those set aside because a machine was unhealthy."""
+"""Separate launches (or pairs) that count as evidence from those during which a machine was unhealthy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Evidence(Generic[T]):
 
     @classmethod
     def of(cls, launches: Sequence[T], problems: Mapping[int, Sequence[str]]) -> "Evidence[T]":
-        """Set aside the launches that have problems. `problems` are by the number of the launch."""
+        """Set aside the launches that have problems. `problems` has the problems by number of the launch."""
         set_aside = {number: why for number, why in problems.items() if why}
         healthy = [launch for number, launch in enumerate(launches, 1) if number not in set_aside]
         return cls(healthy, set_aside)
@@ -28,7 +28,7 @@ class Evidence(Generic[T]):
         return len(self.set_aside) >= max(max_unhealthy, len(self.healthy))
 
     def named_in(self, verdict: Verdict, unit: str) -> Verdict:
-        """Add the launches (or pairs) that are set aside to a verdict, with the reasons."""
+        """Add to a verdict which launches (or pairs) were set aside, and why."""
         why = [
             f"{unit} {number} set aside: {'; '.join(reasons)}" for number, reasons in self.set_aside.items()
         ]

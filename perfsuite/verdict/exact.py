@@ -1,8 +1,8 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
-If only the number of calls differs, and not the sum that is judged, the difference is only listed. A step
-with work that is not counted is `not counted`.
+If the number of calls differs but the sum that is judged does not, the difference is only listed. The outcome
+is `not counted` if a step did work that was not counted.
 """
 
 from collections import defaultdict
@@ -37,10 +37,10 @@ _OF_THE_HOST = (
     "(perfsuite baseline accept --only-counts)"
 )
 LATER_LESS = 0.02
-"""Share of the reported step's FLOPs that a later step may lack. If it lacks more, less work does not count
-as `improved`."""
+"""Share of the reported step's FLOPs that a later step may lack. If a later step lacks more, less work does
+not count as `improved`."""
 GONE = 0.5  # below this share of the baseline's FLOPs or bytes, work might be uncounted
-MANY_MORE = 2  # with more calls than this multiple of the baseline's, equal bytes are `regressed`
+MANY_MORE = 2  # equal bytes are `regressed` if they take more than this many times the baseline's calls
 _OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
@@ -53,14 +53,14 @@ def counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return reasons, each once, why steps of these launches did more than was counted; empty if none did."""
+    """Return why steps of these launches did work that was not counted; empty if they did none."""
     return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
-    """Return why the launches' counts cannot be compared with a baseline's; None if they can.
+    """Return why these launches cannot be compared with a baseline of counts; None if they can.
 
-    They cannot be compared if they were made by another counting method.
+    They cannot be compared if their work was counted with another method.
     """
     methods = {entry.counts.method for run in counted(runs) for entry in run.counts}
     others = [method for method in methods if not are_alike(method, baseline.method)]
@@ -74,9 +74,9 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
 
 
 def unlike_compiled(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
-    """Return why dry runs of compiled models cannot be compared with a baseline's; None if they can.
+    """Return why dry runs of compiled models cannot be compared with a baseline; None if they can.
 
-    Older dry runs did not compile.
+    They cannot be compared if the baseline is from an older version, whose dry runs did not compile.
     """
     compiles = any(entry.counts.kernels is None for run in counted(runs) for entry in run.counts)
     if not compiles or any(entry.counts.kernels is None for entry in baseline.counts):
@@ -152,7 +152,10 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
 
 
 def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
-    """Return a reason to doubt counts if more threads compute than `before`; None if not, or if unknown."""
+    """Return a reason to doubt the counts if more threads compute than on the other side.
+
+    `before` is the number of threads there. Returns None if there are no more now, or if `before` is unknown.
+    """
     now = min((run.other_threads for run in counted(runs)), default=0)
     if before is None or now <= before:
         return None
@@ -162,7 +165,7 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
 
 
 def _least_share(counts: Counts) -> tuple[float, int]:
-    """Return the smallest share of the reported step's FLOPs in any counted step, and that step's number."""
+    """Return the lowest FLOPs of a counted step (as a share of the reported step's) and the step's number."""
     reported = sum(counts.flops.values())
     steps = [counts.in_step(step) for step in counts.also_counted]
     shares = [(sum(step.flops.values()) / reported, step.step) for step in steps if step and reported]
@@ -193,7 +196,7 @@ def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Find
 
 
 def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:
-    """Return the ranks that are in the baseline but not in `now`, as `rank 1 is` or `ranks 0-3 are`."""
+    """Return the ranks that are in the baseline but not in `now`: `rank 1 is`, or `ranks 0-3 are`."""
     lost = _ranks(baseline.counts) - _ranks(now.counts)
     return _named(sorted(lost)) if lost else None
 
@@ -208,11 +211,11 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
-    """Return reasons, each once, why counts below the baseline's do not necessarily mean less work.
+    """List reasons why counts below the baseline's do not necessarily mean less work.
 
-    New operators without a formula can account for missing FLOPs. If more than half of the FLOPs or bytes are
-    gone, the work might be done without being counted. FLOPs are not checked in this way if the model has a
-    formula, because they have already been compared with it (`perfsuite.analysis.agreement`).
+    If FLOPs are missing, new operators without a formula might compute them. If more than half of the FLOPs
+    or bytes are missing, the work might be done without being counted. The second rule is not applied to
+    FLOPs that have already been compared with the model's own formula (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
@@ -256,7 +259,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
             whole = sum(
                 abs(other.value(before) or 0) for other in all_quantities if other.family == quantity.family
             )
-            # Among findings with the same place, the largest share comes first.
+            # Among findings with the same outcome and place, the largest relative change comes first.
             size = abs(finding.now - finding.before) / max(whole, 1)
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
             ranks_of[finding].extend(ranks)
@@ -338,15 +341,15 @@ def _finding(
 ) -> Finding | None:
     """Return the change in a quantity of one span, without its ranks; None if nothing changed.
 
-    If launches differ and all of them are worse, or all are better, the smallest change is returned. If they
-    disagree, None is returned, because the quantity is unsteady today.
+    If all launches are worse, or all are better, the smallest change is returned. If some are worse and
+    others are not, None is returned, because the quantity is unsteady today.
     """
     then = quantity.value(before, unsteady)
     today = [quantity.value(counts, unsteady) for counts in launches]
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    # pragma: no mutate 0 to -1: the floor is at least 0, and no change is within 0
+    # pragma: no mutate 0 to -1: the larger of noise and floor counts, and the floor is at least 0
     noise = 0 if target.startswith(DRY) else quantity.allowed(before)
     floor = 0 if _has_other_calls(quantity, before, launches, by) else quantity.floor(before)
     allowed = max(noise, floor)
@@ -379,7 +382,10 @@ def _finding(
 
 
 def _has_other_calls(quantity: Quantity, before: Counts, launches: list[Counts], by: Sequence[int]) -> bool:
-    """Return whether all launches send more in more calls, or less in fewer calls. Then no floor applies."""
+    """Return whether all launches send more bytes in more calls, or all send fewer bytes in fewer calls.
+
+    If they do, the floor does not apply: even a small change of the bytes is judged.
+    """
     if not isinstance(quantity, Group) or quantity.ranks == 1:
         return False
     calls = [quantity.calls(counts) - quantity.calls(before) for counts in launches]
@@ -393,13 +399,13 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
     return (
         isinstance(quantity, Group)
         and quantity.ranks > 1
-        # pragma: no mutate > 0 to >= 0: equal bytes mean that there were calls before
+        # pragma: no mutate > 0 to >= 0: if the bytes are equal, there were calls before
         and all(quantity.calls(counts) > MANY_MORE * quantity.calls(before) > 0 for counts in launches)
     )
 
 
 def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[str]) -> Iterable[str]:
-    """Return what was not judged, and why. `judged` has the names of new spans that are judged."""
+    """Describe what was not judged, and why. `judged` has the names of new spans that are judged."""
     then = _ranks(baseline.counts)
     now = set.intersection(*map(_ranks, launches))
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
@@ -425,7 +431,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
                 if quantity is quantities.HOST_READS:
                     where = _OF_THE_HOST
                 if quantity is quantities.WORKER_KERNELS:
-                    continue  # always known together with the worker's Python calls: one note is enough
+                    continue  # missing whenever the worker's Python calls are missing: one note is enough
                 notes.append(f"{quantity.name}{NOT_JUDGED}{where}")
     return dict.fromkeys(notes)
 

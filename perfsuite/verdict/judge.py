@@ -52,9 +52,10 @@ TOO_FEW_LAUNCHES = f"times show a regression only in {FEWEST_LAUNCHES} launches 
 SESSIONS_APART = 0.2
 """On a CPU, a time can grow this much between two sessions with the same code: once, the CPU time of a step
 was 15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
-WARM_BY = 2  # number of launches after which a start-up should be warm: the first can fill the compile cache
+WARM_BY = 2  # number of the launch that should start up warm, because the first one filled the compile cache
 ONE_SESSION = (
-    "sessions on a CPU can differ this much: accept two of them (perfsuite baseline accept --sessions 2)"
+    "sessions on a CPU can differ this much: accept a baseline of two sessions (perfsuite baseline accept "
+    "--sessions 2)"
 )
 OTHER_SOFTWARE = "the software that the probe uses has changed too: accept a new baseline if all is well"
 THE_BASELINE = "the baseline"
@@ -70,11 +71,11 @@ UNSEEN_SPAN = (
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 LOOKS_CHANGED = 0.5
 """If a span changed by more than this share of the allowed change, more launches are worth their time."""
-NOW_AND_THEN = "not every launch of the baseline has it, so a launch without it shows nothing"
+NOW_AND_THEN = "some launches of the baseline lack this span too, so its absence is not a change"
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
 NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"
 NO_LOADER = "if the loader is not a torch DataLoader, name it: Script(loader='module:name')"
-UNKNOWN_EXPONENT = "it is unknown how speed follows the probe: accept more launches"
+UNKNOWN_EXPONENT = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,8 @@ class Policy:
     # Minimum number of healthy launches, whatever they show. It applies even if it exceeds `max_launches`.
     min_launches: int = 1
     record_launches: int = 3  # number of healthy launches needed to record a baseline if there is none
-    max_unhealthy: int = MAX_UNHEALTHY  # 1 if more launches cannot help
-    tolerance: float | None = None  # tolerance of tokens/s; None: that of the metric
+    max_unhealthy: int = MAX_UNHEALTHY  # with 1, the first unhealthy launch can end the case
+    tolerance: float | None = None  # tolerance of tokens/s; None: the usual tolerance of the metric
 
     def tolerance_of(self, metric: Metric, device: str) -> float:
         """Return the largest relative growth of a metric's cost that passes."""
@@ -126,7 +127,7 @@ def judge(
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
-        # Launches that are set aside also count. When the maximum is reached, no healthy launch can be added.
+        # The maximum includes launches that are set aside. Once it is reached, no healthy launch can follow.
         if len(runs) >= policy.most:
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
@@ -191,7 +192,10 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 def _compare(
     runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy, tonight: Tonight | None
 ) -> Verdict:
-    """Judge healthy launches against the baseline. A regression of exact checks waits for noisy checks."""
+    """Judge healthy launches against the baseline.
+
+    If only exact checks regressed, the verdict is `undecided` as long as any noisy check is.
+    """
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
@@ -252,9 +256,10 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
 
 
 def _is_left_open(check: Check) -> bool:
-    """Return whether a check is `inconclusive` without casting doubt on the other checks.
+    """Return whether a check is `inconclusive` but casts no doubt on the other checks.
 
-    This can be a check of a span that was seen, or of the CPU time if both sides have it.
+    Only two kinds of checks can be left open: of a span that was seen, and of a CPU time that both sides
+    have.
     """
     if check.outcome != "inconclusive":
         return False
@@ -265,13 +270,14 @@ def _is_left_open(check: Check) -> bool:
 
 
 def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None = None) -> list[Check]:
-    """Return the checks, after leaving open those for which another launch is not worth its time.
+    """Return the checks. Those that are not worth the time of another launch are left open.
 
-    If only spans and the CPU time are undecided, only checks that look changed are worth another launch. Both
-    scatter more than the speed: excluding a change would take several launches in each nightly run, whereas
-    the other metrics need one or two. The CPU time only complements the speed: it is worth another launch
-    only until there are enough launches to show a change. `launches` is the number of launches of a side.
-    `awaited` is the metric of a search, whose check is never left open.
+    If only spans and the CPU time are undecided, only checks that look changed are worth another launch.
+    Spans and the CPU time scatter more than the speed. To exclude a change of them would take several
+    launches in each nightly run, whereas the other metrics need one or two. The CPU time only complements the
+    speed, so it is worth another launch only until there are enough launches to show a change. `launches` is
+    the number of launches of a side. `awaited` is the metric that a search waits for. The check of this
+    metric is never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)
@@ -291,7 +297,7 @@ def _unless_worth_it(check: Check, launches: int) -> Check:
 
 
 def _may_stay_open(check: Check) -> bool:
-    """Return whether a verdict can be reached without the outcome of a check."""
+    """Return whether a verdict can be reached while this check is undecided."""
     return _is_of_span(check) or _is_of_cpu_time(check)
 
 
@@ -307,8 +313,8 @@ def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     """Return the verdict on some checks, which is their worst outcome.
 
     A span happens only once or a few times in a launch, and can scatter too much to be judged. The CPU time
-    can also scatter too much. Neither casts doubt on the steps, so only its check is `inconclusive`, not the
-    verdict.
+    can also scatter too much. Neither casts doubt on the steps. Therefore their checks can be `inconclusive`
+    without making the verdict `inconclusive`.
     """
     deciding = [check for check in checks if not _is_left_open(check)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
@@ -326,9 +332,9 @@ def _check(
 ) -> Check:
     """Check one metric. If the device reproduces it to the digit, only the tolerance decides.
 
-    Other metrics are judged with the sequential test. The probe of each launch corrects the drift of the
-    machine. If the probe's software changed, the outcome must be the same with and without the correction.
-    The same holds for a regression as long as the probe's exponent is unknown.
+    Other metrics are judged with the sequential test. The probe of each launch is used to correct the drift
+    of the machine. If the probe's software changed, the outcome must be the same with and without the
+    correction. As long as the probe's exponent is unknown, a regression must also show in both.
     """
     if isinstance(metric, SpanSeconds):
         return _span_check(metric, runs, baseline, noise, policy)
@@ -336,7 +342,7 @@ def _check(
     if check.outcome == "failed" or check.measured is None:
         return check
     if check.baseline is None:
-        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it again")
+        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record a new one")
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     check = check.replace(allowed=metric.bound(policy.tolerance_of(metric, device)))
     metric = metric.against(launch.figures for launch in baseline.launches)
@@ -379,7 +385,8 @@ def _at_one_level(
 ) -> Sequence[float]:
     """Return the costs of a baseline without the differences between its sessions.
 
-    The noise between sessions has its own place in the test. With an exponent, the costs are corrected.
+    The test has a separate term for the noise between sessions. With an exponent, the costs are corrected
+    with the probe.
     """
     if noise is None or metric not in MACHINE_METRICS:
         return costs
@@ -389,7 +396,10 @@ def _at_one_level(
 def _span_check(
     metric: SpanSeconds, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """Check a span in the launches that have it. Only the first launch might have compiled in this span."""
+    """Check a span in the launches that have it.
+
+    A launch that compiles, often only the first one, has a cold start-up instead of a warm one.
+    """
     metric = metric.against(launch.figures for launch in baseline.launches)
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     values = (metric.of(run.figures) for run in runs)
@@ -423,7 +433,7 @@ def _span_check(
 def unjudged(
     metric: Metric, run: Run, now: Sequence[float | None], then: Sequence[float | None], tolerance: float
 ) -> Check:
-    """Return a metric's check before it is judged, with the medians of both sides. `run` is any launch."""
+    """Return a check that is not judged yet, with the medians of both sides. `run` is any of the launches."""
     shown = metric.counting(run.case.unit)
     return Check(
         metric=metric.name,
@@ -455,9 +465,9 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
         if not is_size(value)
     ]
     if baseline is not None and not then and metric in (TOKENS_PER_S, PEAK_MEMORY):
-        wrong = ["the baseline lacks it: accept or record it again"]
+        wrong = ["the baseline lacks this metric: accept or record a baseline again"]
     elif None in values:
-        wrong = ["the baseline has it, but this run does not" if then else "was not measured"]
+        wrong = ["the baseline has this metric, but this run does not" if then else "was not measured"]
     if wrong and isinstance(metric, PartOfStep):
         return check.replace(outcome="inconclusive", note=f"{wrong[0]}; {NO_LOADER}")
     return check.replace(outcome="failed", note=wrong[0]) if wrong else check
@@ -476,10 +486,13 @@ def decided_tonight(
 ) -> Check:
     """Judge a check with the sequential test. `sessions` has the number of launches of each session.
 
-    If the session has a reference, `corrects` is the correction for the shift of the machine that it shows.
-    The corrected costs decide if this lowers the noise between sessions or, if that noise is unknown, because
-    every baseline is of one session, if their own noise does not hide everything. Otherwise the measured
-    costs decide, but a change must show in both.
+    If the session has a reference, its launches show how far the machine has shifted, and `corrects` is the
+    correction for this shift. There are three cases:
+
+    - The noise between sessions is known, and the correction lowers it: the corrected costs decide.
+    - This noise is unknown, because every baseline is of one session. The corrected costs decide if their own
+      noise is low enough for an unchanged case to pass.
+    - In all other cases the measured costs decide, but a change must show in the corrected costs too.
     """
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
@@ -510,7 +523,7 @@ def _decided(
     then: Sequence[float],
     noise: Noise,
 ) -> Check:
-    """Judge a check with the sequential test. `noise` is that of a new session against the baseline."""
+    """Judge a check with the sequential test, with the noise of a new session against the baseline."""
     most = max(policy.most, FEWEST_LAUNCHES)
     tolerance = policy.tolerance_of(metric, device)
     decision = decide(then, now, tolerance=tolerance, noise=noise, max_launches=most)
@@ -547,7 +560,10 @@ def negligible(metric: Metric) -> str:
 
 
 def _agreed(check: Check, second_check: Check, why: str) -> Check:
-    """Return `check` if `second_check` agrees, or a weaker check. One of the two is corrected for drift."""
+    """Return `check` if `second_check` agrees, and otherwise a weaker check.
+
+    One of the two is corrected for drift.
+    """
     if check.outcome == second_check.outcome:
         return check
     if "undecided" in (check.outcome, second_check.outcome):

@@ -24,7 +24,7 @@ from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
 from perfsuite.verdict.loss import part_of_steps
 
-UNREADABLE = "\0"  # replaces the content of anything that is not a file, or is too large to read
+UNREADABLE = "\0"  # content that is reported for anything that is not a file, or is too large to read
 LONGEST = 60  # maximum number of characters of a setting's value
 MOST_COUNTS = 3  # maximum number of changed counts that are named for a baseline
 _WORDS = {
@@ -245,7 +245,7 @@ def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
 def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[str]:
     if change.word != "changed":
         return [f"{name} {change.word}"]
-    return [f"{name}: {', '.join(differences) or 'changed in nothing that is judged'}"]
+    return [f"{name}: {', '.join(differences) or 'nothing that is judged has changed'}"]
 
 
 def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:
@@ -299,7 +299,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield the difference of the final losses. If they are equal, use the latest part that differs."""
+    """Yield the difference of the losses in the latest part of the steps in which they differ."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in baseline.launches) for baseline in (before, now)]

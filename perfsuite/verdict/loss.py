@@ -22,7 +22,7 @@ NORMS = {  # names of gradient norms, by figure. The first is preferred, because
 }
 NORM_DEGREES = 1  # degrees of freedom of a launch for a norm: a launch has only one value of it
 FEWEST = 3  # minimum number of launches needed to estimate the scatter and to find an outlier
-MOST_SCATTER = 0.2  # maximum relative scatter of norms: with more scatter, they cannot be called equal
+MOST_SCATTER = 0.2  # norms that differ by more than this share are never called equal, even if they scatter
 Launches = Sequence[BaselineLaunch]
 Curve = Sequence[float]
 CLEAR = 30
@@ -33,9 +33,9 @@ side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """Return why runs differ from the baseline in loss or gradients; None if they do not.
 
-    The reason is one of three: a common factor in all steps, the first tenth of the steps in which the loss
-    of a run differs by more than is allowed, or a different gradient norm. After a spike of the baseline, a
-    loss differs only if it is above the spike. `whose` names the baseline in the message.
+    There are three possible reasons: the losses of all steps differ by a common factor, the loss of a run in
+    some tenth of the steps differs by more than is allowed, or a gradient norm differs. After a spike in the
+    baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in the message.
     """
     then = baseline.launches
     now = from_runs(runs).launches
@@ -123,8 +123,7 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
 def may_differ(then: Launches, now: Launches) -> str | None:
     """Return what differs by more than rounding between the first launches of two sides; None if nothing.
 
-    Launches without a seed also differ by this much. Only more launches can show the cause
-    (`steadily_differ`).
+    A missing seed can also be the cause. Only more launches can show this (`steadily_differ`).
     """
     before = then[0]
     today = now[0]
@@ -163,10 +162,11 @@ def _limit(allowed: float, before: float) -> str:
 
 
 def steadily_differ(then: Launches, now: Launches) -> str | None:
-    """Return what differs between a few launches on each side that agree among themselves; None if nothing.
+    """Return what clearly differs between two sides with a few launches each; None if nothing.
 
-    Launches without a seed do not agree. The sides must therefore differ by `CLEAR` times the difference
-    between launches of one side. One outlier among three or more launches of `then` is left out.
+    Without a seed, the launches of one side differ from each other. The two sides must therefore differ by
+    `CLEAR` times the largest difference within a side. One outlier among three or more launches of `then` is
+    left out.
     """
     for figure, said in NORMS.items():
         before, today = (values_of(side, figure) for side in (then, now))
@@ -277,7 +277,7 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
 
 
 def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
-    """Return whether a factor scales the losses of all steps, and is harmless according to the gradients."""
+    """Return whether a common factor scales the losses of all steps although the gradients are the same."""
     scale = _scale(now, _usual_loss(then))
     return scale is not None and _scaled_computation(scale, then, now, "") is None
 
@@ -368,6 +368,9 @@ def _deviation(values: Sequence[float], mean: float) -> float:
 
 
 def _near(spreads: Sequence[float], tenth: int) -> float:
-    """Return the larger of a tenth's spread and the root mean square of its and its neighbours' spreads."""
+    """Return the spread in one tenth of the steps, or the spread in its neighbourhood if that is larger.
+
+    The spread in the neighbourhood is the root mean square over this tenth and those before and after it.
+    """
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

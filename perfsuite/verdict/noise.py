@@ -1,14 +1,14 @@
 """Use the baselines of a hardware class to estimate how much launches of unchanged code scatter. Pure.
 
 The noise is described by two standard deviations of log(cost), which are relative. `sigma` is the standard
-deviation between launches of one session, and `session_sigma` that of the shift that all launches of a
-session have in common. `of_case` is the variance of a further shift, which only one case of a session has.
+deviation between launches of one session. `session_sigma` is the standard deviation of the shift that all
+launches of a session have in common. `of_case` is the variance of a further shift, which only one case of a
+session has.
 
-A probe is a fixed piece of work that is timed between the steps of a launch. It is used to remove the drift
-of the machine: if the machine slows down steps and probe, seconds / probe_seconds**exponent scatters less
-than seconds.
-The exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's
-positive-part estimator (James and Stein 1961; here F replaces chi-squared).
+A probe is a fixed piece of work that is timed between the steps of a launch. The probe is used to remove the
+drift of the machine: if the machine slows down both steps and probe, seconds / probe_seconds**exponent
+scatters less than seconds. The exponent is the least-squares slope of log(seconds) on log(probe_seconds),
+shrunk towards 0 like Stein's positive-part estimator (James and Stein 1961; here F replaces chi-squared).
 """
 
 import itertools
@@ -43,9 +43,12 @@ class ClassNoise:
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
     """Noise by name of the metric. If the exponent is above 0, the noise of the metrics in `PROBE_CORRECTED`
     is the noise after correction. Here, `session_sigma` is the standard deviation of one session about the
-    mean of all sessions; `against` converts it to that of a new session against a baseline."""
+    mean of all sessions. `against` converts it to the standard deviation of a new session against a
+    baseline."""
     probe_exponent: float = 0.0  # seconds per step follow the probe's seconds with this exponent (0 to 1)
-    knows_exponent: bool = False  # whether there are enough launches to estimate it; 0 then means no relation
+    # Whether there are enough launches to estimate the exponent. If so, an exponent of 0 means that the speed
+    # does not follow the probe.
+    knows_exponent: bool = False
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
     """Noise of the corrected metrics before correction, for launches without a probe."""
 
@@ -122,8 +125,8 @@ def _of_sessions(cases_of: CasesBySessions, sigma: float) -> tuple[Component | N
 
     `sigma` is the noise within sessions, or 0 if unknown. Cases of the same sessions have one session effect
     in common, so the degrees of freedom are sessions - 1, not cases x (sessions - 1). The estimate is None if
-    no baseline has two sessions. If no two cases have the same sessions, it includes the noise of a case
-    within a session.
+    no baseline has two sessions. If no two cases have the same sessions, the estimate includes the noise of a
+    case within a session.
     """
     if not cases_of:
         return None, 0.0
@@ -148,10 +151,10 @@ def _between_sessions(of_session: Component | None, per_case: float) -> float:
 
 
 def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
-    """Estimate the noise of a case within a session: what moves one case of a session, and not the others.
+    """Estimate the noise of a case within a session, which moves one case of a session but not the others.
 
-    In the table of the means of cases and sessions, this is what the effects of both leave over. Returns None
-    if no two cases have the same sessions.
+    Each case has a mean in each session. This noise is the part of these means that neither the effect of the
+    case nor the effect of the session explains. Returns None if no two cases have the same sessions.
     """
     return pooled(
         Component(
@@ -166,7 +169,11 @@ def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
 
 
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
-    """Return three variances between sessions: observed, expected from noise, and excess of a single case."""
+    """Return three variances.
+
+    The first was observed between sessions. The second is what other noise would cause between sessions. The
+    third is the additional variance of a single case: neither its sessions nor its launches explain it.
+    """
     rows = _deviations(cases, sigma)
     shared = _shared(rows)
     # pragma: no mutate 0.0 to -1.0: a variance below 0 counts as 0
@@ -186,12 +193,12 @@ def _deviations(cases: Sequence[LaunchesBySession], sigma: float) -> list[list[f
 
 
 def _shared(rows: list[list[float]]) -> list[float]:
-    """Return the deviation of each session that its cases have in common."""
+    """Return, for each session, the deviation that its cases have in common."""
     return [fmean(column) for column in zip(*rows, strict=True)]
 
 
 def _residual(rows: list[list[float]], shared: list[float]) -> float:
-    """Return the mean square of what the sessions do not explain. There must be two cases or more."""
+    """Return the mean square of the deviations that the sessions do not explain, for two cases or more."""
     # pragma: no mutate True: `shared` has one entry for each entry of a row
     squares = [(value - common) ** 2 for row in rows for value, common in zip(row, shared, strict=True)]
     return sum(squares) / ((len(shared) - 1) * (len(rows) - 1))
@@ -205,9 +212,9 @@ def _of_launches(cases: Sequence[LaunchesBySession], sigma: float) -> float:
 def against(noise: Noise, session_sizes: Iterable[float]) -> Noise:
     """Return the noise of a new session against a baseline.
 
-    `session_sizes` are the launches of the baseline in each session, as numbers or as shares. The mean of a
+    `session_sizes` are the numbers (or shares) of the baseline's launches in each session. The mean of a
     baseline with n_i launches in session i has variance sum(n_i^2) / (sum n_i)^2 times the variance between
-    sessions. With S sessions of equal size, `session_sigma` grows by sqrt(1 + 1/S).
+    sessions. With S sessions of equal size, `session_sigma` grows by the factor sqrt(1 + 1/S).
     """
     sizes = list(session_sizes)
     share = sum(size**2 for size in sizes) / sum(sizes) ** 2
@@ -217,10 +224,10 @@ def against(noise: Noise, session_sizes: Iterable[float]) -> Noise:
 def at_one_level(launches: LaunchesBySession, sigma: float) -> list[float]:
     """Return a baseline's costs as if its sessions did not differ. The mean of all launches stays the same.
 
-    `Noise.session_sigma` is the noise between sessions. If the costs of a baseline also contained it, the
-    test would take it for noise between launches. The deviations of a session are scaled, because its own
-    mean was fitted to them. A launch that is alone in its session stays as it is. `sigma` is the noise
-    between launches.
+    `Noise.session_sigma` is the noise between sessions. If the costs of a baseline contained it as well, the
+    test would mistake it for noise between launches. The deviations of launches from the mean of their
+    session are scaled up, because the mean was computed from the same launches. A launch that is alone in its
+    session stays as it is. `sigma` is the noise between launches.
     """
     logs = [sorted_logs(session) for session in launches.values()]
     means = [location(session, sigma) for session in logs]
@@ -280,11 +287,11 @@ def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent
 
 
 def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
-    """Estimate how strongly launches follow their probe, 0 to 1, from one or more baselines.
+    """Estimate from one or more baselines how strongly launches follow their probe: 0 to 1.
 
-    The least-squares slope is multiplied by max(0, 1 - E[F] / F). F is its squared t statistic, and E[F] =
-    d / (d - 2) is the expectation of F if there is no relation, with d residual degrees of freedom. The
-    result is 0 if d is below 3, or if the correction does not lower the clipped noise. Five launches with
+    The least-squares slope is multiplied by max(0, 1 - E[F] / F). F is the squared t statistic of the slope.
+    With d residual degrees of freedom, E[F] = d / (d - 2) is the expectation of F if there is no relation.
+    The result is 0 if d is below 3, or if the correction does not lower the clipped noise. Five launches with
     unrelated probes give an exponent above 0 about 7 times in 100.
     """
     y, x = ([log for group in groups for log in _centred_logs(group, of)] for of in (0, 1))
@@ -297,7 +304,7 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
 
 
 def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
-    """Return the slope of y on x, shrunk as `probe_exponent` explains: 0 to 1. Both must have mean 0."""
+    """Return the slope of y on x (0 to 1), shrunk as in `probe_exponent`. x and y must have mean 0."""
     shared = sum(a * b for a, b in zip(x, y, strict=True))
     if degrees < 3 or shared <= 0:
         return 0.0

@@ -55,10 +55,10 @@ def with_counts(
     """Combine `timed`, the verdict on time and memory, with the counts of the launches.
 
     The worse outcome wins. A noisy or new machine does not hide a change of the counts, because counts do not
-    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts. If it
-    does not exist, the counts are recorded, unless the launches are worse than a baseline of times or a fault
-    was injected. Less work is `improved` only if the launches compute the same as the
-    baseline of counts or as `times`, the baseline of times.
+    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts. If there
+    is none, the counts are recorded, unless the launches are worse than a baseline of times or a fault was
+    injected. Less work is `improved` only if the launches compute the same values as the baseline of counts
+    or as the baseline of times (`times`).
     """
     counts = exact.check(runs, baseline)
     if counts is not None and baseline is not None:
@@ -177,8 +177,8 @@ def explained_by_counts(
 ) -> str | None:
     """Explain checks by the largest change of counts. Returns None if the counts do not explain anything.
 
-    Checks with the first of `outcomes` that occurs are explained. Counts of the start-up or of a checkpoint
-    explain its seconds. Counts of steps explain everything else.
+    Only one outcome is explained: the first in `outcomes` that any check has. Counts of the start-up or of a
+    checkpoint explain the seconds that this span takes. Counts of steps explain everything else.
     """
     occurred = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not occurred:
@@ -196,10 +196,7 @@ def explained_by_counts(
 
 
 def _is_of(span: str, check: Check) -> bool:
-    """Return whether a check is about the time of a span or its part.
-
-    If `span` is the empty string, it stands for the steps.
-    """
+    """Return whether a check is about the time of a span or a part of it. An empty `span` means the steps."""
     timed = timed_span(check.metric)
     if timed is None or not span:
         return timed is None and not span
@@ -211,7 +208,7 @@ def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: b
 
     A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is fixed.
     A case that may run out of memory is excused if it does. It is not excused if any baseline shows that it
-    fits, or if other processes held memory of its GPUs at the time (`shared`).
+    fits, or if other processes held memory of the same GPUs at the time (`shared`).
     """
     issue = case.known_issue
     is_reviewed = baseline is not None and baseline.accepted is not None

@@ -4,16 +4,17 @@ Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches
 ... Effects of the machine on both launches of a pair cancel in their ratio. Between the pairs, neighbouring
 launches are of the same arm: (2, 3), (4, 5), ... These differ only by noise. Both kinds of neighbours show
 the noise, so no baseline is needed. All arithmetic is on logarithms of costs (lower is better). The decision
-after each pair has one of the outcomes of `verdict.sequential`. It is `passed` if a change by the tolerance
-is excluded in both directions.
+after each pair has one of the outcomes of `verdict.sequential`. The outcome is `passed` if a change by the
+tolerance is excluded in both directions.
 
-On a machine with two speeds, all launches of A can be fast and all of B slow by chance. For n pairs, the
-probability is 2 / 4^n. A change is therefore reported only after `MIN_CHANGED` pairs or more, and nearly all
-pairs must show it.
+On a machine with two speeds, all launches of one arm can be fast and all of the other slow by chance. For n
+pairs, the probability of this is 2 / 4^n. A change is therefore reported only after `MIN_CHANGED` pairs or
+more, and nearly all pairs must show it.
 
 Drift can be too fast to cancel within pairs. If a probe follows the drift (`verdict.noise`), the drift is
 corrected, at the cost of degrees of freedom and a stricter threshold. There is no correction if the probe
-clearly differs between the arms. If it might differ, a decision must hold with and without the correction.
+clearly differs between the arms. If the probe might differ, a decision must hold with and without the
+correction.
 
 Source of paired differences: Student, Biometrika 6 (1908) 1; for other sources see `robust`. The constants
 were chosen by simulation: tests/verdict/test_simulated_pairs.py.
@@ -57,7 +58,7 @@ _Z_POWER = 3.0  # 1.645 for a power of 95%, the rest for clipping and early deci
 _Z_PROBE_MAY_DIFFER = 1.6  # the probe might differ between the arms
 _Z_PROBE_DIFFERS = 4.0  # the probe clearly differs between the arms
 _LIKELY_PASS = 0.6  # if the uncorrected change is below this share of the tolerance, `passed` is likely
-_SHOWN = 0.4  # a pair shows the change if it reaches this share of it
+_SHOWN = 0.4  # a pair shows the change if its own difference is at least this share of the change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ class _Evidence(NamedTuple):
     ordered: list[float]
     change: float
     sigma: float  # estimated noise of a pair
-    # Standard error of `change`, as a multiple of that of a plain mean: above 1 with a fitted exponent.
+    # Standard error of `change`, as a multiple of the standard error of a plain mean: above 1 with a fitted
+    # exponent.
     error: float
     degrees: float  # degrees of freedom of `sigma`
     z: float  # threshold for a change
@@ -196,11 +198,12 @@ def _decision(
 
 
 def _evidence(differences: Differences, fitted: Differences | None, z: float) -> _Evidence:
-    """Estimate change and noise. `fitted` are the probe's differences if they estimated an exponent.
+    """Estimate change and noise. `fitted` has the probe's differences if an exponent was estimated from them.
 
-    The exponent costs degrees of freedom. Its error also adds to the error of the mean. The further the
-    probe's own mean is from 0, the more it adds. The factor is sqrt(1 + 1.5 n m^2 / S), where m is the
-    probe's mean over n pairs, S the sum of squares that estimated the exponent, and 1.5 is `_SHARED_LAUNCH`.
+    The exponent costs degrees of freedom. Its error also adds to the error of the mean. The further the mean
+    of the probe's differences is from 0, the more it adds. The factor is sqrt(1 + 1.5 n m^2 / S), where m is
+    this mean over n pairs, S is the sum of squares from which the exponent was estimated, and 1.5 is
+    `_SHARED_LAUNCH`.
     """
     ordered = sorted(differences.pairs)
     count = len(differences.pairs)

@@ -1,8 +1,9 @@
 """Plan how often to launch cases and canaries so that a wanted change is found the same night. Pure.
 
-A plan uses the noise that the gate itself will use, and its formula for the smallest change that is found 95
-times in 100. The noise of a case within a session remains even if the reference shows exactly how fast the
-machine is. If this noise alone hides the wanted change, only launches in pairs can find it.
+A plan uses the same noise as the gate that will judge the night, and the gate's formula for the smallest
+change that is found 95 times in 100. Even if the reference shows exactly how fast the machine is, the noise
+of a case within a session remains. If this noise alone hides the wanted change, only launches in pairs can
+find it.
 """
 
 import math
@@ -41,9 +42,9 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """What a plan finds in a case."""
+    """The part of a plan for one case."""
 
-    launches: int  # number of launches that the wanted change needs; the maximum if it is not reached
+    launches: int  # number of launches that find the wanted change; the maximum number if none finds it
     fewest_launches: int  # number of launches after which an unchanged case can pass
     finds: float  # smallest change that is found reliably with `launches`: 0.03 is 3%
     is_reached: bool  # whether `finds` is as small as wanted
@@ -64,7 +65,7 @@ class NightPlan:
 
     @property
     def max_launches(self) -> int:
-        """Maximum number of launches of a case: as many as the wanted change needs, where it is reached."""
+        """The number of launches that finds the wanted change in all cases in which it can be found."""
         needed = (plan.launches for plan in self.cases.values() if plan.is_reached)
         return max(needed, default=USUAL_MAX_LAUNCHES)
 
@@ -75,7 +76,7 @@ def plan_night(
     """Return the plan that finds a change of `find` in as many cases as possible, at the lowest cost.
 
     `tolerance` is the tolerance of the night: smaller changes may pass. `canaries` are the possible canaries,
-    the best first. The plan has no reference if a reference finds nothing more.
+    the best first. The plan has no reference if a reference would not help to find changes.
     """
     most = min(len(canaries), MAX_CANARIES, max(MIN_CANARIES, int(EXTRA * len(cases))))
     counts = (0, *range(MIN_CANARIES, most + 1))
@@ -110,7 +111,7 @@ def canary_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
 def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
     """Return whether the noise of a case within a session hides a change, however often it is launched.
 
-    False alarms are not considered: more cases do not make this noise larger.
+    False alarms are ignored here. They depend on the number of cases, and this noise does not.
     """
     if noise.of_case is None:
         return False
@@ -124,8 +125,8 @@ def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
 def smallest_found(noise: Noise, baseline_launches: int, launches: int, z_alarm: float) -> float:
     """Return the smallest change that a night finds 95 times in 100, with few enough false alarms.
 
-    `z_alarm` is how many standard errors an unchanged case must be off to be a false alarm. Today's launches
-    also show their noise.
+    An unchanged case is a false alarm if it is off by `z_alarm` standard errors. Today's launches improve the
+    estimate of the noise, so they add degrees of freedom.
     """
     degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * (launches - 1)
     noise = replace(noise, degrees_of_freedom=degrees)
@@ -137,10 +138,10 @@ def smallest_found(noise: Noise, baseline_launches: int, launches: int, z_alarm:
 
 
 def expected_shift(canaries: Mapping[str, Planned], launches: int, noise: Noise) -> Shift | None:
-    """Return the shift of a night with these canaries: its error before the night. Its estimate is 0.
+    """Return the shift that a plan expects for a night with these canaries: 0, with its standard error.
 
-    Returns None if the baselines do not show the noise of a case within a session. Tonight's canaries show
-    more of this noise, but a plan cannot rely on it.
+    Returns None if the baselines do not show the noise of a case within a session. The canaries of the night
+    will show more of this noise, but a plan cannot rely on that.
     """
     if noise.of_case is None or not canaries:
         return None
@@ -158,7 +159,11 @@ def expected_shift(canaries: Mapping[str, Planned], launches: int, noise: Noise)
 def _plan(
     cases: Mapping[str, Planned], noise: Noise, find: float, tolerance: float, canaries: Sequence[str]
 ) -> NightPlan:
-    """Return the plan with these canaries. Their launches depend on those of the cases, so it plans twice."""
+    """Return the plan with these canaries.
+
+    How often canaries are launched depends on the plan of the cases, which depends on the canaries. The plan
+    is therefore made twice.
+    """
     launches = 1
     plans = {}
     z_alarm = NormalDist().inv_cdf(1 - ALARMS_PER_NIGHT / len(cases))
@@ -175,7 +180,7 @@ def _plan(
 def _case_plan(
     case: Planned, noise: Noise, shift: Shift | None, find: float, tolerance: float, z_alarm: float
 ) -> CasePlan:
-    """Return the plan of a case. An alarm without a change must be `z_alarm` standard errors away."""
+    """Return the plan of a case. An unchanged case is a false alarm if it is off by `z_alarm` errors."""
     of_case = against(noise, case.sessions.values())
     corrects = None if shift is None else correction(noise, case.sessions, shift)
     if corrects is not None and corrects.noise.session_sigma < of_case.session_sigma:

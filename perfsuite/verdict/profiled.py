@@ -1,5 +1,7 @@
-"""Explain from two profiles why a step takes longer. Changed calls are a cause; changed times are only a
-hint."""
+"""Explain from two profiles why a step takes longer.
+
+A changed number of calls is a cause. A changed time is only a hint.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +12,7 @@ from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, Taken
 MOST_CALLS = 5  # maximum number of names with changed calls that are listed, most likely cause first
 MOST_TIMES = 3  # maximum number of changed times that are listed
 NOT_IN_EACH_STEP = "new, but not in every step, so calls cannot be compared"  # beginning of a note
-LEAST_SHARE = 0.03  # smaller changes of a time, as shares of the step, are not listed
+LEAST_SHARE = 0.03  # a time is listed only if it changed by at least this share of the step
 _NO_WORK = re.compile(  # views, allocations and backward nodes of views: effects of other calls, listed last
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"

@@ -12,7 +12,7 @@ from statistics import NormalDist, median
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
 """Half width of a two-sided 99% interval of a normal distribution, in standard errors: 2.576. It has three
 digits, because all published tables were simulated with it."""
-Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal: 1.645
+Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal distribution
 LOCATION_CLIP = 2.0  # in sigmas; for normal data, 99% as efficient as the mean
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches
 SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the plain variance, by simulation
@@ -69,9 +69,9 @@ def clipped_variance(
 def t_quantile(z: float, degrees: float) -> float:
     """Return the quantile of Student's t at the tail probability of the normal quantile `z`.
 
-    This is Wallace's formula, solved for t. For z up to 3.2 and at least 6 degrees of freedom, it is within
-    1.2% of the exact value. For fewer degrees of freedom it is too large (by 8% at 3 and 28% at 2), which
-    causes fewer false alarms.
+    This is Wallace's formula, solved for t. For z up to 3.2 and at least 6 degrees of freedom, the result is
+    within 1.2% of the exact value. With fewer degrees of freedom, the result is too large (by 8% at 3 and 28%
+    at 2), which causes fewer false alarms.
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
     # pragma: no mutate < 700: floats end at 709

@@ -10,10 +10,10 @@ changes are relative. `decide` judges the launches so far and returns one of
     inconclusive  `max_launches` are used up, or the remaining launches would hardly decide
 
 The test follows Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
-launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance it is a Brownian motion, so Wald's
-boundary holds although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal. The
-noise of the class and of today's launches are combined as in Smyth's moderated t (Statistical Applications in
-Genetics and Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
+launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance, this difference is a Brownian motion,
+so Wald's boundary holds although the baseline is uncertain. Sigma is estimated, so Student's t replaces the
+normal. The noise of the class and of today's launches are combined as in Smyth's moderated t (Statistical
+Applications in Genetics and Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
 tests/verdict/test_simulated_gate.py.
 """
 
@@ -51,12 +51,12 @@ cache. If a few of them agree to 0.05%, that does not mean that next week's laun
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
 
-# A single one-sided test with this threshold gives 1 false alarm in 1,500. The threshold is that strict
-# because the test is repeated after each launch.
+# A single one-sided test with this threshold gives 1 false alarm in 1,500. The threshold is so strict because
+# the test is repeated after each launch.
 _Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
-_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by this
+_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by more than this
 _Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more than this
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 _OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
@@ -69,14 +69,15 @@ class Noise:
 
     sigma: float  # standard deviation of log(seconds per step) between launches of one session
     degrees_of_freedom: float  # degrees of freedom of `sigma`; not necessarily an integer
-    # Standard deviation of the shift, in log(seconds per step), that all launches of a session have in common
-    # against the baseline because the whole machine drifts; 0 if unknown. The launches of one session cannot
-    # show it: `verdict.noise` estimates it from baselines of several sessions.
+    # The whole machine drifts between sessions. This shifts all launches of a session against the baseline by
+    # the same amount. `session_sigma` is the standard deviation of this shift, in log(seconds per step); 0 if
+    # unknown. The launches of one session cannot show it: `verdict.noise` estimates it from baselines of
+    # several sessions.
     session_sigma: float = 0.0
-    # The variance of the shift of all cases in a session; None: unknown.
+    # Variance of the shift that all cases of a session have in common; None: unknown.
     of_session: Component | None = None
-    # Variance, in log(seconds per step), of the shift of a single case in a session, in addition to the shift
-    # of all cases; None: unknown.
+    # Variance of the additional shift that a single case has in a session, in log(seconds per step); None:
+    # unknown.
     of_case: Component | None = None
 
 
@@ -170,9 +171,10 @@ def minimum_detectable_drop(
 ) -> float:
     """Return the smallest relative slowdown that the gate detects 95 times in 100: 0.03 is 3%.
 
-    In simulations it is detected 95 to 97 times in 100 if the noise is normal and known from the hardware
-    class, and 92 times if the noise is known from only five launches or has heavy tails. A gate whose
-    tolerance is below this value is called blind: it misses drops as large as its tolerance.
+    In simulations, this slowdown is detected 95 to 97 times in 100 if the noise is normal and known from the
+    hardware class. It is detected 92 times in 100 if the noise is known from only five launches or has heavy
+    tails. A gate whose tolerance is below this value is called blind: it misses drops as large as its
+    tolerance.
     """
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
@@ -180,9 +182,10 @@ def minimum_detectable_drop(
 
 
 def smallest_tolerance(*, noise: Noise, baseline_launches: int, launches: int, z: float) -> float:
-    """Return the tolerance with which only unchanged cases that are off by `z` errors are `regressed`.
+    """Return the smallest tolerance with which few enough unchanged cases are `regressed`.
 
-    `z` is a quantile of the normal distribution. Student's t replaces it, as in the test.
+    With this tolerance, an unchanged case is `regressed` only if it is off by `z` standard errors. `z` is a
+    quantile of the normal distribution. Student's t replaces it, as in the test.
     """
     errors = t_quantile(z, noise.degrees_of_freedom) + t_quantile(Z_99, noise.degrees_of_freedom)
     return relative(errors * _error(noise, baseline_launches, launches))
@@ -198,7 +201,7 @@ def can_pass(*, tolerance: float, noise: Noise, baseline_launches: int, max_laun
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
     """Average the noise of the hardware class and of the case, weighted by their degrees of freedom.
 
-    `_OWN_SPREAD` gives the lower limit.
+    The result is at least `_OWN_SPREAD` times the standard deviation of the case's own launches.
     """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)

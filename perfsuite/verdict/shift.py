@@ -6,9 +6,10 @@ The logarithm of the cost of a launch is modelled as the sum of four independent
 
 A session launches the packages and the commit of the baseline (its reference) on a few cases (the canaries).
 Nothing but the machine can move these launches, so each canary estimates the effect of tonight's session
-minus that of the baseline's sessions: the shift. The canaries' scatter around it, and the scatter of cases
-between the sessions of their baselines, estimate the variance of a case within a session. The shift does not
-remove this variance: `correction` adds it to the noise of a case that is judged against the reference.
+minus that of the baseline's sessions. This difference is called the shift. The variance of a case within a
+session is estimated from the scatter of the canaries around the shift, and from the scatter of cases between
+the sessions of their baselines. The shift does not remove this variance: `correction` adds it to the noise of
+a case that is judged against the reference.
 """
 
 import math
@@ -24,17 +25,17 @@ from perfsuite.verdict.variance import Component, pooled
 
 MIN_DEGREES = 2
 """Minimum degrees of freedom for the noise of a case within a session: two values can agree by chance."""
-_SAME_SHARES = 1e-9  # squared difference of shares that is only rounding
+_SAME_SHARES = 1e-9  # a squared difference of shares below this is only rounding
 
 Shares = Mapping[str, float]  # the share of each session in the launches of a baseline, by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryChange:
-    """The change of a canary's reference since its baseline."""
+    """The change of the reference on one canary since the baseline of this canary."""
 
     estimate: float  # in logarithms: above 0 is slower
-    error: float  # standard error that launches cause, without the noise of the case within a session
+    error: float  # standard error due to the noise between launches; the noise of the case is not included
     sessions: Shares  # the sessions of its baseline
 
 
@@ -47,7 +48,7 @@ class Shift:
     case_variance: float  # variance of a case within a session, at its upper limit
     sessions: Shares  # the sessions with which tonight is compared
     canaries: tuple[str, ...]  # the canaries that agree
-    apart: tuple[str, ...] = field(default=())  # the other canaries, which moved alone
+    apart: tuple[str, ...] = field(default=())  # the other canaries, whose changes differ
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -68,14 +69,17 @@ def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, c
 
 
 def error_of_launches(noise: Noise, now: int, then: int) -> float:
-    """Return the standard error that launches cause in the change of a canary, from their numbers."""
+    """Return the standard error of a canary's change due to the noise between launches.
+
+    `now` and `then` are the numbers of launches of the two sides.
+    """
     return noise.sigma * math.sqrt(1 / now + 1 / then)
 
 
 def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
     """Return the share of each session in the launches of a baseline.
 
-    A session without a name is a session of this case alone, as far as is known.
+    A session without a name is assumed to be a session of this case alone.
     """
     total = sum(map(len, baseline.values()))
     return {
@@ -84,10 +88,10 @@ def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
 
 
 def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift | None:
-    """Estimate the shift from the changes of canaries, by case id. `noise` is that of the hardware class.
+    """Estimate the shift from the changes of canaries, by case id, and the noise of the hardware class.
 
-    Canaries that moved alone are left out, if enough others agree. Returns None without canaries, or if the
-    noise of a case within a session is unknown.
+    Canaries whose changes differ from the others are left out, if enough others agree. Returns None without
+    canaries, or if the noise of a case within a session is unknown.
     """
     common = common_change({name: Change(change.estimate, change.error) for name, change in changes.items()})
     names = tuple(changes) if common is None else common.cases
@@ -100,7 +104,7 @@ def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift 
 
 
 def weighted_shift(changes: Mapping[str, CanaryChange], case_variance: float) -> Shift:
-    """Return the mean of changes, weighted with their inverse variances. There must be at least one."""
+    """Return the mean of one or more changes, weighted with their inverse variances."""
     variances = [change.error**2 + case_variance * _times(change.sessions) for change in changes.values()]
     precision = sum(1 / of_canary for of_canary in variances)
     estimate = 0.0
@@ -130,8 +134,8 @@ class Correction:
 def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | None:
     """Return the correction of a case; None if the noise of its corrected costs is unknown.
 
-    `noise` is that of the hardware class, and `sessions` are those of the case's baseline. If these are not
-    the sessions of the canaries' baselines, the noise between sessions must be known.
+    `noise` is the noise of the hardware class, and `sessions` are the sessions of the case's baseline. If the
+    canaries' baselines have other sessions, the noise between sessions must be known.
     """
     names = {*sessions, *shift.sessions}
     differences = (sessions.get(name, 0.0) - shift.sessions.get(name, 0.0) for name in names)
@@ -156,5 +160,5 @@ def _scatter(changes: Iterable[CanaryChange]) -> Component | None:
 
 
 def _times(sessions: Shares) -> float:
-    """Return the variance of the difference of tonight and a baseline, in variances of one session."""
+    """Return the variance of tonight minus a baseline, as a multiple of the variance of one session."""
     return 1 + sum(share**2 for share in sessions.values())

@@ -1,4 +1,4 @@
-"""Judge a case beside the launches of its session's reference, which show the machine's own change. Pure."""
+"""Use the launches of a session's reference to tell changes of the machine from changes of the code. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,12 +35,13 @@ MACHINE_METRICS = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 CHANGES = ("regressed", "improved")
 AS_THE_REFERENCE = "tonight's reference changed as well: the machine, not the code"
 NOT_BESIDE = (
-    "{measured} compared with the baseline, but {beside} compared with tonight's reference, which shows too "
-    "little of how much cases vary within a session: accept a baseline of more sessions, or launch both in "
-    "pairs (perfsuite compare)"
+    "{measured} compared with the baseline, but {beside} compared with tonight's reference. It is not known "
+    "well enough how much cases vary within a session: accept a baseline of more sessions, or launch the "
+    "case and its reference in pairs (perfsuite compare)"
 )
 WITH_THE_MACHINE = (
-    "changed for the reference as well, so its effect counts as the machine's, not as the code's: {changes}"
+    "the machine itself changed, which affects the reference as well, so the effect does not count as one of "
+    "the code: {changes}"
 )
 
 
@@ -61,7 +62,7 @@ class Tonight:
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
         """Return how much the machine changed the cost of a metric; None if the launches do not show it.
 
-        `noise` is that of the hardware class. With an exponent, costs are corrected with the probe.
+        `noise` is the noise of the hardware class. With an exponent, costs are corrected with the probe.
         """
         changes = {}
         for case_id, canary in self.canaries.items():
@@ -125,9 +126,9 @@ def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) ->
 def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> list[str]:
     """Return how a launch of the reference differs from what the baseline measured, except for the machine.
 
-    `commit` is the commit of the reference, or None if it is unknown or has uncommitted changes. The code is
-    the same if its digest is, or if the reference is the commit at which the baseline was accepted: packages
-    that are installed again have another digest.
+    `commit` is the commit of the reference, or None if it is unknown or has uncommitted changes. The code
+    counts as the same if its digest is the same, or if the baseline was accepted at `commit`. The second rule
+    is needed because packages that are installed again have another digest.
     """
     then = baseline.observed
     now = run.observed
@@ -148,7 +149,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
 
 
 def machine_environment(tonight: Tonight) -> list[str]:
-    """Return what changed on the machine since the baselines, and also moves the reference: the driver."""
+    """Describe changes of the machine, such as a new driver, which affect the reference as well."""
     changes = dict.fromkeys(
         change
         for canary in tonight.canaries.values()
@@ -167,7 +168,7 @@ def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
 
 
 def _is_of_machine(name: str) -> bool:
-    """Return whether a recorded fact is one of the machine, which the reference shares with the cases."""
+    """Return whether a recorded fact describes the machine, which is the same for reference and cases."""
     return name in ("kernel", "driver") or name.startswith("gpu_")
 
 

@@ -12,8 +12,8 @@ from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 
 TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)}
-"""Metrics that a machine can change, in addition to the times of spans. The data wait is not among them: the
-configuration of a loader is not recorded."""
+"""Metrics that a machine can change, in addition to the times of spans. The data wait is not among them,
+because the configuration of a loader is not recorded and might have changed."""
 NOTHING_CHANGED = (
     "nothing that is recorded changed since the baseline: code, versions, variables, settings and work are "
     "the same. So the machine is {change}, not the code. If this machine is as it should be, accept a "
@@ -22,10 +22,11 @@ NOTHING_CHANGED = (
 
 
 def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) -> Verdict:
-    """Return the verdict; if nothing changed since the baseline, one that does not blame the code.
+    """Return the verdict, or one that does not blame the code if nothing changed since the baseline.
 
-    Slower times are then `unhealthy` and faster ones `passed`. Other metrics, such as memory, keep their
-    outcome: a machine cannot change them, so something that was not recorded did.
+    If nothing changed, slower times are `unhealthy`, and faster times are `passed`. The verdict is kept if
+    another metric, such as memory, changed. A machine cannot change that metric, so something that was not
+    recorded did.
     """
     if verdict.outcome not in ("regressed", "improved") or not verdict.is_same_work:
         return verdict

@@ -1,7 +1,8 @@
-"""Variance components: how much of a scatter is left when the scatter of the levels below is removed. Pure.
+"""Estimate variance components. Pure.
 
-A component is a mean square minus the part that the levels below explain, and is at least 0 (Searle, Casella,
-McCulloch, Variance Components, 1992).
+Launches are the level below sessions: the means of sessions scatter partly because their launches do. A
+variance component is the mean square of a level minus the part that the levels below explain, and is at least
+0 (Searle, Casella, McCulloch, Variance Components, 1992).
 """
 
 import math
@@ -18,7 +19,7 @@ _Z_UPPER = 1.1503  # 87.5% quantile of a normal distribution
 def upper_limit(degrees: int) -> float:
     """Return the upper 87.5% limit of a variance, as a multiple of its estimate, for 1 degree or more.
 
-    Beyond the table, the quantile of chi-squared is that of Wilson and Hilferty (1931).
+    Beyond the table, the quantile of chi-squared is computed as in Wilson and Hilferty (1931).
     """
     if degrees <= TABULATED:
         return _UPPER_LIMIT[degrees - 1]
@@ -30,7 +31,7 @@ def upper_limit(degrees: int) -> float:
 class Component:
     """The estimate of a variance component."""
 
-    observed: float  # mean square, with everything that the levels below add to it
+    observed: float  # mean square, including the part that the levels below add to it
     explained: float  # the part of the mean square that the levels below are expected to add
     degrees: int  # degrees of freedom of `observed`; at least 1
 
@@ -41,7 +42,7 @@ class Component:
 
     @property
     def upper(self) -> float:
-        """The component at its upper confidence limit: a few values can agree by chance."""
+        """The component at its upper confidence limit, because a few values can agree by chance."""
         return max(self.observed, self.explained) * upper_limit(self.degrees) - self.explained
 
     @property

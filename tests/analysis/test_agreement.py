@@ -165,8 +165,9 @@ def test_sequences_may_be_split_among_ranks() -> None:
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step. In the second step, the model was given this number if each "
-            f"of the {world} ranks has a part of its own, as with context or sequence parallelism",
+            "tokens/s counts 256 tokens a step. In the second step, the model was given this number only "
+            f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
+            "parallelism",
         )
     # 256 tokens on eight ranks are two sequences, each in two parts, and each part is trained by two ranks.
     for parts, is_told in (("1", True), ("2", False)):

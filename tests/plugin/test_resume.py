@@ -33,7 +33,7 @@ EXPECTED = {
 SAID = (
     "crash: RuntimeError: injected crash",
     "loss: the loss is nan at step 69",
-    "the baseline has it, but this run does not",
+    "the baseline has this metric, but this run does not",
     "missing_report: no report from rank 1 of 2",
 )
 """Parts of the messages of some of the failures above."""

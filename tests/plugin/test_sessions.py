@@ -392,7 +392,7 @@ def test_shared_machine_shows_figures_on_request(
     nothing = run_cpu(suite, status=1)
     nothing.stdout.fnmatch_lines(
         [
-            "perfsuite: launch 1 of fake-* is not evidence: other processes used 60% of *; seen: *",
+            "perfsuite: launch 1 of fake-* is set aside: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
             "*nothing was judged: the measurements are not evidence*",

@@ -100,7 +100,7 @@ def test_separates_judged_findings_from_listed() -> None:
 
 
 def test_remarks_are_unsteady_fields_and_notes() -> None:
-    unsteady = "not judged, because it differs between launches:"
+    unsteady = "not judged, because the launches differ in:"
     notes = ["kernels are not judged: torch 2.13.0 -> 2.14.0"]
     assert counts.remarks(make_check()) == [f"{unsteady} live peak of rank 1", *notes]
     assert counts.remarks(make_check(unsteady=(), notes=())) == counts.remarks(NOT_COUNTED) == []
@@ -108,7 +108,7 @@ def test_remarks_are_unsteady_fields_and_notes() -> None:
 
 
 def test_remarks_cut_many_unsteady_fields() -> None:
-    unsteady = "not judged, because it differs between launches:"
+    unsteady = "not judged, because the launches differ in:"
     many = make_check(unsteady=tuple("abcdefg"), notes=())
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 

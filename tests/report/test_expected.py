@@ -41,7 +41,7 @@ def test_launches_are_compared_with_the_expected_speed() -> None:
 
 def test_a_missing_share_has_a_reason() -> None:
     result = launched(no_expected="the model is compiled")
-    assert of_launches(result) == ["no share of an expected speed: the model is compiled"]
+    assert of_launches(result) == ["no comparison with an expected speed: the model is compiled"]
     assert result.expected_share is None
 
 

@@ -81,7 +81,7 @@ def test_waiver_field_must_be_in_a_sentence(line: str, reason: str | None) -> No
     [
         ("  x 3.33 slower\n  x 3.33 slower with stalls\n", "shown"),
         ("  x 3.33 slower\n", None),
-        ("  changed in nothing that is judged\n", None),
+        ("  nothing that is judged has changed\n", None),
     ],
 )
 def test_judged_figure_must_be_in_a_sentence(sentence: str, reason: str | None) -> None:

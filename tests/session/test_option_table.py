@@ -121,9 +121,9 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
         *(({"dry", name}, rf"--perf-dry excludes --perf-{name} \(a dry run only") for name in OF_LAUNCHES),
         ({"dry", "resume"}, r"--perf-dry excludes --perf-resume \(dry runs"),
         ({"against", "resume"}, r"--perf-against excludes --perf-resume \(comparisons"),
-        ({"reference", "against"}, r"--perf-reference excludes --perf-against \(it is launched beside"),
-        ({"reference", "dry"}, r"--perf-reference excludes --perf-dry \(it is launched beside"),
-        ({"reference", "resume"}, r"--perf-reference excludes --perf-resume \(it shows how fast"),
+        ({"reference", "against"}, r"--perf-reference excludes --perf-against \(a reference is only useful"),
+        ({"reference", "dry"}, r"--perf-reference excludes --perf-dry \(a reference is only useful"),
+        ({"reference", "resume"}, r"--perf-reference excludes --perf-resume \(a reference shows how fast"),
         ({"canaries"}, r"--perf-canaries needs --perf-reference: add it"),
     ],
 )

@@ -395,7 +395,7 @@ def test_on_a_cpu_memory_is_statistical() -> None:
 def test_metric_missing_in_a_launch_fails_at_once(metric: str, good: int) -> None:
     runs = [*usual()[:good], run_with(**{metric: None})]
     for baseline, note in (
-        (BASELINE, "the baseline has it, but this run does not"),
+        (BASELINE, "the baseline has this metric, but this run does not"),
         (None, "was not measured"),
     ):
         verdict = judged(runs, baseline)
@@ -407,9 +407,9 @@ def test_metric_missing_in_a_launch_fails_at_once(metric: str, good: int) -> Non
 
 def test_metric_missing_in_baseline_never_passes() -> None:
     for metric, outcome, note in (
-        ("tokens_per_s", "failed", "the baseline lacks it: accept or record it again"),
-        ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it again"),
-        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record it again"),
+        ("tokens_per_s", "failed", "the baseline lacks this metric: accept or record a baseline again"),
+        ("peak_memory_bytes", "failed", "the baseline lacks this metric: accept or record a baseline again"),
+        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record a new one"),
     ):
         verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
         assert (verdict.outcome, check_of(verdict, metric).note) == (outcome, note)
@@ -550,7 +550,7 @@ def test_excluded_launches_count_to_the_limit(most: int) -> None:
     assert check_of(session(few, PROBED, ORDINARY, max_launches=4), "tokens_per_s").note == TOO_FEW_LAUNCHES
 
 
-UNKNOWN = "it is unknown how speed follows the probe: accept more launches"
+UNKNOWN = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 OTHER = "the software that the probe uses has changed too: accept a new baseline if all is well"
 FOLLOWS = noise_of(0.005, exponent=1)
 IGNORES = replace(QUIET, knows_exponent=True)
@@ -740,12 +740,12 @@ def test_vanished_loader_is_not_better() -> None:
     verdict = session(usual(machine=H100), from_runs(waiting(0.2)[:5]), WAITS)
     check = check_of(verdict, "data_wait_s")
     assert (verdict.outcome, check.outcome) == ("inconclusive", "inconclusive")
-    assert check.note == f"the baseline has it, but this run does not; {NO_LOADER}"
+    assert check.note == f"the baseline has this metric, but this run does not; {NO_LOADER}"
 
 
 def test_a_baseline_without_data_wait_judges_none() -> None:
     check = check_of(session(waiting(0.2), from_runs(usual(machine=H100)[:5]), WAITS), "data_wait_s")
-    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it again")
+    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record a new one")
 
 
 def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:

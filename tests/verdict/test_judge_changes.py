@@ -157,7 +157,7 @@ def test_reports_a_baseline_that_scatters_more() -> None:
         ({}, {"tokens_per_s_mean": 330.0}, "x 3.00 slower with stalls"),
         ({"cpu_s_per_step": 1.0}, {"cpu_s_per_step": 3.0}, "x 3.00 more CPU time per step"),
         ({"cpu_s_per_step": 1.0}, {}, "CPU time per step 1,000.0 ms -> not measured"),
-        ({"extra": {"no_such": 1.0}}, {"extra": {"no_such": 3.0}}, "changed in nothing that is judged"),
+        ({"extra": {"no_such": 1.0}}, {"extra": {"no_such": 3.0}}, "nothing that is judged has changed"),
     ],
 )
 def test_reports_every_judged_baseline_metric(before: dict[str, Any], now: dict[str, Any], said: str) -> None:
@@ -204,7 +204,7 @@ def test_reports_new_and_deleted_baselines() -> None:
     assert sentences_of(f"baselines/cpu/{ID}.json", None, text) == [f"{TIMES} added"]
     assert sentences_of(f"baselines/cpu/{ID}.json", text, None) == [f"{TIMES} deleted"]
     assert sentences_of(f"baselines/cpu/{ID}.json", text, f"{text}\n") == [
-        f"{TIMES}: changed in nothing that is judged"
+        f"{TIMES}: nothing that is judged has changed"
     ]
 
 

@@ -18,7 +18,7 @@ from perfsuite.results.dry_facts import Expected, Parallelism
 OF_EXPERTS = ("aten._grouped_mm", "aten._scaled_grouped_mm")  # prefixes of operators
 OF_ACTIVATIONS = ("all_reduce", "reduce_scatter", "all_to_all")  # collectives of activations in forward
 OF_PARAMETERS = ("all_gather", "reduce_scatter")
-FEW_BYTES = 0.01  # share of all bytes that sums such as the loss do not exceed
+FEW_BYTES = 0.01  # small all-reduces, such as that of the loss, send at most this share of all bytes
 
 
 def speeds(machine: hardware.Machine, case: Case, host: Host | None = None) -> Machine:
@@ -33,7 +33,7 @@ def speeds(machine: hardware.Machine, case: Case, host: Host | None = None) -> M
 def expected(
     log: Sequence[Entry], counts: Counts, case: Case, machine: hardware.Machine, tokens: int
 ) -> Expected:
-    """Return the expected time of a step. `tokens` are those of all ranks in one step.
+    """Return the expected time of a step. `tokens` is the number of tokens of all ranks in one step.
 
     Raises `PredictionError`, which says what is missing.
     """

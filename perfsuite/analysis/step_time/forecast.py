@@ -19,19 +19,22 @@ SPREAD = 0.028
 """Standard deviation of the prediction's error, as a logarithm, among cases on the same cluster with the same
 parallelism. This is the pooled value of the published steps in docs/evidence/step-times.md."""
 DEGREES = 4
-"""Number of measurements that `SPREAD` counts as. It is less than the number of published steps, so that the
-errors on this machine soon outweigh it: published steps on one cluster are more alike than the cases of a
-repository."""
-Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between both ends
+"""Number of measurements that `SPREAD` counts as. This is less than the number of published steps, so that
+the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are more alike than the
+cases of a repository."""
+Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))
-"""Tried times of the host relative to those of the GPU: from a quarter to eight times."""
+"""Times of the host (relative to those of the GPU) that are tried: from a quarter to eight times."""
 USUAL_HOST = math.log(2)
 """Standard deviation of the host's time relative to the assumed time, as a logarithm. The speeds of single
 cores of servers differ by about a factor of two."""
-PLAUSIBLE = 2.7  # excess of the squared errors of a plausible host: 90% of a chi-squared distribution
+PLAUSIBLE = 2.7
+"""A host is plausible if its squared errors exceed those of the best host by at most this: the 90% quantile
+of chi-squared with one degree of freedom."""
 MOST_FROM_THE_HOST = 1.25
-"""Ratio of the times with the slowest and the fastest plausible host above which there is no forecast."""
-MOST_FOR_A_FACTOR = 2  # ratio of the slowest and the fastest plausible host up to which a factor is shown
+"""There is no forecast if the slowest and the fastest plausible host give times that differ by a larger
+factor."""
+MOST_FOR_A_FACTOR = 2  # the host's factor is shown only if plausible hosts differ by at most this factor
 KINDS = {
     "none": "without communication",
     "replicated": "with replicated parameters",
@@ -61,12 +64,12 @@ def seconds_at(step: Expected, host: float) -> float:
 
 
 class _Fit(NamedTuple):
-    """The errors of the measured cases with one host, after the best factors of the GPU."""
+    """The errors of the measured cases for one speed of the host, with the best factors of the GPU."""
 
     host: float  # the host's time relative to that of the GPU
     factors: dict[Parallelism, float]  # of the GPU, by parallelism
     squares: dict[Parallelism, float]  # sum of the squared errors
-    excess: float  # squared errors relative to their usual size, with that of the host
+    excess: float  # sum of the squared errors of cases and host, each relative to its usual size
 
     @classmethod
     def of(cls, cases: Sequence[MeasuredCase], host: float) -> _Fit:
@@ -121,10 +124,13 @@ def _shows_host(plausible: Sequence[_Fit]) -> bool:
 
 
 def _reach(squares: float, cases: int) -> float:
-    """Return half of the interval for another case, as a logarithm. `squares` is the sum of the errors'."""
+    """Return half the width of the interval for another case, as a logarithm.
+
+    `squares` is the sum of the squared errors of the measured cases.
+    """
     degrees = DEGREES + cases - 1
     sigma = math.sqrt((DEGREES * SPREAD**2 + squares) / degrees)
-    # The first terms of Student's quantile are within 1% with 4 degrees or more.
+    # The first terms of a series for Student's quantile are within 1% with 4 degrees or more.
     second = (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * degrees**2)
     t = Z_95 + (Z_95**3 + Z_95) / (4 * degrees) + second
     return t * sigma * math.sqrt(1 + 1 / cases)

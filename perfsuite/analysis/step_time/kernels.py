@@ -50,7 +50,7 @@ class Access(NamedTuple):
 
     speed: float = 1.0  # relative to a large elementwise kernel
     kernels: int = 1
-    reads: float = 1.0  # number of times that the tensors which it takes are read
+    reads: float = 1.0  # number of times that the input tensors are read
     writes: float = 1.0
 
 
@@ -75,7 +75,7 @@ ACCESS = {
     "aten.sort": Access(speed=0.3, kernels=4),
     "aten.topk": Access(speed=0.3, kernels=4),
 }
-"""The operators that differ from elementwise operators."""
+"""How operators that are not elementwise use the memory."""
 TENSORS_OF_A_KERNEL = {"aten._foreach": 60, "aten._fused_adam": 120}
 """Number of tensors for which one kernel is launched, by prefix of the operator's name."""
 
@@ -169,7 +169,7 @@ def _attention_s(kernel: Kernel, device: Device) -> float:
     share *= min(1.0, keys / (keys + SHORT_SEQUENCE) / longest)
     if kernel.dtype == "float32" or "efficient" in kernel.operator:
         share *= UNFUSED_SPEED
-    # The kernels skip what a causal mask hides, which the counted FLOPs include.
+    # The kernels skip the pairs that a causal mask hides, but the counted FLOPs include these pairs.
     flops = kernel.flops / 2 if is_causal and queries == keys else kernel.flops
     return flops / (device.peak_16bit * share) + ATTENTION_KERNELS * device.gap_s
 

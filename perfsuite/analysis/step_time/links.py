@@ -10,11 +10,11 @@ from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate
 
 # These latencies of NCCL are estimates that were fixed before any published step was predicted.
-BEGIN_INSIDE_S = 18e-6  # to begin a collective within one machine
+BEGIN_INSIDE_S = 18e-6  # time to begin a collective within one machine
 HOP_INSIDE_S = 1.5e-6
-BEGIN_BETWEEN_S = 25e-6  # to begin a collective between machines
+BEGIN_BETWEEN_S = 25e-6  # time to begin a collective between machines
 HOP_BETWEEN_S = 4e-6
-MOST_HOPS = 64  # NCCL uses trees instead of rings with more hops
+MOST_HOPS = 64  # if a ring would have more hops, NCCL uses trees
 PORT_SHARE = 0.8  # share of a network port's rate that NCCL reaches
 PEER_SHARE = 0.5  # share of the bus bandwidth between two devices of one machine
 
@@ -23,7 +23,7 @@ class Links(NamedTuple):
     """The links of one device. Bandwidths are for one direction, in bytes/s."""
 
     inside: float  # NCCL's bus bandwidth within one machine
-    between: float | None  # NCCL's share of one device of the network between machines; None: unknown
+    between: float | None  # NCCL's bandwidth between machines for each device; None: unknown
     devices: int  # number of devices in one machine
 
     @classmethod
@@ -49,7 +49,7 @@ def collective_s(call: Communicate, links: Links) -> float:
     """Return the seconds of a collective. Raises `PredictionError` if it needs a link that is unknown.
 
     A collective takes the time in which each rank can send and receive its bytes (doc/PERFORMANCE.md of
-    nccl-tests) at the bus bandwidth. Between machines, those devices of a machine that take part share the
+    nccl-tests) at the bus bandwidth. Between machines, all participating devices of a machine share the
     machine's network, and their rings enter and leave the machine once.
     """
     ranks = call.ranks

@@ -15,7 +15,7 @@ memory. This estimate was fixed before any published step was predicted. With 0 
 predictions of published steps change by at most 4%."""
 SLOWER_HOSTS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Factors of the host's time for which a step's time is predicted. With 0, the host takes no time."""
-HOST_SETS_THE_PACE = 0.01  # share of a step above which waiting for the host prevents `of_layers`
+HOST_SETS_THE_PACE = 0.01  # if the device waits for the host for a larger share of a step, `of_layers` fails
 
 
 class StepTime(NamedTuple):
@@ -77,7 +77,11 @@ def _kernels_s(step: Sequence[Entry], durations: Durations, machine: Machine) ->
 def _delays(
     step: Sequence[Entry], durations: Durations, machine: Machine, kernels_s: float
 ) -> tuple[float, float, float]:
-    """Return the seconds without communication, of waiting for it, and by which it slows kernels."""
+    """Return three times in seconds.
+
+    They are the time of a step without communication, the time of waiting for communication, and the time by
+    which communication slows down kernels.
+    """
     without_links_s = period_s(step, durations, machine, communicates=False)
     exposed_s = period_s(step, durations, machine) - without_links_s
     hidden_s = max(0.0, durations.communication_s - exposed_s)

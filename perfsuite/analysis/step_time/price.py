@@ -15,8 +15,8 @@ from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
 
 LINK_SPEEDS = (0.5, 1.0, 1.25)
-"""The link's rates, relative to the assumed rate, for which the price is computed. They go from half of the
-assumed rate to the rate of the port (1 / `PORT_SHARE`), and the price is given as a range."""
+"""The link's rates, relative to the assumed rate, for which the price is computed: from half of the assumed
+rate to the rate of the port (1 / `PORT_SHARE`). The price is therefore a range."""
 SPEEDS = ((0.5, 0.8), (1.0, 1.0), (2.0, 1.25))
 """The times of the host and of kernels, relative to the assumed times, for which the price of kernels and of
 waits is computed. The speeds of hosts differ more than those of GPUs of one model."""
@@ -69,8 +69,8 @@ def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -
 def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Price:
     """Return the price of `number` waits of the host for the GPU, which the other side does not make.
 
-    Which waits these are is unknown, so the range covers the first, the last and evenly distributed ones.
-    Raises `PredictionError` if the step does not have as many.
+    It is unknown which of the step's waits these are, so the range covers the first, the last and evenly
+    distributed waits. Raises `PredictionError` if the step has fewer than `number` waits.
     """
     waits = [index for index, entry in enumerate(step) if isinstance(entry, HostWait)]
     if number > len(waits):
@@ -90,9 +90,10 @@ def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Pric
 def price_of_kernels(
     before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine, *, with_flops: bool
 ) -> Price:
-    """Return the price of the kernels in a phase that only `now` has, less that of those only in `before`.
+    """Return the price of the changed kernels of a phase.
 
-    `with_flops` leaves out kernels without FLOPs.
+    This is the price of the kernels that only `now` has, minus the price of the kernels that only `before`
+    has. With `with_flops`, kernels without FLOPs are left out.
     """
 
     def is_meant(entry: Entry) -> bool:
@@ -110,7 +111,7 @@ def price_of_kernels(
 def _without_extra(
     step: Sequence[Entry], other: Sequence[Entry], is_meant: Callable[[Entry], bool]
 ) -> list[Entry]:
-    """Return the step without those kernels, on any stream, that the other step does not have."""
+    """Return the step without the kernels that the other step does not have on any stream."""
     left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
     kept: list[Entry] = []
     for entry in step:
@@ -128,7 +129,7 @@ def _machines(machine: Machine) -> list[Machine]:
 
 
 def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]:
-    """Return the step in which the calls of a group send a share of their bytes, or are not made at all."""
+    """Return the step in which a group's calls send a share of their bytes. Share 0 leaves the calls out."""
     changed: list[Entry] = []
     for entry in step:
         if not (isinstance(entry, Communicate) and group.has(entry)):

@@ -1,8 +1,8 @@
 """Replay a step's log on a host, streams and links whose speeds are known. Pure.
 
-The host issues the entries of the log one after another, and each takes it some time. A kernel begins when
-its stream is free and the host has launched it. Streams wait for each other only where the log says so. The
-log has its entries in the order in which the framework issued them.
+The host issues the entries of the log one after another, and each entry takes the host some time. A kernel
+begins when its stream is free and the host has launched it. Streams wait for each other only where the log
+says so. The log has its entries in the order in which the framework issued them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Host(NamedTuple):
     tensor_s: float = 0.06e-6  # for each tensor of an operator on lists
     view_s: float = 1.2e-6
     host_operator_s: float = 2e-6
-    wrapper_s: float = 45e-6  # for an operator on a DTensor, until it is called on the tensors inside
+    wrapper_s: float = 45e-6  # for an operator on a DTensor, until it is called on the inner tensors
     collective_s: float = 45e-6
     event_s: float = 475e-6  # to record an event, or to let a stream wait for it
     launch_s: float = 5e-6  # until an idle stream begins its new work
     read_s: float = 12e-6  # until the host continues after the GPU has finished
-    factor: float = 1.0  # multiplies all of these on another host
+    factor: float = 1.0  # factor by which all of these times are multiplied on another host
 
     def call_s(self, entry: Entry) -> float:
         """Return the seconds that the host takes to issue an entry."""

@@ -27,8 +27,8 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
 MOST_ENTRIES = 8
-"""Maximum number of `RankCounts` on the page. Ranks with equal counts share one, but in a large job every
-rank can have its own."""
+"""Maximum number of `RankCounts` on the page. Ranks with equal counts share an entry, but in a large job
+every rank can have an entry of its own."""
 
 
 def case_view(
@@ -41,7 +41,7 @@ def case_view(
 ) -> dict[str, Any]:
     """Return a case's content for the template.
 
-    `anchor` is unique. `columns` has the columns of the overview, and `commands` the names of perfsuite's
+    `anchor` is unique. `columns` has the columns of the overview, and `commands` has the names of perfsuite's
     commands.
     """
     runs = result.runs

@@ -1,4 +1,4 @@
-"""Draw charts as inline SVG, for a page that works offline, with screen readers, in light and dark colours.
+"""Draw charts as inline SVG, which works offline, with screen readers, and in light and dark colours.
 
 Each chart has a title and a description with its key figures. Colour is never the only distinction.
 """
@@ -30,7 +30,7 @@ LITTLE = 0.25  # an axis does not begin at 0 if the lowest value is more than th
 CUT = 14  # space for the mark of an axis that does not begin at 0
 CHANGE_SIZE = (300, 46)  # width and height of the chart of a change
 CHANGE_FOOT = 29  # position of the axis in that chart
-BUCKETS = 150  # a series of more than twice this many points is reduced to each bucket's extremes
+BUCKETS = 150  # of a series with more than twice this many points, only the extremes of each bucket are drawn
 ROOM = 0.35
 """Free space above and below ordinary steps, as a share of their range. Longer steps are marked at the upper
 edge: drawn to scale, they would flatten the curve of all other steps."""
@@ -77,7 +77,7 @@ class Scale(NamedTuple):
 
 
 def thin(values: Sequence[float]) -> list[Point]:
-    """Return a series as (index, value), reduced to each bucket's extremes if it is long. Stalls remain."""
+    """Return a series as (index, value). A long series is reduced to its extremes, so that stalls remain."""
     points = list(enumerate(values))
     if len(points) <= 2 * BUCKETS:
         return points
@@ -128,7 +128,7 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
 
 
 def beyond(run: Run, highest_s: float) -> list[int]:
-    """Return the measured steps that are off the scale, or all such steps if there is no measured window."""
+    """Return the measured steps that are off the scale. Without a measured window, all steps are searched."""
     start, stop = run.window if run.measured_steps else (0, len(run.step_s))
     return [step for step in range(start, stop) if highest_s < run.step_s[step] < math.inf]
 

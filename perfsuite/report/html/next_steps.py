@@ -72,7 +72,7 @@ def _is_commit(arm: ArmFacts) -> bool:
 
 
 def _is_committed(arm: ArmFacts) -> bool:
-    """Return whether the arm's commit is known and its facts name no uncommitted changes."""
+    """Return whether the arm's commit is known and, according to its facts, has no uncommitted changes."""
     return re.fullmatch(r"[0-9a-f]+", arm.facts.get("commit", "")) is not None
 
 
@@ -89,7 +89,7 @@ def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
-    """Return the option for a comparison with the same evidence: `--dry`, `--counts`, or none for times."""
+    """Return the option with which a comparison uses this result's evidence: `--dry`, `--counts` or none."""
     if result.dry:
         return ("--dry",)
     by_times = any(check.outcome == result.outcome for check in result.verdict.checks)

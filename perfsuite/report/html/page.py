@@ -125,7 +125,7 @@ def style_policy(style: str) -> str:
 
 
 def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return the views of all cases, worst first, and otherwise in the order of measurement."""
+    """Return the views of all cases, worst first. Equally bad cases are in the order of measurement."""
     taken: Counter[str] = Counter()
     commands = extensions.names(COMMANDS)
     views = []
@@ -147,7 +147,7 @@ def _preflight(preflight: Preflight) -> tuple[str, list[Table], list[str]]:
 
 
 def _visible(value: object) -> object:
-    """Make the text that a template prints `visible`. The template itself escapes the text."""
+    """Apply `visible` to text that a template prints. The template itself escapes the text."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -54,7 +54,7 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
-    """Return a table of a case's launches, or of arm A's: their figures, and whether they are judged."""
+    """Return a table of the launches in `runs` (of the case, or of arm A), and whether each is judged."""
     extra = extra_metrics(run.figures for run in runs)
     set_aside = result.verdict.unhealthy_launches
     rows = [

@@ -112,7 +112,7 @@ def test_shows_the_measured_change_as_well() -> None:
     drift = only(found(hidden, faster, cases=3).findings)
     assert drift.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.004)
     assert drift.measured == pytest.approx(0, abs=0.003)
-    assert drift.sentences()[0].endswith(f"beside the reference, {drift.measured:+.1%} as measured")
+    assert drift.sentences()[0].endswith(f"relative to the reference, {drift.measured:+.1%} as measured")
 
 
 def test_without_a_reference_nothing_is_corrected() -> None:
