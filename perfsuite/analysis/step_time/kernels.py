@@ -24,7 +24,7 @@ TILES = (
 """Rows and columns of a tile (the part of a product that one multiprocessor computes), and its relative
 speed.
 
-With `SPLITS` and `RAMP`, three fitted constants, this describes 183 products that SimuMax measured on an A100
+Together with the constants below, this describes 183 products that SimuMax measured on an A100
 (configs/system/a100_pcie.json) with a median error of 1.4%."""
 SPLITS = (1, 2, 3, 4, 6, 8)  # parts into which the sum of a product can be split
 SHORTEST_SPLIT = 512
