@@ -82,7 +82,7 @@ mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token of the code at a
 	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 dry: .venv/installed  ## dry runs of all cases that are not for a CPU (an hour)
-	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=2 --benchmark-disable $(ARGS)
+	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=logical --maxprocesses=8 --benchmark-disable $(ARGS)
 
 dry-ci:  ## dry runs of some cases that cover every framework, judged against the reviewed counts
 	$(MAKE) dry ARGS='-k "$(DRY_CI)" --perf-missing-baseline=fail $(ARGS)'
