@@ -24,7 +24,7 @@ from perfsuite.frameworks.common.private import (
     tree_leaves,
 )
 from perfsuite.results.device_log import Allocate, DeviceLog, Free, UseIn, Workspace
-from perfsuite.worker.counting.counter import COPIES, read_by_the_host
+from perfsuite.worker.counting.counter import COPIES, DEVICE, read_by_the_host
 from perfsuite.worker.counting.live_memory import storage_of
 
 USES_CUBLAS = frozenset({
@@ -57,7 +57,9 @@ class Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.log.is_open or func is torch.ops.prim.device.default:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
+        if not self.log.is_open or func is DEVICE:
             return func(*args, **kwargs)
         # A wrapper, such as a DTensor, calls the operator again on the tensors inside.
         if any(is_wrapper_subclass_type(kind) and not issubclass(kind, FakeTensor) for kind in types):

@@ -39,6 +39,7 @@ from perfsuite.frameworks.common.private import (
     swap_tensor_impl,
     tree_leaves,
 )
+from perfsuite.worker.counting.counter import DEVICE
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -65,8 +66,8 @@ class NoValues(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            # A shortcut: the fake tensor mode returns the same device, but needs much more time.
+        # A shortcut: the fake tensor mode returns the same device, but needs much more time.
+        if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         aten = torch.ops.aten
         kwargs = kwargs or {}

@@ -18,6 +18,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.session.mode import Launches, Mode, Task, Trial
+from perfsuite.session.priced import NO_LOG_OF_BASELINE, priced
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
 from perfsuite.session.side_by_side import SideBySide
@@ -68,6 +69,9 @@ class Dry(Mode):
         elif counts is not None and stored is None and self.ranks is not None:
             looked_at = counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
+        elif counts is not None and counts.findings:
+            logs = (NO_LOG_OF_BASELINE, RunDir.of_launch(task.directory, 1))
+            verdict = verdict.replace(counts=priced(counts, (run, run), logs))
         return Trial.of(launches, verdict)
 
     def _run(self, task: Task, stop: Event) -> Run:

@@ -1,6 +1,7 @@
-"""Put a price in milliseconds on the counts that changed between two dry runs.
+"""Put a price in milliseconds on the counts that changed.
 
-Prices are predicted for collectives, kernels, FLOPs and waits of the host for the GPU.
+Between two dry runs, prices are predicted for collectives, kernels, FLOPs and waits of the host for the GPU.
+Launches log no streams, so there the price of a collective is the time that its bytes take on the link.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 
 MOST = 5  # maximum number of findings with a price, because predicting a price takes seconds
+NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
+NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
+
+Log = RunDir | str  # the directory with the log of a dry run, or the reason why there is no log
 
 
-def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]) -> CountCheck:
+def priced(check: CountCheck, arms: Sequence[Run], logs: Sequence[Log]) -> CountCheck:
     """Return the check with prices on changed counts, and the most expensive findings first.
 
-    `arms` are the dry runs of arm A and arm B, and `directories` have their logs.
+    `arms` are runs of arm A and arm B, and `logs` are their logs. A baseline has no run of its own, so a run
+    of the case takes its place.
     """
     priced_findings = []
     number = 0
     for finding in check.findings:
         if finding.outcome != "passed" and not finding.span and number < MOST:
-            cost = _cost(finding, arms, directories)
+            cost = _cost(finding, arms, logs)
             if cost is not None:
                 number += 1
                 finding = finding.replace(cost=cost, sentence=finding.sentence + in_words(cost))
@@ -42,23 +48,44 @@ def priced(check: CountCheck, arms: Sequence[Run], directories: Sequence[RunDir]
     return check.replace(findings=tuple(priced_findings))
 
 
-def _cost(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) -> Cost | None:
-    """Return the price of a finding; None for counts whose time is not predicted, such as memory."""
+def priced_launches(check: CountCheck, run: Run) -> CountCheck:
+    """Return the check of launches with the time that the changed bytes take on the links of a machine."""
+    if run.machine.device == "cpu":
+        return check
+    return priced(check, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))
+
+
+def _cost(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost | None:
+    """Return the price of a finding. Returns None for counts whose time is not predicted, such as memory."""
     collective = _collective(finding, arms)
+    if collective is not None:
+        return _of_collective(finding, collective, arms, logs)
     is_of_kernels = finding.quantity in (KERNELS.name, FLOPS.name)
     is_of_waits = finding.quantity in (HOST_READS.name, BLOCKING.name)
-    if collective is None and (arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits)):
+    if arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits):
+        return None
+    needed = logs if is_of_kernels else [logs[_larger(finding)]]
+    if not all(isinstance(log, RunDir) for log in needed):
         return None
     try:
-        if collective is not None:
-            return _of_bytes(finding, collective, arms, directories)
-        if is_of_waits:
-            return _of_waits(finding, arms, directories)
-        return _of_kernels(finding, arms, directories)
+        return _of_waits(finding, arms, logs) if is_of_waits else _of_kernels(finding, arms, logs)
     except (PredictionError, FileError) as error:
-        moved_s = None if collective is None else _moved_s(finding, collective, arms[1].machine)
-        least_s = None if moved_s is None else min(0.0, moved_s)
-        return Cost(least_s=least_s, most_s=moved_s, why_naive=str(error))
+        return Cost(why_naive=str(error))
+
+
+def _of_collective(
+    finding: Finding, collective: Collective, arms: Sequence[Run], logs: Sequence[Log]
+) -> Cost | None:
+    """Return the price of changed bytes. Without a log, returns None if the speed of the link is unknown."""
+    try:
+        return _of_bytes(finding, collective, arms, logs)
+    except (PredictionError, FileError) as error:
+        moved_s = _moved_s(finding, collective, arms[1].machine)
+        if moved_s is None and not isinstance(logs[1], RunDir):
+            return None
+        return Cost(
+            least_s=None if moved_s is None else min(0.0, moved_s), most_s=moved_s, why_naive=str(error)
+        )
 
 
 def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
@@ -74,6 +101,11 @@ def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
     return None
 
 
+def _larger(finding: Finding) -> int:
+    """Return the number of the arm with the larger count: 0 for arm A, 1 for arm B."""
+    return int(finding.now > finding.before)
+
+
 def _upper_end(finding: Finding) -> float:
     """Return the upper end of a finding's price; 0 if it has no price or is not a regression."""
     if finding.outcome != "regressed" or finding.cost is None:
@@ -81,27 +113,25 @@ def _upper_end(finding: Finding) -> float:
     return finding.cost.most_s or 0.0
 
 
-def _of_bytes(
-    finding: Finding, collective: Collective, arms: Sequence[Run], directories: Sequence[RunDir]
-) -> Cost:
-    larger = int(finding.now > finding.before)  # the arm with more bytes, whose step is replayed
+def _of_bytes(finding: Finding, collective: Collective, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
+    larger = _larger(finding)  # the step of this arm is replayed
     share = min(finding.now, finding.before) / max(finding.now, finding.before)
     run = arms[larger]
     group = Group(collective.kind, collective.ranks, collective.apart)
-    step = _step(run, finding, directories[larger])
+    step = _step(run, finding, logs[larger])
     return _as_cost(price(step, group, share, speeds(run.machine, run.case)), is_more=larger == 1)
 
 
-def _of_waits(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) -> Cost:
-    larger = int(finding.now > finding.before)
+def _of_waits(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
+    larger = _larger(finding)
     run = arms[larger]
-    step = _step(run, finding, directories[larger])
+    step = _step(run, finding, logs[larger])
     waits = abs(finding.now - finding.before)
     return _as_cost(price_of_waits(step, waits, speeds(run.machine, run.case)), is_more=larger == 1)
 
 
-def _of_kernels(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) -> Cost:
-    before, now = (_step(run, finding, directory) for run, directory in zip(arms, directories, strict=True))
+def _of_kernels(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
+    before, now = (_step(run, finding, log) for run, log in zip(arms, logs, strict=True))
     phase = next(phase for phase in PHASES if finding.field.endswith(f" in {phase}"))
     machine = speeds(arms[1].machine, arms[1].case)
     has_flops = finding.quantity == FLOPS.name
@@ -116,14 +146,16 @@ def _as_cost(its: Price, *, is_more: bool) -> Cost:
     return Cost(least_s=least_s, most_s=most_s, step_s=its.step_s, hidden_above=its.hidden_above)
 
 
-def _step(run: Run, finding: Finding, directory: RunDir) -> Sequence[Entry]:
+def _step(run: Run, finding: Finding, log: Log) -> Sequence[Entry]:
     """Return the reported step of the first rank of a finding. Raises `PredictionError` or `FileError`."""
+    if isinstance(log, str):
+        raise PredictionError(log)
     rank = numbers(finding.ranks)[0]
     counts = of_rank(run.counts, rank) or Counts()
     reason = why_unknown(counts, run.case, run.machine)
     if reason is not None:
         raise PredictionError(reason)
-    return reported_step(device_log_file.read(directory.device_log(rank)))
+    return reported_step(device_log_file.read(log.device_log(rank)))
 
 
 def _moved_s(finding: Finding, collective: Collective, machine: Machine) -> float | None:

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import is_there
 from perfsuite.session import resume
 from perfsuite.session.mode import Mode, Task, Trial
+from perfsuite.session.priced import priced_launches
 from perfsuite.session.record import Record
 from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
 
@@ -169,6 +171,11 @@ class Session:
                 return Trial(verdict=Verdict(outcome="unhealthy", launches=0, reasons=problems))
         self.record.save()
         trial = self.mode.judge(task, launches)
+        counts = trial.verdict.counts
+        if counts is not None and trial.runs and not self.mode.dry:
+            trial = replace(
+                trial, verdict=trial.verdict.replace(counts=priced_launches(counts, trial.runs[-1]))
+            )
         self.setup.progress.end(trial.verdict.outcome, is_same_work=trial.verdict.is_same_work)
         return trial
 

@@ -10,8 +10,8 @@ from perfsuite.results.device_log import Communicate, EndOfStep, Entry, HostWait
 from perfsuite.results.outcome import Cost, CountCheck, Finding
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.session.priced import in_words, priced
-from tests.samples import make_case, make_gpu_machine, make_run
+from perfsuite.session.priced import NO_LOG_OF_BASELINE, in_words, priced, priced_launches
+from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
 A100 = "NVIDIA A100-SXM4-80GB"
 SIZES = (1, 8192, 8192, 8192, 0)
@@ -106,6 +106,44 @@ def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
     assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
     assert "; sending these bytes takes 7.2 ms, but how much of that " in found.sentence
     assert "does not exist. Run the case dry again" in found.sentence
+
+
+def test_launches_get_the_time_of_the_bytes_alone() -> None:
+    run = run_of(3 * GIB)
+    kernels = changed_calls("kernels", 50, 60, "kernels in forward")
+    gather, of_kernels = priced_launches(check(finding(GIB, 3 * GIB), kernels), run).findings
+    assert gather.sentence == (
+        "more bytes; sending these bytes takes 7.2 ms, but how much of that the step waits for is unknown: "
+        "only dry runs log when streams wait for each other"
+    )
+    assert of_kernels == kernels
+
+
+def test_launches_on_cpus_have_no_prices() -> None:
+    findings = check(finding(GIB, 3 * GIB))
+    assert priced_launches(findings, run_of(3 * GIB).replace(machine=make_machine())) == findings
+
+
+def test_launches_across_machines_have_no_prices() -> None:
+    findings = check(finding(GIB, 3 * GIB))
+    one_gpu = make_gpu_machine(A100, count=1)
+    assert priced_launches(findings, run_of(3 * GIB).replace(machine=one_gpu)) == findings
+
+
+def test_more_bytes_than_in_a_baseline_are_replayed(tmp_path: Path) -> None:
+    run = run_of(3 * GIB)
+    logs = (NO_LOG_OF_BASELINE, directory_of(tmp_path / "b", 3 * GIB))
+    (found,) = priced(check(finding(GIB, 3 * GIB)), (run, run), logs).findings
+    assert "; predicted cost: " in found.sentence
+
+
+def test_fewer_bytes_than_in_a_baseline_get_the_naive_time(tmp_path: Path) -> None:
+    run = run_of(GIB)
+    logs = (NO_LOG_OF_BASELINE, directory_of(tmp_path / "b", GIB))
+    (found,) = priced(check(finding(3 * GIB, GIB)), (run, run), logs).findings
+    assert f"takes 7.2 ms, but how much of that the step waits for is unknown: {NO_LOG_OF_BASELINE}" in (
+        found.sentence
+    )
 
 
 def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from perfsuite.errors import AllocationOverError, FileError, PerfsuiteError
 from perfsuite.inputs import git
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
-from perfsuite.results.outcome import Verdict
+from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
+from perfsuite.session.mode import Launches, Task, Trial
 from perfsuite.session.outputs import lines
 from tests.samples import (
     COMMIT,
@@ -27,6 +28,7 @@ from tests.samples import (
     now,
 )
 from tests.session.making import HELD, PASSED, RECORDED, Sessions
+from tests.session.test_priced import GIB, finding, run_of
 from tests.sessions import make_blind
 from tests.twin_counts import launch
 
@@ -337,3 +339,21 @@ def test_passed_cases_and_blind_ones_share_lines(sessions: Sessions) -> None:
     for whole in (False, True):
         text = "\n".join(lines(ours.record, whole=whole, color=False, width=None))
         assert (blind in text, ": passed after 1 launch" in text) == (not whole, whole)
+
+
+def test_launches_that_send_more_bytes_have_a_price(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(3 * GIB).replace(dry=False)
+    counts = CountCheck(outcome="regressed", findings=(finding(GIB, 3 * GIB),))
+    ours = sessions.make()
+    trial = Trial(verdict=PASSED.replace(counts=counts), runs=(run,))
+
+    def judge(task: Task, launches: Launches) -> Trial:
+        ours.setup.progress.begin(task.case.id, 1, 1)
+        return trial
+
+    monkeypatch.setattr(ours.mode, "judge", judge)
+    judged = ours.measure(run.case, "test").verdict.counts
+    assert judged is not None
+    assert "; sending these bytes takes 7.2 ms" in judged.findings[0].sentence
