@@ -23,6 +23,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 
 MOST = 5  # maximum number of findings with a price, because predicting a price takes seconds
+SYNCHRONIZE = ".synchronize"  # ends the field of counted calls that wait for all work, a stream or an event
 NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
 
@@ -61,7 +62,7 @@ def _cost(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost | 
     if collective is not None:
         return _of_collective(finding, collective, arms, logs)
     is_of_kernels = finding.quantity in (KERNELS.name, FLOPS.name)
-    is_of_waits = finding.quantity in (HOST_READS.name, BLOCKING.name)
+    is_of_waits = finding.quantity in (HOST_READS.name, BLOCKING.name) or finding.field.endswith(SYNCHRONIZE)
     if arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits):
         return None
     needed = logs if is_of_kernels else [logs[_larger(finding)]]

@@ -177,18 +177,32 @@ def test_additional_kernels_and_flops_have_a_price(tmp_path: Path) -> None:
         assert "; predicted cost: " in priced_finding.sentence
 
 
-@pytest.mark.parametrize("quantity", ["host reads", "blocking copies between devices"])
-def test_additional_waits_of_the_host_have_a_price(tmp_path: Path, quantity: str) -> None:
+@pytest.mark.parametrize(
+    ("quantity", "field"),
+    [
+        ("host reads", "host reads in forward"),
+        ("blocking copies between devices", "blocking copies cuda to cpu"),
+        ("stalling calls", "calls of torch.cuda.synchronize"),
+    ],
+)
+def test_additional_waits_of_the_host_have_a_price(tmp_path: Path, quantity: str, field: str) -> None:
     arms = (run_of(GIB), run_of(GIB))
     read = (RecordEvent(1, 0), HostWait(1))
     directories = [log_of(tmp_path / "a", PRODUCT), log_of(tmp_path / "b", PRODUCT, *read)]
-    (more,) = priced(check(changed_calls(quantity, 0, 1)), arms, directories).findings
+    (more,) = priced(check(changed_calls(quantity, 0, 1, field)), arms, directories).findings
     assert more.cost is not None
     assert more.cost.most_s is not None
     assert more.cost.most_s > 0
-    (fewer,) = priced(check(changed_calls(quantity, 1, 0)), arms[::-1], directories[::-1]).findings
+    (fewer,) = priced(check(changed_calls(quantity, 1, 0, field)), arms[::-1], directories[::-1]).findings
     assert fewer.cost is not None
     assert fewer.cost.least_s == pytest.approx(-more.cost.most_s)
+
+
+def test_a_garbage_collection_has_no_price(tmp_path: Path) -> None:
+    arms = (run_of(GIB), run_of(GIB))
+    directories = [log_of(tmp_path / name, PRODUCT) for name in "ab"]
+    collected = changed_calls("stalling calls", 0, 1, "calls of gc.collect")
+    assert priced(check(collected), arms, directories).findings == (collected,)
 
 
 def test_a_host_read_without_a_log_says_what_is_missing(tmp_path: Path) -> None:
