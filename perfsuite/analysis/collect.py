@@ -285,7 +285,7 @@ def _cold(spans: Mapping[str, T]) -> dict[str, T]:
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:
-    """Return the longest duration of each occurrence of each span. Not all ranks need to have a span.
+    """Return the spans. Each occurrence has its duration on the slowest rank. A rank need not have all spans.
 
     If a span occurred a different number of times on different ranks, for example because only one rank
     writes a log, the rank with the most seconds represents all ranks.

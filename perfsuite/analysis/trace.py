@@ -163,7 +163,8 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     communicated: list[Span] = []
-    for kind, ranges in sorted(spans.communication.items()):  # if two kinds overlap, the first by name counts
+    # If two kinds overlap, the time is assigned to the kind whose name sorts first.
+    for kind, ranges in sorted(spans.communication.items()):
         new = without(inside(ranges), communicated)
         alone = length(without(new, busy))
         for times, us in ((exposed, alone), (hidden, length(new) - alone)):

@@ -45,8 +45,8 @@ from perfsuite.worker.spans.recording import Spans
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 COPIES = (
-    "{} steps tensors that belong to no module. They are assumed to be copies of the model's parameters, "
-    "which was not checked"
+    "the optimizer {} updates tensors that belong to no module. They are assumed to be copies of the model's "
+    "parameters. This was not checked"
 )
 
 

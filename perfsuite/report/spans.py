@@ -167,7 +167,7 @@ class _Launch:
         )
 
     def steps(self, name: str, steps: Sequence[int]) -> SpanRow:
-        """Return the row of steps with equal counts, for those steps that this launch counted."""
+        """Return the row of steps with equal counts. Only steps that this launch counted are included."""
         counted = [step for step in steps if step in self.counted_steps]
         if not counted:
             return SpanRow(name=name)

@@ -172,7 +172,7 @@ class RankReport(Sealed):
     # Rates of the device, measured before the workload was built, or after a script ended
     # (`perfsuite.worker.probes.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
-    # Values of other packages' metrics on this rank, returned by their recorders, by name of the metric.
+    # Name of a metric from another package -> the value that its recorder returned on this rank.
     extra: dict[str, float] = Field(default_factory=dict)
     counts: Counts | None = None  # the counts of a step; None: not counted
     # Sum of squares of the rank's gradients just before optimizer step `COUNTED_STEP`; None: unknown.

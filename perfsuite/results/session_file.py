@@ -150,7 +150,7 @@ class ArmFacts(Data):
 
 
 class Canary(Data):
-    """A case on which a session launches its reference."""
+    """A case that a session also launches with its reference, to see how fast the machine is."""
 
     case_id: str
     baseline_file: str

@@ -114,7 +114,7 @@ class Mode(ABC):
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Return a prediction for the launches of a case, or why there is none; None if none is wanted."""
+        """Predict the launches of a case, or give the reason why not. None if no prediction was requested."""
         return None
 
     def predicted(self, result: Measurement, task: Task) -> DryFacts | None:
@@ -125,7 +125,7 @@ class Mode(ABC):
             return DryFacts(no_expected=error_text(error))
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile, or with the reason why there is none; None if none is wanted."""
+        """Return the result with a profile, or with the reason why not. None if no profile was requested."""
         return None
 
     def profiled(self, result: Measurement, task: Task) -> Measurement | None:

@@ -223,7 +223,10 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 
 def _changed_by(why: str) -> str:
-    """Return why only arm B does not match the case. The advice to correct the case is left out."""
+    """Return why arm B does not match the case, although arm A does.
+
+    The advice to correct the case is left out.
+    """
     why = re.split(ADVICE, why)[0]
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
     tokens = TOKENS_DIFFER.search(said)

@@ -44,7 +44,9 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, c
 from perfsuite.verdict.shift import Correction
 from perfsuite.verdict.tonight import MACHINE_METRICS, Tonight, beside_reference, unless_refuted
 
-MAX_UNHEALTHY = 3  # number of unhealthy launches that make the verdict `unhealthy`, unless more are healthy
+MAX_UNHEALTHY = 3
+"""Minimum number of unhealthy launches that make the verdict `unhealthy`. The verdict is not `unhealthy`
+while the healthy launches are in the majority."""
 UNKNOWN_NOISE = (
     "the noise between launches is unknown: accept a baseline of more launches (--perf-min-launches)"
 )

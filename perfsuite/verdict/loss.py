@@ -33,9 +33,10 @@ side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """Return why runs differ from the baseline in loss or gradients; None if they do not.
 
-    There are three possible reasons: the losses of all steps differ by a common factor, the loss of a run in
-    some tenth of the steps differs by more than is allowed, or a gradient norm differs. After a spike in the
-    baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in the message.
+    There are three possible reasons: (1) the losses of all steps differ by a common factor; (2) in one of the
+    ten parts of a run, the mean loss differs by more than is allowed; (3) a gradient norm differs. After a
+    spike in the baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in
+    the message.
     """
     then = baseline.launches
     now = from_runs(runs).launches

@@ -16,7 +16,7 @@ def test_parts_of_a_cpu_step_add_up_to_it() -> None:
     assert split == StepSplit(
         step_us=1000,
         data_wait_us=100,
-        compute_us=300,  # of the main thread only: copies by gloo's thread count as communication
+        compute_us=300,  # only in the main thread: copies in gloo's thread are communication
         optimizer_us=100,
         exposed_us={"all_reduce": 300},
         hidden_us={"all_reduce": 100},

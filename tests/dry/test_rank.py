@@ -1,4 +1,4 @@
-"""Test for every framework that a dry run on pretended CPU tensors does what a real launch does."""
+"""Test that a dry run on fake CPU tensors does what a real launch does, for every framework."""
 
 from pathlib import Path
 

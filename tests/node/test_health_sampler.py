@@ -357,7 +357,7 @@ def test_cpu_shares_span_first_to_last_sample(
 ) -> None:
     """The CPU time of ended processes is lost.
 
-    In ticks of 10 ms, the parts can add up to more than the total.
+    The kernel counts in ticks of 10 ms, so the parts can add up to slightly more than the total.
     """
     measured = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
     assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))

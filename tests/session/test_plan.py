@@ -81,7 +81,7 @@ def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace the clock of budgets. Returns a list with the time in seconds, which tests change."""
+    """Replace the clock that `Budget` reads. Returns a list with the time in seconds, which tests change."""
     now = [1000.0]
     monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
     return now

@@ -320,10 +320,10 @@ def test_lone_launches_keep_their_level() -> None:
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
-    """Simulate sessions of unchanged code. Return the share that regressed, and the share called blind.
+    """Simulate sessions of unchanged code. Return the share that regressed, and the share with a blind gate.
 
-    The tolerance is 3%. Each trial estimates the noise from 10 cases of the same sessions, and judges the
-    first case.
+    A gate is blind if it misses drops as large as its tolerance. The tolerance is 3%. Each trial estimates
+    the noise from 10 cases of the same sessions, and judges the first case.
     """
     rng = random.Random(sessions)
 

@@ -64,7 +64,7 @@ def seconds_at(step: Expected, host: float) -> float:
 
 
 class _Fit(NamedTuple):
-    """The errors of the measured cases for one speed of the host, with the best factors of the GPU."""
+    """The errors of predictions if the host has a given speed, after the GPU's factors were fitted."""
 
     host: float  # the host's time relative to that of the GPU
     factors: dict[Parallelism, float]  # of the GPU, by parallelism

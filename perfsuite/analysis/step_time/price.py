@@ -43,7 +43,7 @@ class Price(NamedTuple):
 
     least_s: float | None  # None: the link is unknown
     most_s: float | None
-    step_s: float | None  # predicted time of the step with the bytes
+    step_s: float | None  # predicted time of the whole step, including what the change adds
     hidden_above: float | None
     """Rate of the link of one device, in bytes/s, above which other work hides the bytes. None: never."""
 

@@ -32,7 +32,7 @@ from perfsuite.session.jobs import refused
 RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
 CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
-"""Estimated minutes of a case, measured twice. They are used until a case has been measured."""
+"""Estimated minutes needed to measure a case twice. They are used until the first case is measured."""
 END_S = 20.0  # seconds that an interrupted pytest has to end its launches
 LOOK_S = 1.0  # seconds between two readings of a running session's results
 MOST_REFUSED = 200  # maximum number of listed cases that this machine cannot run

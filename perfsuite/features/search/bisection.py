@@ -41,7 +41,9 @@ class Step(Data):
     change: float | None = None
     interval: tuple[float, float] | None = None  # 99% interval of `change`
     launches: int = 0
-    why: str = ""  # why the candidate was skipped, or the sentence about its counts
+    # The reason for the outcome: why the candidate was skipped, or what its counts showed. Empty if its times
+    # decided.
+    why: str = ""
 
 
 class BisectFile(Document):

@@ -246,7 +246,7 @@ def _counting(
         module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
         is_ours = code.co_filename.startswith(OURS)
-        # `find_and_load` is recognised by its module, because its code names another file.
+        # `find_and_load` is recognised by its module, because its `co_filename` was replaced (see below).
         counts = not (is_import or is_ours or module == __name__)
         function = (module, code.co_qualname) if counts else None
         codes[id(code)] = entry = _Code(code, function, is_ours and code.co_name not in WRAPPERS)

@@ -44,8 +44,8 @@ GIVEN = "given"
 TWICE = "twice"
 WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can ask a file server
 COPIES = (
-    "the norm of the gradients is unknown: {} steps copies of the model's parameters, and the ranks might "
-    "hold different parts of these copies"
+    "the norm of the gradients is unknown: the optimizer {} updates copies of the model's parameters, and "
+    "the ranks might hold different parts of these copies"
 )
 
 
@@ -199,7 +199,8 @@ class ScriptRank(Rank):
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        if self.report.rank == 0:  # rank 0 checks this for all ranks, because numbers of tokens can differ
+        # Rank 0 checks the number of tokens for all ranks, because the ranks can be given different numbers.
+        if self.report.rank == 0:
             evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=of_rank) for of_rank in evidence]

@@ -90,7 +90,7 @@ def partly(training: Loop) -> None:
 
 
 class Swallowing(TorchDispatchMode):
-    """A mode of the training itself. The modes below it do not see what it computes."""
+    """A dispatch mode that the training code enters. The modes below it do not see what it computes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._DisableTorchDispatch():

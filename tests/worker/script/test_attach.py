@@ -155,7 +155,8 @@ def test_copied_weights_have_no_gradient_norm(start: Start) -> None:
     assert report.loss[-1] < report.loss[0]
     assert (report.gradient_squares, report.unclipped_squares) == (None, None)
     assert any(
-        note.startswith("the norm of the gradients is unknown: SGD steps copies") for note in report.notes
+        note.startswith("the norm of the gradients is unknown: the optimizer SGD updates copies")
+        for note in report.notes
     )
 
 
