@@ -63,7 +63,7 @@ class FrameworkOptions(Data):
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework that a file names, but that is not installed here, or broken.
+    """A framework that a file names, but that is broken or not installed here.
 
     Its cases can be read, but not run.
     """

@@ -177,7 +177,7 @@ class RankReport(Sealed):
     counts: Counts | None = None  # the counts of a step; None: not counted
     # Sum of squares of the rank's gradients just before optimizer step `COUNTED_STEP`; None: unknown.
     gradient_squares: float | None = None
-    unclipped_squares: float | None = None  # the same before clipping in that step; None: unknown
+    unclipped_squares: float | None = None  # sum of squares before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
     # Number of Python threads, except the training thread, that were started or computed in the counted step.
     other_threads: int = 0

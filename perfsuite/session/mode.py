@@ -59,7 +59,7 @@ class Trial:
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
-    # The baseline of times that the case was judged against, or that its launches become.
+    # The baseline of times against which the case was judged, or the one that its launches become.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
     excused: Excuse | None = None  # why the case's failure is excused, if so
@@ -96,7 +96,7 @@ class Mode(ABC):
         return None
 
     def begin(self, tasks: Sequence[Task]) -> int:
-        """Begin tasks that `judge` is called with later, and return how many run at the same time.
+        """Begin tasks before `judge` is called with them. Return how many run at the same time.
 
         Launches run one after another, because each needs the whole machine.
         """

@@ -62,7 +62,7 @@ def _cost(finding: Finding, arms: Sequence[Run], directories: Sequence[RunDir]) 
 
 
 def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
-    """Return one of the collectives of a finding about their bytes. None if it is about something else."""
+    """Return one of the collectives whose bytes the finding counts. None if it counts something else."""
     if finding.unit != "bytes":
         return None
     for run in arms:

@@ -19,8 +19,8 @@ SPREAD = 0.028
 """Standard deviation of the prediction's error, as a logarithm, among cases on the same cluster with the same
 parallelism. This is the pooled value of the published steps in docs/evidence/step-times.md."""
 DEGREES = 4
-"""Number of measurements that `SPREAD` counts as. This is less than the number of published steps, so that
-the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are more alike than the
+"""The weight of `SPREAD`, as a number of measurements. This is less than the number of published steps, so
+that the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are more alike than the
 cases of a repository."""
 Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))

@@ -115,7 +115,7 @@ class Turns:
         return [test for test in self.tests if not self.is_done(test)]
 
     def case_s(self, size: Size) -> float:
-        """Return the expected seconds of a case, measured twice."""
+        """Return the expected seconds that are needed to measure a case twice."""
         measured = [of_case for results in self.results.values() for of_case in results]
         seconds = [sum(run.duration_s for run in measurement.runs) for measurement in measured]
         return 2 * median(seconds) if seconds else 60 * CASE_MIN[size]

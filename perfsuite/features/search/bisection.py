@@ -109,8 +109,8 @@ class UndecidedError(CaseError):
 
 
 Compare = Callable[[Arm, Arm, BisectFile], Measurement]
-"""A function that compares the good arm with another arm, using the tolerance of the search, until there is a
-decision on the metric of the search. If that metric is None, every metric must be decided."""
+"""A function that compares the good arm with another arm, using the tolerance of the search. The comparison
+goes on until the metric of the search is decided. If that metric is None, every metric must be decided."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,8 @@ OTHER_PROFILER = "the training has its own profile function"
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
-# Names of our functions that wrap a function of the training. What they call counts as called by the
-# training.
+# Names of our functions that wrap a function of the training. Calls that they make are counted as calls of
+# the training.
 WRAPPERS = ("watched", "find_and_load")
 
 # Maximum age of a process in seconds when its clock begins. The start time of an older process is not
@@ -113,7 +113,7 @@ class StartUpClock:
     def first_batch(self) -> None:
         """Begin the first step, because a loader has yielded its first batch.
 
-        If the first step had begun already, what it has done until now counts as building the job.
+        If the first step had begun already, its work until now is counted as building the job.
         """
         if self._has_batch or self.is_over or get_ident() != self._thread:
             return

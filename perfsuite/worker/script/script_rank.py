@@ -266,7 +266,7 @@ class ScriptRank(Rank):
 
 
 def without_launcher(error: BaseException) -> str:
-    """If an error is about a missing variable of a launcher, return advice, otherwise an empty string."""
+    """Return advice on an error about a launcher's missing variable; empty for other errors."""
     named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
     if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
         return ""
