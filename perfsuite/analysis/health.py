@@ -67,7 +67,7 @@ def hardware_fault(text: str) -> str | None:
 
 
 def advice_on(fault: str) -> str:
-    """Return where to look for the cause of a hardware fault, which is a line from `hardware_fault`."""
+    """Return where to look for the cause of a fault. `fault` is a line from `hardware_fault`."""
     if BUSY in fault.lower():
         return (
             "another process holds this GPU in exclusive mode (nvidia-smi -q -d COMPUTE; nvidia-smi -c 0 "

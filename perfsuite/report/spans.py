@@ -105,7 +105,7 @@ class _Launch:
 
     @property
     def seen_s(self) -> float:
-        """Seconds from the start of the processes to the last step. Only of the steps if it is unknown."""
+        """Seconds of the start-up and all steps. If the start-up is unknown, only of the steps."""
         start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
         steps_s = sum(
             _finite(self.step_s[1:] if start_up_s else self.step_s)

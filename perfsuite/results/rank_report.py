@@ -62,7 +62,7 @@ class Memory(Data):
 
     peak: int  # peak allocated memory; on a CPU, peak RSS minus the RSS before the model was built
     reserved: int | None = None
-    alloc_retries: int | None = None  # number of times the allocator freed its cache, which stalls a step
+    alloc_retries: int | None = None  # how often the allocator freed its cache. This stalls a step
     method: str  # the method by which the memory was read
 
 

@@ -112,12 +112,12 @@ def test_kernel_belongs_to_its_launching_step() -> None:
         ("cudaGraphLaunch", "cuda_runtime", 10, MAIN),  # inductor does this within a node of autograd
         ("cuGraphLaunch", "cuda_driver", 10, MAIN),
         ("cudaLaunchKernel", "cuda_runtime", 60, MAIN),  # a package's code that does not use the dispatcher
-        # Launched in another thread while an operator runs.
+        # This kernel is launched in another thread while an operator runs.
         ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),
     ],
 )
 def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thread: int) -> None:
-    """Where kernels overlap, the time counts only once."""
+    """The time in which kernels overlap is counted only once."""
     hidden = []
     for number in range(4):
         begin = 1000 * number

@@ -20,11 +20,11 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 
 DISTURBED = 0.05
-"""The share of launches whose wait is `DISTURBED_TIMES` as long."""
+"""The share of launches in which the wait is `DISTURBED_TIMES` times as long."""
 DISTURBED_TIMES = 3
 BASELINE = 5
 CLASS = 8
-"""The number of baselines of the hardware class from which the noise is estimated."""
+"""The number of the hardware class's baselines. The noise is estimated from them."""
 STEP_S = 0.5
 
 

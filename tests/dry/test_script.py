@@ -107,7 +107,7 @@ def test_finds_the_functions_that_a_case_names(tmp_path: Path) -> None:
 
 
 def alone(directory: Path) -> Case:
-    """Return a case of one rank, whose script has a function that it never calls."""
+    """Return a case of one rank. Its script has a function that is never called."""
     command = (*TORCHRUN, "--standalone", "--nproc-per-node=1")
     return case_of(directory, f"def generate(): pass\n{TRAIN}", *command, ranks=1)
 

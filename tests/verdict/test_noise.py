@@ -452,7 +452,7 @@ def test_shrinks_a_slope_by_the_part_of_chance() -> None:
 def followed(
     count: int, seed: int, *, exponent: float, effect: float = 0.0
 ) -> tuple[Differences, Differences]:
-    """Return the differences of costs, which follow a probe, and the differences of the probe."""
+    """Return the differences of costs that follow a probe, and the differences of that probe."""
     rng = random.Random(seed)
     x = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
     y = [exponent * probe + rng.gauss(0, 0.01) for probe in x]

@@ -23,7 +23,7 @@ to the assumed times. The speeds of hosts differ more than those of GPUs of one 
 HIDDEN = 1e-3  # a price below this share of a step is regarded as nothing
 SLOWEST = 1e7  # bytes/s of a link of one device; the search for the rate that hides the bytes begins here
 FASTEST = 1e12
-HALVINGS = 8  # the search halves the range this often, which finds the rate to within 5%
+HALVINGS = 8  # number of times that the search halves the range. It then knows the rate to within 5%
 
 
 class Group(NamedTuple):

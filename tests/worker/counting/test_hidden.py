@@ -173,7 +173,7 @@ gathered = operator_of_a_package("symm_mem::hiding_all_gather")
 put = operator_of_a_package("nvshmem::hiding_put")
 by_an_operator_of_a_package = computing(operator_of_a_package("hiding::gradient"))
 by_products_of_a_package = computing(operator_of_a_package("hiding::linear_backward"))
-"""Their names say that they are products, so it is reported that there is no formula for them."""
+"""Their names show that they are products, so the missing formula is reported."""
 
 
 class Buffer:
