@@ -114,7 +114,7 @@ class Mode(ABC):
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Predict the launches of a case, or give the reason why not. None if no prediction was requested."""
+        """Predict the launches of a case, or give the reason why not. None if no prediction is needed."""
         return None
 
     def predicted(self, result: Measurement, task: Task) -> DryFacts | None:
@@ -125,7 +125,7 @@ class Mode(ABC):
             return DryFacts(no_expected=error_text(error))
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile, or with the reason why not. None if no profile was requested."""
+        """Return the result with a profile, or with the reason why not. None if no profile is needed."""
         return None
 
     def profiled(self, result: Measurement, task: Task) -> Measurement | None:

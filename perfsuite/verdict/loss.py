@@ -284,7 +284,7 @@ def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
-    """Report a loss that is a multiple of the baseline's although the gradients are equal, or nothing."""
+    """Return a sentence if a loss is a multiple of the baseline's although the gradients are equal."""
     then = baseline.launches
     now = from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))
