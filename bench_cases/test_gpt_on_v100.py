@@ -41,7 +41,8 @@ MORE_MACHINES = CHECKPOINTED.replace(
     timeout_s=1800,
 )
 
-# The same kinds of rows on any machine. Fabric's FSDP1 runs only on GPUs, so these cases use FSDP2.
+# This case and its variants are like the cases above, but run on any machine. Fabric's FSDP1 runs only on
+# GPUs, so they use FSDP2.
 TWIN = Case(
     model="gpt2-tiny",
     framework=Lightning(strategy="fsdp2"),

@@ -60,8 +60,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
     module = _MODULES.get(name)
-    # Only names with a capital letter can be frameworks, which are classes. When a module of this package is
-    # imported, Python also looks up its name here.
+    # Only names with a capital letter can be frameworks, because frameworks are classes. When a module of
+    # this package is imported, Python also looks up its name here.
     if module is None and name[:1].isupper():
         module = _frameworks().get(name)
     if module is None:

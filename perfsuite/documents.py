@@ -20,7 +20,7 @@ from perfsuite.inputs import files
 
 D = TypeVar("D", bound="Data")
 
-FROM_FILE = {"from_file": True}  # validation context of files, whose framework might not be installed here
+FROM_FILE = {"from_file": True}  # validation context of files. Their framework might not be installed here
 
 
 class Data(BaseModel):

@@ -124,7 +124,7 @@ def until_decided(
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Return whether a second launch is needed: counts changed in a user's program, whose data can vary."""
+    """Return whether a second launch is needed: counts of a user's program changed, and its data can vary."""
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False

@@ -48,7 +48,7 @@ def phase_never_ran(reports: Sequence[RankReport], case: Case) -> str | None:
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return the message of a `mismatch` if the ranks do not train the same model; None if they do."""
+    """Return the message of a `mismatch` if the ranks train different models, and otherwise None."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     # pragma: no mutate evidence[0]: `data_parallel` is the same on all ranks
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
@@ -117,7 +117,7 @@ its model was given."""
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return the message of a `mismatch` if the model was not given the claimed tokens; None if it was."""
+    """Return the message of a `mismatch` if the model was given other tokens than claimed, else None."""
     seen = _tokens(reports, case)
     # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step

@@ -50,8 +50,8 @@ WALL_CLOCK_AGREES = 0.05
 LOSS_STEPS = 3
 """The loss falls if its mean over the last steps is below its mean over the first steps. Each mean is over
 this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
-runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). Judged only by the first and the last
-step, the loss falls in 46 of these runs."""
+runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only the first and the last step are
+compared, it falls in 46 of these runs."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if training no longer learned"
 )
@@ -98,7 +98,7 @@ def cause_of(
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Return why a launch failed, with the ends of logs; None if it did not. `failure`: why it was killed."""
+    """Return why a launch failed, with the ends of logs, or None. `failure`: why the launch was killed."""
     cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None
@@ -132,7 +132,7 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
 
 
 def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
-    """Return the profile of the first launch that has one; None if no launch has."""
+    """Return the profile of the first launch that has a profile, or None."""
     for run_dir in run_dirs:
         with contextlib.suppress(ReportError):
             return collect_profile(run_dir, None)
@@ -285,7 +285,7 @@ def _cold(spans: Mapping[str, T]) -> dict[str, T]:
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:
-    """Return the longest duration of each occurrence of each span. Not all ranks need to have a span.
+    """Return all ranks' spans. The duration of each occurrence is from the rank where it took longest.
 
     If a span occurred a different number of times on different ranks, for example because only one rank
     writes a log, the rank with the most seconds represents all ranks.
@@ -308,7 +308,7 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
 
 
 def _with_all_code(reports: Sequence[RankReport]) -> Observed | None:
-    """Return rank 0's observations with a digest of all ranks' code, which is None if any code is unknown."""
+    """Return rank 0's observations with a digest of all ranks' code. It is None if any code is unknown."""
     observed = reports[0].observed
     if observed is None:
         return None

@@ -125,7 +125,7 @@ def _missing(call: _StuckCall, missing: Sequence[int]) -> str:
 
 
 def _unequal(call: _StuckCall) -> str | None:
-    """Return how the ranks' calls differ; None if they do not."""
+    """Return how the ranks' calls differ, or None if they are equal."""
     names = {rank: " and ".join(each.name for each in its) for rank, its in call.calls.items() if its}
     if len(set(names.values())) > 1:
         return _odd_ones_out(call, names)

@@ -61,13 +61,13 @@ def _setting(value: float | bool) -> str:
 
 
 def hardware_fault(text: str) -> str | None:
-    """Return the first line of a failed job's messages that names a hardware fault; None if none does."""
+    """Return the first line of a failed job's messages that names a hardware fault, or None."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
 
 
 def advice_on(fault: str) -> str:
-    """Return where to look for the cause of a hardware fault, which is a line from `hardware_fault`."""
+    """Return where to look for the cause of a fault. `fault` is a line from `hardware_fault`."""
     if BUSY in fault.lower():
         return (
             "another process holds this GPU in exclusive mode (nvidia-smi -q -d COMPUTE; nvidia-smi -c 0 "
@@ -201,7 +201,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 
 
 def worst_health(nodes: Sequence[Node]) -> Health | None:
-    """Combine the health of all nodes: the worst of each reading, and all GPUs; None if none is known."""
+    """Combine the health of all nodes: the worst of each reading, and all GPUs. None if it is unknown."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
         return None

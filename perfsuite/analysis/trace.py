@@ -107,7 +107,7 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
 
 
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
-    """Return the spans, and every operator that begins in a step, with its time without callees."""
+    """Return the spans and the operators that begin in a step. An operator's time excludes its callees."""
     by_thread = defaultdict[Any, list[tuple[float, float, str]]](list)
     for event in events:
         if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
@@ -163,7 +163,8 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     communicated: list[Span] = []
-    for kind, ranges in sorted(spans.communication.items()):  # if two kinds overlap, the first by name counts
+    # If two kinds overlap, the time is assigned to the kind whose name sorts first.
+    for kind, ranges in sorted(spans.communication.items()):
         new = without(inside(ranges), communicated)
         alone = length(without(new, busy))
         for times, us in ((exposed, alone), (hidden, length(new) - alone)):

@@ -63,7 +63,7 @@ class FrameworkOptions(Data):
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework that a file names, but that is not installed here, or broken.
+    """A framework that a file names, but that is broken or not installed here.
 
     Its cases can be read, but not run.
     """
@@ -209,7 +209,8 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
         raise CaseError(
             f"{kind.__name__} is defined in {kind.__module__}, but ranks do not find it as {name!r}. "
             f'Add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
-            "to the pyproject.toml of its package and pip install -e that (docs/develop/extending.md). "
+            "to the pyproject.toml of its package, and install this package with `pip install -e` "
+            "(docs/develop/extending.md). "
             "A training loop of your own does not need a framework, only a Script"
         )
 

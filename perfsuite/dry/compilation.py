@@ -119,7 +119,7 @@ class Compilation:
 
 
 def explained(error: Exception) -> PerfsuiteError | None:
-    """Return an error of torch.compile in one sentence; None if it is another error."""
+    """Return an error of torch.compile as one sentence, or None for any other error."""
     errors = private.if_loaded("dynamo_errors")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if errors is None:

@@ -191,7 +191,7 @@ class DryRank:
             self._error = error
 
     def _cut_short(self) -> tuple[str, ...]:
-        """Return why the training took fewer steps than were to be counted; empty if it took them all.
+        """Return why the training took fewer steps than were to be counted. Empty if it took all steps.
 
         The missing steps could do more work, or keep more objects, than the counted ones.
         """

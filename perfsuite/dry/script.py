@@ -45,8 +45,8 @@ from perfsuite.worker.spans.recording import Spans
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 COPIES = (
-    "{} steps tensors that belong to no module. They are assumed to be copies of the model's parameters, "
-    "which was not checked"
+    "the optimizer {} updates tensors that belong to no module. They are assumed to be copies of the model's "
+    "parameters. This was not checked"
 )
 
 
@@ -119,7 +119,7 @@ class DryScript(DryRank):
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        """Report the timeout and exit, in the signal handler.
+        """Report the timeout in the signal handler, and exit.
 
         An exception raised through C++ code would kill the process before it could report.
         """
@@ -210,7 +210,7 @@ class DryScript(DryRank):
             self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")
 
     def _check_names(self) -> None:
-        """Check the loader and the phases that the case names after the same step as a launch.
+        """After the same step as in a launch, check the loader and the phases that the case names.
 
         Ends the script if a name is wrong.
         """

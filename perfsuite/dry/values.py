@@ -112,7 +112,7 @@ def _pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class WholeNumbersAreReal(NoValues):
-    """Keeps the values of integers on the CPU, which scripts use to draw samples and split batches.
+    """Keeps the values of integers on the CPU, because scripts draw samples and split batches with them.
 
     An operator is computed if all of its tensors are real integers. If one of the tensors is fake, so is the
     result. While data are loaded, operators on real floating-point tensors are computed as well.
@@ -276,7 +276,7 @@ def pretend_answers() -> None:
 
 
 def _inference_mode(mode: Any = True) -> Any:
-    """Replace `torch.inference_mode`, in which dispatch modes get operators that are not decomposed."""
+    """Replace `torch.inference_mode`. Inside it, dispatch modes get operators that are not decomposed."""
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else contextlib.nullcontext()
@@ -328,7 +328,7 @@ def _swap(first: Any, second: Any) -> None:
     """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references.
 
     `first` keeps the attributes that a script has set, such as Megatron's `allreduce` of experts. Torch moves
-    a module of real tensors by setting their `data`, which keeps attributes. It only swaps fake tensors and
+    a module of real tensors by setting their `data`, which keeps attributes. It swaps only fake tensors and
     wrappers, such as DTensors.
     """
     is_wrapper = is_wrapper_subclass(first) or is_wrapper_subclass(second)

@@ -133,7 +133,7 @@ class Script(Framework):
         if len(given) != 1:
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
         if self.command is not None and self.arguments:
-            raise ValueError("arguments belong to path or module; put those of a command into command")
+            raise ValueError("`arguments` needs `path` or `module`. Add a command's arguments to `command`")
         self._refuse_what_no_process_is_given()
         variable = secret_variable(self.env)
         word = secret_word([*(self.command or ()), *self.arguments])

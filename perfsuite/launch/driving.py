@@ -210,7 +210,7 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def _is_named_by_torch(name: str, value: str) -> bool:
-    """Return whether torch itself has set this variable, which it does when inductor is imported."""
+    """Return whether torch itself has set this variable. It does so when inductor is imported."""
     if name != INDUCTOR_CACHE:
         return False
     with contextlib.suppress(Exception):  # the user can have no name

@@ -32,7 +32,7 @@ def environment(
     consent: Consent = refuse_large,
     agreed: Plan | None = None,
 ) -> str:
-    """Return the interpreter of the virtual environment for a lock file, which is created once in `store`.
+    """Return the interpreter of a lock file's virtual environment, which is created once in `store`.
 
     `lock` is in the worktree of `commit`. uv installs a `uv.lock` without its project. Any other file is
     installed with `pip install -r`. Commits with the same requirements share an environment. `consent` is

@@ -32,7 +32,7 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int], ranks: int = 1) -> None:
-    """Bind a new process to `cores`, without cores that this process is not allowed to use.
+    """Bind a new process to those of `cores` that the calling process is allowed to use.
 
     `ranks` is the number of processes that share the cores. The new process is not bound if fewer than
     `ranks` cores remain, for example because the job runs on another socket.

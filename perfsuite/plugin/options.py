@@ -89,7 +89,7 @@ def values(config: pytest.Config) -> dict[str, Any]:
     """Return the values of all options by name. For an invalid value, raises `UsageError`."""
     launchers = installed(BY_NAME)
     ours = [setting.key for setting in (*OPTIONS, *launchers.settings) if setting.ini]
-    # The settings of launchers that cannot be used are unknown.
+    # If a launcher cannot be used, its settings are unknown. Keys that begin with its name are not checked.
     check_settings(config, ours, [Setting(name=f"{name}-", help="").key for name in launchers.problems])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})

@@ -39,8 +39,8 @@ class Line(NamedTuple):
 def check_settings(config: pytest.Config, ours: Iterable[str], unchecked: Iterable[str] = ()) -> None:
     """Raise `UsageError` for a perfsuite setting that is not read, for example because of a typo.
 
-    `ours` has perfsuite's keys. Keys that begin with one of `unchecked` are not checked. pytest itself only
-    warns, if at all.
+    For such a setting, pytest itself only warns, if at all. `ours` has perfsuite's keys. Keys that begin with
+    one of `unchecked` are not checked.
     """
     names = [*ours]
     beginnings = tuple(unchecked)

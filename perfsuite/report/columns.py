@@ -14,7 +14,7 @@ from perfsuite.results.session_file import Measurement
 
 
 class Cell(NamedTuple):
-    """A cell: its text, and the number to sort by, which is None if it is not finite."""
+    """A cell: its text, and the number to sort by. The number is None if it is not finite."""
 
     text: str
     number: float | None

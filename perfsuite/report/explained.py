@@ -27,7 +27,7 @@ class Explained:
     reasons: Sequence[str]  # why the case failed, if no metric shows why, and why launches were set aside
     decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
-    counts: str | None  # the verdict on the counts; None if they were not judged
+    counts: str | None  # the verdict on the counts; None: the counts were not judged
     findings: Sequence[str]  # the counts that decided the verdict
     listed: Sequence[str]  # changed counts that are not judged
     remarks: Sequence[str]  # other counts that were not judged, and why

@@ -54,8 +54,8 @@ class SpanRow:
     times: int | None = None
     """Number of occurrences in the launch. For counted steps, the number of steps with these amounts."""
     median_s: float | None = None
-    """Median seconds of one occurrence: of an event on the rank that waited longest, or of a step of the
-    whole job."""
+    """Median seconds of one occurrence. For an event, this is on the rank that waited longest. For a step, it
+    is of the whole job."""
     share: float | None = None
     """Total seconds of all occurrences, as a share (0 to 1) of the start-up and all steps."""
     kernels: int | None = None
@@ -92,7 +92,7 @@ class _Launch:
 
     @classmethod
     def of(cls, run: Run) -> _Launch:
-        """Return the facts about a launch, without the times of a dry run, which are meaningless."""
+        """Return the facts about a launch. The meaningless times of a dry run are left out."""
         if run.dry:
             return cls(counts=run.counts)
         return cls(
@@ -105,7 +105,7 @@ class _Launch:
 
     @property
     def seen_s(self) -> float:
-        """Seconds from the start of the processes to the last step; of all steps if the start is unknown."""
+        """Seconds of the start-up and all steps. If the start-up is unknown, only of the steps."""
         start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
         steps_s = sum(
             _finite(self.step_s[1:] if start_up_s else self.step_s)
@@ -167,7 +167,7 @@ class _Launch:
         )
 
     def steps(self, name: str, steps: Sequence[int]) -> SpanRow:
-        """Return the row of steps with equal counts, for those steps that this launch counted."""
+        """Return the row of steps with equal counts. Only steps that this launch counted are included."""
         counted = [step for step in steps if step in self.counted_steps]
         if not counted:
             return SpanRow(name=name)
@@ -241,7 +241,7 @@ def table(rows: Sequence[SpanRow]) -> Table:
 
 
 def of_counts(counts: Sequence[RankCounts]) -> Table:
-    """Return the spans of a baseline, which has only counts, as a table."""
+    """Return the spans of a baseline as a table. A baseline has only counts."""
     return table(_rows([_Side(launches=[_Launch(counts=counts)])]))
 
 

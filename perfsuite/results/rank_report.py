@@ -62,7 +62,7 @@ class Memory(Data):
 
     peak: int  # peak allocated memory; on a CPU, peak RSS minus the RSS before the model was built
     reserved: int | None = None
-    alloc_retries: int | None = None  # number of times the allocator freed its cache, which stalls a step
+    alloc_retries: int | None = None  # how often the allocator freed its cache. This stalls a step
     method: str  # the method by which the memory was read
 
 
@@ -172,12 +172,12 @@ class RankReport(Sealed):
     # Rates of the device, measured before the workload was built, or after a script ended
     # (`perfsuite.worker.probes.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
-    # Values of other packages' metrics on this rank, returned by their recorders, by name of the metric.
+    # Name of a metric from another package -> the value that its recorder returned on this rank.
     extra: dict[str, float] = Field(default_factory=dict)
     counts: Counts | None = None  # the counts of a step; None: not counted
     # Sum of squares of the rank's gradients just before optimizer step `COUNTED_STEP`; None: unknown.
     gradient_squares: float | None = None
-    unclipped_squares: float | None = None  # the same before clipping in that step; None: unknown
+    unclipped_squares: float | None = None  # sum of squares before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
     # Number of Python threads, except the training thread, that were started or computed in the counted step.
     other_threads: int = 0

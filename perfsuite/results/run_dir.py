@@ -153,7 +153,7 @@ class RunDir:
         return _by_number(self.path.glob("agent-*.log"))
 
     def steps_seen(self) -> int | None:
-        """Return the number of steps in `progress`, which can lag behind; None before rank 0 trains."""
+        """Return the number of steps in `progress`. It can lag behind. None before rank 0 trains."""
         try:
             steps, _ = read_text(self.progress, LARGEST_OWN).split()
             return int(steps)

@@ -35,7 +35,8 @@ class Measurement(Data):
     waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
     prediction: DryFacts | None = None  # from a dry run after the launches; None: no dry run was wanted
-    shared: bool = False  # whether others used the machine during these launches, so figures prove nothing
+    # Whether others used the machine during these launches. The figures then prove nothing.
+    shared: bool = False
 
     @property
     def hardware_class(self) -> str | None:
@@ -49,7 +50,7 @@ class Measurement(Data):
 
     @property
     def no_evidence(self) -> str | None:
-        """Why the figures are not evidence of the code's speed; None if they are."""
+        """Why the figures are not evidence of the code's speed, or None."""
         if any(run.inject is not None for run in self.runs):
             return "a fault was injected"
         if self.runs and not self.verdict.healthy(self.runs):
@@ -150,7 +151,7 @@ class ArmFacts(Data):
 
 
 class Canary(Data):
-    """A case on which a session launches its reference."""
+    """A case that a session also launches with its reference, to see how fast the machine is."""
 
     case_id: str
     baseline_file: str
@@ -189,7 +190,7 @@ class SessionReference(Data):
 class JudgeChanges(Data):
     """Changes since a base commit to the files that affect verdicts, such as baselines."""
 
-    base: str | None  # the base commit; None if it could not be found; a sentence then says why
+    base: str | None  # the base commit. None if it was not found: a sentence then gives the reason
     sentences: tuple[str, ...]
 
 
@@ -263,7 +264,7 @@ class SessionFile(Sealed):
     arms: tuple[ArmFacts, ...] = ()  # arms A and B of a comparison; empty if baselines are used
     reference: SessionReference | None = None  # None: the session ran without `--perf-reference`
     case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has changed
-    cases_unknown: str | None = None  # why the arms' cases could not be compared; None if they were
+    cases_unknown: str | None = None  # why the arms' cases could not be compared; None: no problem
     machine: Machine
     preflights: tuple[Preflight, ...] = ()  # checks of several nodes before launches, oldest first
     results: tuple[Measurement, ...]

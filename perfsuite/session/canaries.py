@@ -56,10 +56,10 @@ def is_due(canaries: int, made: int, launches: int) -> bool:
 def chosen(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return the canaries that represent these cases best. The same cases always give the same canaries.
 
-    Only baselines of the same sessions show the same change of the machine, so cases with the most common
-    sessions come first. Among these cases, the kinds (framework and world size) take turns, the most common
-    kind first. Within a kind, cases that scatter much more than others come last. The rest are sorted by
-    duration, the fastest first.
+    The changes of two canaries can be compared only if their baselines are from the same sessions. So the
+    cases whose baselines are from the most frequent set of sessions come first. Among these cases, the kinds
+    (framework and world size) take turns, the most common kind first. Within a kind, cases that scatter much
+    more than others come last. The rest are sorted by duration, the fastest first.
     """
     by_sessions = Counter(candidate.sessions for candidate in candidates)
     most_common = max(by_sessions, key=lambda names: (by_sessions[names], names), default=())

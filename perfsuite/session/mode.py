@@ -59,7 +59,7 @@ class Trial:
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
-    # The baseline of times that the case was judged against, or that its launches become.
+    # The baseline of times against which the case was judged, or the one that its launches become.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
     excused: Excuse | None = None  # why the case's failure is excused, if so
@@ -96,7 +96,7 @@ class Mode(ABC):
         return None
 
     def begin(self, tasks: Sequence[Task]) -> int:
-        """Begin tasks that `judge` is called with later, and return how many run at the same time.
+        """Begin tasks before `judge` is called with them. Return how many run at the same time.
 
         Launches run one after another, because each needs the whole machine.
         """
@@ -114,7 +114,7 @@ class Mode(ABC):
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Return a prediction for the launches of a case, or why there is none; None if none is wanted."""
+        """Predict the launches of a case, or give the reason why not. None if no prediction is needed."""
         return None
 
     def predicted(self, result: Measurement, task: Task) -> DryFacts | None:
@@ -125,7 +125,7 @@ class Mode(ABC):
             return DryFacts(no_expected=error_text(error))
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile, or with the reason why there is none; None if none is wanted."""
+        """Return the result with a profile, or with the reason why not. None if no profile is needed."""
         return None
 
     def profiled(self, result: Measurement, task: Task) -> Measurement | None:

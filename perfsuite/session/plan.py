@@ -152,7 +152,7 @@ class Budget:
         return self.seconds - (monotonic() - self.began)
 
     def _needed_s(self, case_id: str) -> float:
-        """Return the expected duration of the minimum number of launches of a case; 0 if it is unknown."""
+        """Return how long the minimum number of launches of a case should take; 0 if that is unknown."""
         return self.fewest * self._launch_s(case_id)
 
     def _launch_s(self, case_id: str) -> float:

@@ -90,7 +90,7 @@ def _of_collective(
 
 
 def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
-    """Return a call of the collectives whose bytes changed; None if something else changed."""
+    """Return one of the collectives whose bytes the finding counts. None if it counts something else."""
     if finding.unit != "bytes":
         return None
     for run in arms:

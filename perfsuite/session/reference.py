@@ -82,7 +82,7 @@ class ReferenceArm:
     launches_of_cases: int = 0  # number of launches of the session's cases so far
 
     def prepare(self, cases: Iterable[Case]) -> None:
-        """Choose canaries among the cases, and resolve the arm. Report the canaries or why there are none."""
+        """Choose canaries among the cases, and resolve the arm. Report the canaries, or why none exist."""
         picked = self._picked(cases)
         if not picked:
             self._report(NO_CANARY)

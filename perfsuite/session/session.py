@@ -92,7 +92,7 @@ class Session:
         return reason
 
     def why_required(self, case: Case) -> str | None:
-        """Return why a case must be measured here (its baseline is required); None if it need not be."""
+        """Return why a case must be measured here: because its baseline is required. Otherwise None."""
         file = self.mode.reviewed_file(case)
         if not self.mode.options.fail_without_baseline or not is_there(file):
             return None
@@ -109,7 +109,7 @@ class Session:
         return False
 
     def begin(self, cases: Iterable[Case]) -> None:
-        """Begin cases that `measure` is called with later, if they only run dry: at the same time."""
+        """Begin dry runs of these cases, several at a time. Launches begin only in `measure`."""
         if not self.mode.dry:
             return
         for case in cases:

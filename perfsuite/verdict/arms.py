@@ -89,7 +89,7 @@ def judge_pairs(
     With a `metric`, the verdict is `undecided` until that metric is decided. Without one, it is `undecided`
     until tokens/s and all other metrics are decided, or until tokens/s is decided and some metric is worse.
     `tolerance` applies to `metric`, or to tokens/s. `max_pairs` includes unhealthy pairs. After
-    `max_unhealthy` of these, the verdict is `unhealthy`, unless more pairs are healthy.
+    `max_unhealthy` of these, the verdict is `unhealthy`, unless healthy pairs are in the majority.
 
     The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` are numbers of pairs.
     With `corrects`, the probe is used to remove the drift of the machine. Set it only if both arms have the
@@ -223,7 +223,10 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 
 def _changed_by(why: str) -> str:
-    """Return why only arm B does not match the case. The advice to correct the case is left out."""
+    """Return why arm B does not match the case, although arm A does.
+
+    The advice to correct the case is left out.
+    """
     why = re.split(ADVICE, why)[0]
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
     tokens = TOKENS_DIFFER.search(said)

@@ -53,12 +53,12 @@ def counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return why steps of these launches did work that was not counted; empty if they did none."""
+    """Return the reasons why work in steps of these launches was not counted. Empty if all work was."""
     return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
-    """Return why these launches cannot be compared with a baseline of counts; None if they can.
+    """Return why these launches are not comparable with a baseline of counts, or None.
 
     They cannot be compared if their work was counted with another method.
     """
@@ -74,7 +74,7 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
 
 
 def unlike_compiled(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
-    """Return why dry runs of compiled models cannot be compared with a baseline; None if they can.
+    """Return why dry runs of compiled models are not comparable with a baseline, or None.
 
     They cannot be compared if the baseline is from an older version, whose dry runs did not compile.
     """

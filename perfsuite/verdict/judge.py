@@ -44,7 +44,9 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, c
 from perfsuite.verdict.shift import Correction
 from perfsuite.verdict.tonight import MACHINE_METRICS, Tonight, beside_reference, unless_refuted
 
-MAX_UNHEALTHY = 3  # number of unhealthy launches that make the verdict `unhealthy`, unless more are healthy
+MAX_UNHEALTHY = 3
+"""Minimum number of unhealthy launches that make the verdict `unhealthy`. The verdict is not `unhealthy`
+while the healthy launches are in the majority."""
 UNKNOWN_NOISE = (
     "the noise between launches is unknown: accept a baseline of more launches (--perf-min-launches)"
 )
@@ -183,7 +185,7 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
 
 
 def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
-    """Return the verdict without a baseline, which is `recorded` once there are enough launches for one."""
+    """Return the verdict without a baseline: `recorded` once there are enough launches for a baseline."""
     verdict = worst_verdict([_unjudged(metric, runs, None) for metric in _metrics(runs, None)], len(runs))
     is_enough = verdict.outcome != "recorded" or len(runs) >= policy.record_launches
     return verdict if is_enough else verdict.replace(outcome="undecided")
@@ -273,11 +275,11 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     """Return the checks. Those that are not worth the time of another launch are left open.
 
     If only spans and the CPU time are undecided, only checks that look changed are worth another launch.
-    Spans and the CPU time scatter more than the speed. To exclude a change of them would take several
-    launches in each nightly run, whereas the other metrics need one or two. The CPU time only complements the
-    speed, so it is worth another launch only until there are enough launches to show a change. `launches` is
-    the number of launches of a side. `awaited` is the metric that a search waits for. The check of this
-    metric is never left open.
+    Spans and the CPU time scatter more than the speed. Several launches in each nightly run would be needed
+    to exclude a change in them. The other metrics need one or two. The CPU time only complements the speed,
+    so it is worth another launch only until there are enough launches to show a change. `launches` is the
+    number of launches of a side. `awaited` is the metric that a search waits for. The check of this metric is
+    never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)
@@ -310,7 +312,7 @@ def _is_of_cpu_time(check: Check) -> bool:
 
 
 def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
-    """Return the verdict on some checks, which is their worst outcome.
+    """Return the verdict on some checks: their worst outcome.
 
     A span happens only once or a few times in a launch, and can scatter too much to be judged. The CPU time
     can also scatter too much. Neither casts doubt on the steps. Therefore their checks can be `inconclusive`
@@ -334,7 +336,8 @@ def _check(
 
     Other metrics are judged with the sequential test. The probe of each launch is used to correct the drift
     of the machine. If the probe's software changed, the outcome must be the same with and without the
-    correction. As long as the probe's exponent is unknown, a regression must also show in both.
+    correction. As long as the probe's exponent is unknown, a regression must also show with and without the
+    correction.
     """
     if isinstance(metric, SpanSeconds):
         return _span_check(metric, runs, baseline, noise, policy)

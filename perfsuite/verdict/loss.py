@@ -20,7 +20,7 @@ NORMS = {  # names of gradient norms, by figure. The first is preferred, because
     UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
     "gradient_norm": f"the norm of the gradients after clipping in step {COUNTED_STEP}",
 }
-NORM_DEGREES = 1  # degrees of freedom of a launch for a norm: a launch has only one value of it
+NORM_DEGREES = 1  # a launch has only one value of a norm, and so one degree of freedom
 FEWEST = 3  # minimum number of launches needed to estimate the scatter and to find an outlier
 MOST_SCATTER = 0.2  # norms that differ by more than this share are never called equal, even if they scatter
 Launches = Sequence[BaselineLaunch]
@@ -31,11 +31,12 @@ side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
-    """Return why runs differ from the baseline in loss or gradients; None if they do not.
+    """Return why runs differ from the baseline in loss or gradients, or None if they agree.
 
-    There are three possible reasons: the losses of all steps differ by a common factor, the loss of a run in
-    some tenth of the steps differs by more than is allowed, or a gradient norm differs. After a spike in the
-    baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in the message.
+    There are three possible reasons: (1) the losses of all steps differ by a common factor; (2) in one of the
+    ten parts of a run, the mean loss differs by more than is allowed; (3) a gradient norm differs. After a
+    spike in the baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in
+    the message.
     """
     then = baseline.launches
     now = from_runs(runs).launches
@@ -121,7 +122,7 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
 
 
 def may_differ(then: Launches, now: Launches) -> str | None:
-    """Return what differs by more than rounding between the first launches of two sides; None if nothing.
+    """Describe a difference, larger than rounding, between the first launches of two sides, or return None.
 
     A missing seed can also be the cause. Only more launches can show this (`steadily_differ`).
     """
@@ -162,7 +163,7 @@ def _limit(allowed: float, before: float) -> str:
 
 
 def steadily_differ(then: Launches, now: Launches) -> str | None:
-    """Return what clearly differs between two sides with a few launches each; None if nothing.
+    """Describe a clear difference between two sides with a few launches each, or return None.
 
     Without a seed, the launches of one side differ from each other. The two sides must therefore differ by
     `CLEAR` times the largest difference within a side. One outlier among three or more launches of `then` is
@@ -283,7 +284,7 @@ def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
-    """Report a loss that is a multiple of the baseline's although the gradients are equal; empty if not."""
+    """Return a sentence if a loss is a multiple of the baseline's although the gradients are equal."""
     then = baseline.launches
     now = from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))

@@ -98,7 +98,7 @@ class _Evidence(NamedTuple):
 
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
-    """Return the launch order of the arms in a pair, numbered from 0: A B, B A, A B, ..."""
+    """Return the launch order of the arms in pair number `pair`: A B in pair 0, B A in pair 1, and so on."""
     return ("b", "a") if pair % 2 else ("a", "b")
 
 
@@ -111,7 +111,7 @@ def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
 
 
 def paired_exponent(costs: Differences, probes: Differences) -> float:
-    """Estimate the exponent, 0 to 1, with which differences of costs follow those of probes."""
+    """Estimate the exponent e in cost ~ probe**e, from 0 to 1. It is fitted to differences of logarithms."""
     x, y = (
         [value - fmean(differences.pairs) for value in differences.pairs] + differences.neighbours
         for differences in (probes, costs)

@@ -1,9 +1,9 @@
 """Plan how often to launch cases and canaries so that a wanted change is found the same night. Pure.
 
-A plan uses the same noise as the gate that will judge the night, and the gate's formula for the smallest
-change that is found 95 times in 100. Even if the reference shows exactly how fast the machine is, the noise
-of a case within a session remains. If this noise alone hides the wanted change, only launches in pairs can
-find it.
+A plan and the gate that will judge the night use the same noise, and the same formula for the smallest change
+that is found 95 times in 100. Even if the reference shows exactly how fast the machine is, the noise of a
+case within a session remains. If this noise alone hides the wanted change, only launches in pairs can find
+it.
 """
 
 import math

@@ -124,7 +124,7 @@ def decide(
     """Compare today's launches with the baseline's. All are seconds per step, in the same unit.
 
     Call this after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
-    the relative slowdown that must not pass: 0.03 is 3%. Raises ValueError if it is out of range.
+    the largest relative slowdown that passes: 0.03 is 3%. Raises ValueError if it is out of range.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")

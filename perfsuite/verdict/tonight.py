@@ -168,7 +168,7 @@ def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
 
 
 def _is_of_machine(name: str) -> bool:
-    """Return whether a recorded fact describes the machine, which is the same for reference and cases."""
+    """Return whether a recorded fact describes the machine. Reference and cases share the machine."""
     return name in ("kernel", "driver") or name.startswith("gpu_")
 
 

@@ -86,7 +86,7 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
 
 
 def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
-    """Return why a waiver does not apply to a regression that it names; None if it applies."""
+    """Return why a waiver does not apply to a regression that it names, or None."""
     if waiver.until < today:
         return f"{waiver.name} ended on {waiver.until}, owner {waiver.owner}, issue {waiver.issue}"
     if isinstance(waiver.tolerated, str):

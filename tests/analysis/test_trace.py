@@ -16,7 +16,7 @@ def test_parts_of_a_cpu_step_add_up_to_it() -> None:
     assert split == StepSplit(
         step_us=1000,
         data_wait_us=100,
-        compute_us=300,  # of the main thread only: copies by gloo's thread count as communication
+        compute_us=300,  # only in the main thread: copies in gloo's thread are communication
         optimizer_us=100,
         exposed_us={"all_reduce": 300},
         hidden_us={"all_reduce": 100},
@@ -112,12 +112,12 @@ def test_kernel_belongs_to_its_launching_step() -> None:
         ("cudaGraphLaunch", "cuda_runtime", 10, MAIN),  # inductor does this within a node of autograd
         ("cuGraphLaunch", "cuda_driver", 10, MAIN),
         ("cudaLaunchKernel", "cuda_runtime", 60, MAIN),  # a package's code that does not use the dispatcher
-        # Launched in another thread while an operator runs.
+        # This kernel is launched in another thread while an operator runs.
         ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),
     ],
 )
 def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thread: int) -> None:
-    """Where kernels overlap, the time counts only once."""
+    """The time in which kernels overlap is counted only once."""
     hidden = []
     for number in range(4):
         begin = 1000 * number

@@ -20,11 +20,11 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 
 DISTURBED = 0.05
-"""The share of launches whose wait is `DISTURBED_TIMES` as long."""
+"""The share of launches in which the wait is `DISTURBED_TIMES` times as long."""
 DISTURBED_TIMES = 3
 BASELINE = 5
 CLASS = 8
-"""The number of baselines of the hardware class from which the noise is estimated."""
+"""The number of the hardware class's baselines. The noise is estimated from them."""
 STEP_S = 0.5
 
 
@@ -83,7 +83,10 @@ def _comparison(a: list[Figures], b: list[Figures]) -> str:
 
 
 def found(scatter: float, wait: float) -> float:
-    """Return the smallest growth that both ways find 95 times in 100, as a share of the step."""
+    """Return the smallest growth of the wait that is found 95 times in 100, as a share of the step.
+
+    It must be found against a baseline and also in pairs.
+    """
     for growth in (0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5):
         shares = simulate(wait=wait, scatter=scatter, growth=growth, trials=300)
         if min(share.get("regressed", 0) for share in vars(shares).values()) >= 0.95:

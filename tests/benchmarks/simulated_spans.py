@@ -87,7 +87,9 @@ def _comparison(a: list[Figures], b: list[Figures]) -> str:
 
 
 def found(scatter: float, seconds: float) -> float:
-    """Return the smallest growth that both ways find 95 times in 100, in seconds."""
+    """Return the smallest growth in seconds that is found 95 times in 100, in pairs and against a
+    baseline.
+    """
     for growth_s in (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50):
         shares = simulate(seconds=seconds, scatter=scatter, growth_s=growth_s, trials=200)
         both = (shares.against_baseline, shares.in_pairs)

@@ -220,7 +220,7 @@ def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
     with pytest.raises(CaseError) as caught:
         make_case(framework=Mine())
     assert 'Add [project.entry-points."perfsuite.frameworks"] mine = "' in str(caught.value)
-    assert "pip install -e that (docs/develop/extending.md)" in str(caught.value)
+    assert "install this package with `pip install -e` (docs/develop/extending.md)" in str(caught.value)
     install(packages)
     with pytest.raises(CaseError, match="Mine is defined in"):  # another class has that name
         make_case(framework=Mine())

@@ -1,4 +1,4 @@
-"""Test for every framework that a dry run on pretended CPU tensors does what a real launch does."""
+"""Test that a dry run on fake CPU tensors does what a real launch does, for every framework."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ NEVER_REVIEWED = COUNTED.replace(
     precision="bf16-mixed",
     timeout_s=600,
 )
-"""It has small buckets and accumulates gradients, as no case of this repository does."""
+"""Unlike the cases of this repository, this one has small buckets and accumulates gradients."""
 SPLITS = Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2)
 
 HYBRID = NEVER_REVIEWED.replace(
@@ -98,7 +98,7 @@ def test_dry_mesh_does_what_a_launch_does(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
-    """This includes the number of threads. On a CPU, the agent sets that unless the arm does."""
+    """One variable is the number of threads. On a CPU, the agent sets it, unless the arm sets it."""
     environment = observed(launch_now).environment
     assert {name: environment.get(name) for name in ARM.given} == ARM.given
     assert environment["threads"] == "3"
@@ -126,7 +126,7 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
 def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     """With adapters, the Trainer makes DDP report which parameters are used.
 
-    DDP's map of them goes through pinned memory, which is not pretended.
+    DDP's map of used parameters goes through pinned memory, which is not simulated.
     """
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
     case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")

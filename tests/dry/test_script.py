@@ -107,7 +107,7 @@ def test_finds_the_functions_that_a_case_names(tmp_path: Path) -> None:
 
 
 def alone(directory: Path) -> Case:
-    """Return a case of one rank, whose script has a function that it never calls."""
+    """Return a case of one rank. Its script has a function that is never called."""
     command = (*TORCHRUN, "--standalone", "--nproc-per-node=1")
     return case_of(directory, f"def generate(): pass\n{TRAIN}", *command, ranks=1)
 
@@ -429,8 +429,8 @@ def test_copied_weights_are_noted(tmp_path: Path) -> None:
     case = case_of(tmp_path, COPIES, ranks=1, sequence_length=None, precision="bf16-mixed")
     run = passed(case, tmp_path / "dry")
     copied = (
-        "SGD steps tensors that belong to no module. They are assumed to be copies of the model's "
-        "parameters, which was not checked"
+        "the optimizer SGD updates tensors that belong to no module. They are assumed to be copies of the "
+        "model's parameters. This was not checked"
     )
     assert copied in run.notes
 

@@ -99,6 +99,6 @@ def test_it_trains_as_a_plain_loop(tmp_path: Path, case: Case, rel: float, strat
     assert settings["fabric_precision"].endswith(" bf16-mixed")
     assert settings["fabric_strategy"] == strategy
     assert "lightning" in observed(run).environment
-    # If the imported library counted, the peak of each rank would be 98 MiB. A busy machine can increase the
-    # peak of one rank: once it was 71 MiB.
+    # If the memory of the imported library were included, the peak of each rank would be 98 MiB. A busy
+    # machine can increase the peak of one rank: once it was 71 MiB.
     assert min(memory.peak for memory in run.memory) < 70 * 2**20, "the peak excludes the imported library"

@@ -227,7 +227,7 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         ({"path": ""}, "path: String should have at least 1 character, got ''"),
         ({"module": ""}, "module: String should have at least 1 character, got ''"),
         ({"command": ()}, "at least 1 item"),
-        ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "put those of a command into command"),
+        ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "Add a command's arguments to `command`"),
         ({"path": "a.py", "data_parallel": 0}, "data_parallel: Input should be greater"),
         ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
         ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),

@@ -100,7 +100,7 @@ def test_counts_only_time_with_steps() -> None:
     ],
 )
 def test_samples_both_ends_of_a_short_training(steps: list[int | None], between: int | None) -> None:
-    """If training has begun before the first look, it counts as begun when the launch began."""
+    """If training has begun before the first look, it is assumed to have begun with the launch."""
     for every_s in (0.06, 0.01):
         health = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
         assert (health and (health.samples, health.steps)) == (between and (2, between))
@@ -357,7 +357,7 @@ def test_cpu_shares_span_first_to_last_sample(
 ) -> None:
     """The CPU time of ended processes is lost.
 
-    In ticks of 10 ms, the parts can add up to more than the total.
+    The kernel counts in ticks of 10 ms, so the parts can add up to slightly more than the total.
     """
     measured = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
     assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))

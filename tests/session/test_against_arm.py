@@ -389,7 +389,8 @@ def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, e
 
 
 def test_arms_run_dry_in_parallel_without_quiet(launches: Launches) -> None:
-    result = launches.compare_counts(dry=True)  # one after the other, they would break the barrier
+    # If the arms did not run at the same time, the barrier in `Launches` would break.
+    result = launches.compare_counts(dry=True)
     assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
     assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
 

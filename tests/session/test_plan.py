@@ -81,7 +81,7 @@ def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace the clock of budgets. Returns a list with the time in seconds, which tests change."""
+    """Replace the clock that `Budget` reads. Returns a list with the time in seconds, which tests change."""
     now = [1000.0]
     monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
     return now
@@ -121,7 +121,7 @@ def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
 
 
 def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
-    """Today's launches count, since the machine can be slower than before, and a first day has no past."""
+    """Today's launches are used too: the machine can be slower than before, and a first day has no past."""
     first, second, third, _ = CASES
     budget = Budget(100, {}, {first.id, second.id, third.id})
     assert budget.allows(first)

@@ -202,7 +202,7 @@ def test_never_passes_a_metric_an_arm_lacks() -> None:
 
 
 MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)
-"""The slowness of the machine in each launch of an arm: 2 takes twice as long."""
+"""How slow the machine is in each launch of an arm. With 2, a launch takes twice as long."""
 
 
 def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> list[Run]:
@@ -355,7 +355,7 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
-    """Other gradients in one launch of each arm give a doubt. In two launches of each arm, they fail."""
+    """If gradients differ in one launch of each arm, the comparison is `inconclusive`. In two, it fails."""
     difference = "the norm of the gradients after clipping in step 4: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):

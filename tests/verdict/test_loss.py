@@ -340,10 +340,10 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     ("baseline", "now", "differs"),
     [
         *(([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * steps, False) for steps in (4, 9)),
-        # A step that only one launch of the baseline has gives no scatter.
+        # If only one launch of the baseline has a step, its scatter is unknown.
         ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 5 + (1.1,), True),
         ([(1.0,) * 5, (1.0,) * 5, (1.0,) * 6], (1.0,) * 6 + (9.0,), False),
-        # Steps that only two launches of the baseline have do give a scatter.
+        # If two launches of the baseline have a step, its scatter is known.
         ([*[(1.0,) * 9] * 3, (1.0,) * 9 + (0.97,), (1.0,) * 9 + (1.03,)], (1.0,) * 9 + (1.1,), False),
         ([()] * 5, scaled(1.3), False),  # the baseline has no loss
         ([(), (), scaled(1)], scaled(1.3), True),

@@ -320,10 +320,10 @@ def test_lone_launches_keep_their_level() -> None:
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
-    """Simulate sessions of unchanged code. Return the share that regressed, and the share called blind.
+    """Simulate sessions of unchanged code. Return the share that regressed, and the share with a blind gate.
 
-    The tolerance is 3%. Each trial estimates the noise from 10 cases of the same sessions, and judges the
-    first case.
+    A gate is blind if it misses drops as large as its tolerance. The tolerance is 3%. Each trial estimates
+    the noise from 10 cases of the same sessions, and judges the first case.
     """
     rng = random.Random(sessions)
 
@@ -452,7 +452,7 @@ def test_shrinks_a_slope_by_the_part_of_chance() -> None:
 def followed(
     count: int, seed: int, *, exponent: float, effect: float = 0.0
 ) -> tuple[Differences, Differences]:
-    """Return the differences of costs, which follow a probe, and the differences of the probe."""
+    """Return the differences of costs that follow a probe, and the differences of that probe."""
     rng = random.Random(seed)
     x = [rng.gauss(0, 0.1) for _ in range(2 * count - 1)]
     y = [exponent * probe + rng.gauss(0, 0.01) for probe in x]

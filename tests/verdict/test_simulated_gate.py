@@ -118,7 +118,7 @@ def test_finds_the_stated_minimum_95_times_in_100(sigma: float) -> None:
         ({"sigma": 0.01, "tolerance": 0.02, "baseline_launches": 20}, 0.02, 0.0015, 3.05, 0.94),
         ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # with low noise, one launch is enough
         ({"sigma": 0.01, "is_contaminated": True}, 0.05, 0.005, MAX_LAUNCHES, 0.9005),
-        *(  # the only baseline, and so the noise, is from five launches
+        *(  # there is only one baseline, of five launches. The noise is estimated from it
             ({"sigma": sigma, "baseline_launches": 5, "pooled_degrees": None, "trials": 1_000}, *LITTLE)
             for sigma in (0.003, 0.01, 0.02, 0.05)
         ),

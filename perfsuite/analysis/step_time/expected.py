@@ -66,7 +66,7 @@ def parallelism(step: Sequence[Entry]) -> Parallelism:
 
 
 def why_unknown(counts: Counts, case: Case, machine: hardware.Machine) -> str | None:
-    """Return why the time of a step cannot be predicted from its log; None if it can."""
+    """Return why the time of a step cannot be predicted from its log, or None if it is predictable."""
     if counts.compiled is not None:
         return "the model is compiled, and a dry run does not know how its kernels are fused"
     if any(collective.kind in ("send", "recv") for collective in counts.collectives):

@@ -19,8 +19,8 @@ SPREAD = 0.028
 """Standard deviation of the prediction's error, as a logarithm, among cases on the same cluster with the same
 parallelism. This is the pooled value of the published steps in docs/evidence/step-times.md."""
 DEGREES = 4
-"""Number of measurements that `SPREAD` counts as. This is less than the number of published steps, so that
-the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are more alike than the
+"""The weight of `SPREAD`, as a number of measurements. This is less than the number of published steps, so
+that the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are more alike than the
 cases of a repository."""
 Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))
@@ -64,7 +64,7 @@ def seconds_at(step: Expected, host: float) -> float:
 
 
 class _Fit(NamedTuple):
-    """The errors of the measured cases for one speed of the host, with the best factors of the GPU."""
+    """The errors of predictions if the host has a given speed, after the GPU's factors were fitted."""
 
     host: float  # the host's time relative to that of the GPU
     factors: dict[Parallelism, float]  # of the GPU, by parallelism

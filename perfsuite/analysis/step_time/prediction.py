@@ -65,7 +65,7 @@ def by_host(step: Sequence[Entry], machine: Machine) -> tuple[tuple[float, float
 
 
 def total_s(step: Sequence[Entry], machine: Machine) -> float:
-    """Return the seconds of a step, which can be without kernels. Raises `PredictionError`."""
+    """Return the seconds of a step. A step can have no kernels. Raises `PredictionError`."""
     durations = Durations(step, machine)
     return sum(_delays(step, durations, machine, _kernels_s(step, durations, machine)))
 

@@ -15,15 +15,15 @@ from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
 
 LINK_SPEEDS = (0.5, 1.0, 1.25)
-"""The link's rates, relative to the assumed rate, for which the price is computed: from half of the assumed
-rate to the rate of the port (1 / `PORT_SHARE`). The price is therefore a range."""
+"""The price is computed for these rates of the link, relative to the assumed rate. They range from half of
+the assumed rate to the rate of the port (1 / `PORT_SHARE`). The price is therefore a range."""
 SPEEDS = ((0.5, 0.8), (1.0, 1.0), (2.0, 1.25))
-"""The times of the host and of kernels, relative to the assumed times, for which the price of kernels and of
-waits is computed. The speeds of hosts differ more than those of GPUs of one model."""
-HIDDEN = 1e-3  # share of a step below which a price counts as nothing
+"""The price of kernels and of waits is computed for these times of the host and of kernels. They are relative
+to the assumed times. The speeds of hosts differ more than those of GPUs of one model."""
+HIDDEN = 1e-3  # a price below this share of a step is regarded as nothing
 SLOWEST = 1e7  # bytes/s of a link of one device; the search for the rate that hides the bytes begins here
 FASTEST = 1e12
-HALVINGS = 8  # the search halves the range this often, which finds the rate to within 5%
+HALVINGS = 8  # number of times that the search halves the range. It then knows the rate to within 5%
 
 
 class Group(NamedTuple):
@@ -43,13 +43,13 @@ class Price(NamedTuple):
 
     least_s: float | None  # None: the link is unknown
     most_s: float | None
-    step_s: float | None  # predicted time of the step with the bytes
+    step_s: float | None  # predicted time of the whole step, including what the change adds
     hidden_above: float | None
     """Rate of the link of one device, in bytes/s, above which other work hides the bytes. None: never."""
 
 
 def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -> Price:
-    """Return the price of a part of a group's bytes. The other side sends `share` of the group's bytes.
+    """Return the price of the extra bytes of a group. The other side sends only `share` of its bytes.
 
     Raises `PredictionError` if the step uses another link that is unknown.
     """
@@ -67,7 +67,7 @@ def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -
 
 
 def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Price:
-    """Return the price of `number` waits of the host for the GPU, which the other side does not make.
+    """Return the price of `number` waits of the host for the GPU. Only this side makes these waits.
 
     It is unknown which of the step's waits these are, so the range covers the first, the last and evenly
     distributed waits. Raises `PredictionError` if the step has fewer than `number` waits.

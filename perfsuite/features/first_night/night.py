@@ -170,7 +170,7 @@ def why_not(case: Case, night: Night) -> str | None:
 
 
 def changed(machine: Machine) -> str | None:
-    """Return how this machine's GPUs differ from those of `machine`; None if they do not.
+    """Return how this machine's GPUs differ from those of `machine`, or None if they are the same.
 
     Raises `MachineError` if NVML cannot read a GPU.
     """

@@ -131,7 +131,7 @@ def _broken(rows: Sequence[Row]) -> list[str]:
 
 
 def machine_problem(night: Night, step: Step) -> Row | None:
-    """Return a row if GPUs are lost, or are still in use after waiting for other users. Otherwise None."""
+    """Return a row that reports lost GPUs, or GPUs that others still use after the wait. Otherwise None."""
     if night.machine.device == "cpu":
         return None
     try:
@@ -166,7 +166,7 @@ def _instead(users: Sequence[str], devices: int) -> str:
         return advice
     return (
         f"{advice}. To use only the idle GPUs, set CUDA_VISIBLE_DEVICES={','.join(idle)} and give "
-        "another --out, because these results are of another number of GPUs"
+        "another --out, because the results in this one are from a different number of GPUs"
     )
 
 

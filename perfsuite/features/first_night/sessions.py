@@ -32,7 +32,7 @@ from perfsuite.session.jobs import refused
 RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
 CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
-"""Estimated minutes of a case, measured twice. They are used until a case has been measured."""
+"""Estimated minutes needed to measure a case twice. They are used until the first case is measured."""
 END_S = 20.0  # seconds that an interrupted pytest has to end its launches
 LOOK_S = 1.0  # seconds between two readings of a running session's results
 MOST_REFUSED = 200  # maximum number of listed cases that this machine cannot run
@@ -115,7 +115,7 @@ class Turns:
         return [test for test in self.tests if not self.is_done(test)]
 
     def case_s(self, size: Size) -> float:
-        """Return the expected seconds of a case, measured twice."""
+        """Return the expected seconds that are needed to measure a case twice."""
         measured = [of_case for results in self.results.values() for of_case in results]
         seconds = [sum(run.duration_s for run in measurement.runs) for measurement in measured]
         return 2 * median(seconds) if seconds else 60 * CASE_MIN[size]

@@ -273,7 +273,7 @@ def publish(
     ] = "#",
     shared: Shared,
 ) -> None:
-    """Write a page of a history, OUT/html/history.html, and asv's pages, which load scripts from a CDN."""
+    """Write a history as a page (OUT/html/history.html) and as asv's pages, which load scripts from a CDN."""
     require("asv", "numpy", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)

@@ -1,4 +1,4 @@
-"""The history: files with the results of sessions, which are kept for years.
+"""The history: files that keep the results of sessions for years.
 
     DIR/cases/<case id>.<digest>.json                      the full definition of a case
     DIR/<hardware class>/<commit>/<time>-<digest>.json     the results of one session

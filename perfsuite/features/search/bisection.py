@@ -41,7 +41,9 @@ class Step(Data):
     change: float | None = None
     interval: tuple[float, float] | None = None  # 99% interval of `change`
     launches: int = 0
-    why: str = ""  # why the candidate was skipped, or the sentence about its counts
+    # The reason for the outcome: why the candidate was skipped, or what its counts showed. Empty if its times
+    # decided.
+    why: str = ""
 
 
 class BisectFile(Document):
@@ -107,8 +109,8 @@ class UndecidedError(CaseError):
 
 
 Compare = Callable[[Arm, Arm, BisectFile], Measurement]
-"""A function that compares the good arm with another arm, using the tolerance of the search, until there is a
-decision on the metric of the search. If that metric is None, every metric must be decided."""
+"""A function that compares the good arm with another arm, using the tolerance of the search. The comparison
+goes on until the metric of the search is decided. If that metric is None, every metric must be decided."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ _lists: list[weakref.ref["OwnList[object]"]] = []
 
 
 class OwnList(list[T]):
-    """A list, for example of all losses, whose elements do not count as objects that the training keeps."""
+    """A list, for example of all losses. Its elements do not count as objects that the training keeps."""
 
     def __init__(self) -> None:
         super().__init__()

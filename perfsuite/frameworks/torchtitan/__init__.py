@@ -165,7 +165,7 @@ class TorchTitan(Framework):
             trainer.train()
             losses = trainer.losses()
             # As long as there are CUDA graphs with NCCL's collectives, destroying the process group waits for
-            # these graphs. So close the trainer first, which releases them.
+            # these graphs. So close the trainer first, to release them.
             trainer.close()
             return losses
 

@@ -64,7 +64,7 @@ def _one_kernel(
 
 
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
-    """Make stages exchange shapes each time. They would vote on this, but a dry run has only one stage."""
+    """Make stages always exchange shapes, because the one stage of a dry run cannot vote on this."""
     for stage in stages:
         setattr(stage, inference_mode.name, private.InferenceMode.DYNAMIC)
 

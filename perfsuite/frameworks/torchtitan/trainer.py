@@ -41,7 +41,7 @@ from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE
 
-RECORDED_CALLS = 2000  # number of calls that the flight recorder keeps, which is torch's default
+RECORDED_CALLS = 2000  # torch's default for the number of calls that the flight recorder keeps
 PRETENDED: dict[type, str] = {}  # in a dry run, type of a module -> note that explains its replacement
 FORMULA = "torchtitan-0.3"
 """The name of the formula in `get_nparams_and_flops` of torchtitan 0.3.0's models.

@@ -43,7 +43,7 @@ class Shown(Generic[B]):
     """How baselines of one kind are shown."""
 
     on: str = "on"  # the words between a case and its folder
-    # Columns of the list, without the last two (date and acceptance), which every list has. Empty if
+    # Columns of the list, without date and acceptance, which are the last two of every list. Empty if
     # baselines of this kind are not listed.
     headings: Sequence[str] = ()
     # Values of a baseline in the list, after its folder and case. Their names include units.

@@ -37,8 +37,8 @@ OTHER_PROFILER = "the training has its own profile function"
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
-# Names of our functions that wrap a function of the training. What they call counts as called by the
-# training.
+# Names of our functions that wrap a function of the training. Calls that they make are counted as calls of
+# the training.
 WRAPPERS = ("watched", "find_and_load")
 
 # Maximum age of a process in seconds when its clock begins. The start time of an older process is not
@@ -113,7 +113,7 @@ class StartUpClock:
     def first_batch(self) -> None:
         """Begin the first step, because a loader has yielded its first batch.
 
-        If the first step had begun already, what it has done until now counts as building the job.
+        If the first step had begun already, its work until now is counted as building the job.
         """
         if self._has_batch or self.is_over or get_ident() != self._thread:
             return
@@ -246,7 +246,7 @@ def _counting(
         module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
         is_ours = code.co_filename.startswith(OURS)
-        # `find_and_load` is recognised by its module, because its code names another file.
+        # `find_and_load` is recognised by its module, because its `co_filename` was replaced (see below).
         counts = not (is_import or is_ours or module == __name__)
         function = (module, code.co_qualname) if counts else None
         codes[id(code)] = entry = _Code(code, function, is_ours and code.co_name not in WRAPPERS)

@@ -80,7 +80,7 @@ class LiveMemory:
             self._threads.add(thread)
 
     def _is_data(self, tensor: Tensor, storage: Any) -> bool:
-        """Return whether a new tensor in host memory is data for the training, which is not counted."""
+        """Return whether a new tensor in host memory is data for the training. Such data is not counted."""
         if tensor.device.type != "cpu":
             return False
         is_real = storage.device.type == "cpu"  # the storage of a fake tensor is on no device

@@ -73,7 +73,7 @@ class Counting:
         self.counts: Counts | None = None
         self.notes: list[str] = []  # reasons why a step was not counted, or why a norm was not read
         self.steps = steps
-        self.has_counted_late = False  # whether the late step was counted, which makes it slower
+        self.has_counted_late = False  # whether the late step was counted. Counting makes it slower
         # The squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
         self.unclipped_squares: float | None = None  # the squared norm of these gradients before clipping

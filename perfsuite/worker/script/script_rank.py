@@ -44,8 +44,8 @@ GIVEN = "given"
 TWICE = "twice"
 WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can ask a file server
 COPIES = (
-    "the norm of the gradients is unknown: {} steps copies of the model's parameters, and the ranks might "
-    "hold different parts of these copies"
+    "the norm of the gradients is unknown: the optimizer {} updates copies of the model's parameters, and "
+    "the ranks might hold different parts of these copies"
 )
 
 
@@ -199,7 +199,8 @@ class ScriptRank(Rank):
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        if self.report.rank == 0:  # rank 0 checks this for all ranks, because numbers of tokens can differ
+        # Rank 0 checks the number of tokens for all ranks, because the ranks can be given different numbers.
+        if self.report.rank == 0:
             evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=of_rank) for of_rank in evidence]
@@ -265,7 +266,7 @@ class ScriptRank(Rank):
 
 
 def without_launcher(error: BaseException) -> str:
-    """If an error is about a missing variable of a launcher, return advice, otherwise an empty string."""
+    """Return advice on an error about a launcher's missing variable; empty for other errors."""
     named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
     if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
         return ""

@@ -102,7 +102,7 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
 
 class NamedPhase(NamedFunction):
-    """A function that a case names as `module:name`, whose calls are a phase."""
+    """A function that a case names as `module:name`. Its calls are a phase."""
 
     def __init__(self, phase: str, function: str) -> None:
         super().__init__(function, self._timed)

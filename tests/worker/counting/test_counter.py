@@ -313,7 +313,7 @@ def test_optimizer_of_optimizers_has_their_state() -> None:
     [
         ((10, 16), (4, 16, 32), 2 * 10 * 16 * 32),  # the rows of the first matrix belong to 4 experts
         ((4, 8, 16), (16, 24), 2 * 8 * 16 * 24),  # the columns of the second matrix are grouped
-        # The dimension that is summed over is grouped, as in a weight's gradient.
+        # The summed dimension is grouped, as in a weight's gradient.
         ((8, 48), (48, 24), 2 * 8 * 48 * 24),
         ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
     ],

@@ -90,7 +90,7 @@ def partly(training: Loop) -> None:
 
 
 class Swallowing(TorchDispatchMode):
-    """A mode of the training itself. The modes below it do not see what it computes."""
+    """A dispatch mode that the training code enters. The modes below it do not see what it computes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._DisableTorchDispatch():
@@ -173,7 +173,7 @@ gathered = operator_of_a_package("symm_mem::hiding_all_gather")
 put = operator_of_a_package("nvshmem::hiding_put")
 by_an_operator_of_a_package = computing(operator_of_a_package("hiding::gradient"))
 by_products_of_a_package = computing(operator_of_a_package("hiding::linear_backward"))
-"""Their names say that they are products, so it is reported that there is no formula for them."""
+"""Their names show that they are products, so the missing formula is reported."""
 
 
 class Buffer:

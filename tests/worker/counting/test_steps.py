@@ -318,7 +318,7 @@ def test_uncountable_step_is_a_note(
 def test_does_not_count_an_optimizer_in_backward(outside: int) -> None:
     """Autograd removes a dispatch mode that is entered within backward, and restores one that is left there.
 
-    `outside` is the number of steps before the first one that is made within backward.
+    The first `outside` steps are made outside of backward, and all later steps within it.
     """
 
     def step(weight: torch.Tensor) -> None:

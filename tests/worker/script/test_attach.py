@@ -56,7 +56,7 @@ def failure_of(attached: Attached) -> Failure:
 
 
 def measured(attached: Attached, loop: Callable[..., Any] | None = None, **how: Any) -> RankReport:
-    """Return the report of a training that the measurement ends."""
+    """Return the report of a training. The training is ended by the measurement."""
     with pytest.raises(Measured):
         (loop or train)(**how)
     report = report_of(attached)
@@ -155,7 +155,8 @@ def test_copied_weights_have_no_gradient_norm(start: Start) -> None:
     assert report.loss[-1] < report.loss[0]
     assert (report.gradient_squares, report.unclipped_squares) == (None, None)
     assert any(
-        note.startswith("the norm of the gradients is unknown: SGD steps copies") for note in report.notes
+        note.startswith("the norm of the gradients is unknown: the optimizer SGD updates copies")
+        for note in report.notes
     )
 
 
@@ -628,7 +629,7 @@ def test_times_a_late_phase_from_its_definition(start: Start, monkeypatch: pytes
 
 @pytest.fixture
 def searching(start: Start) -> Iterator[Callable[..., Attached]]:
-    """Attach to a script of whose case a phase is never found."""
+    """Attach to a script. Its case names a phase that is never found."""
     profiler = sys.getprofile()
     around_import = startup_clock.around_import
     sys.setprofile(None)
