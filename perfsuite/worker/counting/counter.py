@@ -475,7 +475,7 @@ def _unseen_dispatch(
     return self.python.unseen(_dispatch, self, func, types, args, kwargs)
 
 
-StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,assignment]
+StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign]
 
 
 @functools.cache
