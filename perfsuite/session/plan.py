@@ -110,10 +110,12 @@ class Budget:
     """
 
     seconds: float
-    launch_s: dict[str, float] = field(default_factory=dict)  # expected seconds of a launch, where known
+    launch_s: dict[str, float] = field(default_factory=dict)  # seconds of a launch in the past, where known
     waiting: set[str] = field(default_factory=set)  # ids of the cases that have not begun
     fewest: int = 1  # minimum number of launches of a case (--perf-min-launches)
     began: float = field(default_factory=lambda: monotonic())
+    # Seconds of the longest launch in this session, of the cases that have been launched.
+    measured_s: dict[str, float] = field(default_factory=dict)
 
     def allows(self, case: Case) -> bool:
         """Begin a case if there is time for its minimum number of launches. Return whether there is.
@@ -130,8 +132,12 @@ class Budget:
 
         `longest_s` is the duration of the longest launch of the case so far, in seconds.
         """
-        self.launch_s[case.id] = longest_s
+        self.note(case, longest_s)
         return self.has_time_for(case, 1)
+
+    def note(self, case: Case, longest_s: float) -> None:
+        """Note how long the longest launch of a case took, because the machine can be slower than before."""
+        self.measured_s[case.id] = longest_s
 
     def has_time_for(self, case: Case, launches: int) -> bool:
         """Return whether there is time for this many launches of a case, and for those of waiting cases."""
@@ -140,7 +146,7 @@ class Budget:
 
     def why_not_reached(self, case: Case) -> str:
         """Explain why a case is not reached."""
-        cost = self._needed_s(case.id) if case.id in self.launch_s else None
+        cost = self._needed_s(case.id) if case.id in {**self.launch_s, **self.measured_s} else None
         whole = _shown(self.seconds)
         if cost is not None and cost > self.seconds:
             needs = f"about {_shown(cost)}. Give {ceil(cost / 60)}min or more"
@@ -157,9 +163,18 @@ class Budget:
 
     def _launch_s(self, case_id: str) -> float:
         """Return the expected duration of a launch of a case; 0 if it is unknown."""
-        if case_id in self.launch_s:
-            return self.launch_s[case_id]
-        return median(self.launch_s.values()) if self.launch_s else 0.0
+        if case_id in self.measured_s:
+            return self.measured_s[case_id]
+        ratios = [self.measured_s[known] / self.launch_s[known] for known in self._in_both()]
+        slower = median(ratios) if ratios else 1.0
+        expected_s = {known: slower * past_s for known, past_s in self.launch_s.items()} | self.measured_s
+        if case_id in expected_s:
+            return expected_s[case_id]
+        return median(expected_s.values()) if expected_s else 0.0
+
+    def _in_both(self) -> list[str]:
+        """Return the ids of the cases with a launch in this session and in the past."""
+        return [case_id for case_id in self.measured_s if self.launch_s.get(case_id)]
 
 
 def budget_for(order: Sequence[Planned], seconds: float, fewest: int = 1) -> Budget:

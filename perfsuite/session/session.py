@@ -171,6 +171,8 @@ class Session:
                 return Trial(verdict=Verdict(outcome="unhealthy", launches=0, reasons=problems))
         self.record.save()
         trial = self.mode.judge(task, launches)
+        if self.setup.budget is not None and trial.runs:
+            self.setup.budget.note(task.case, max(run.duration_s for run in trial.runs))
         counts = trial.verdict.counts
         if counts is not None and trial.runs and not self.mode.dry:
             trial = replace(

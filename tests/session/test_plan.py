@@ -132,6 +132,27 @@ def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
     assert not budget.allows(third)
 
 
+def test_a_slower_machine_takes_longer_for_every_case(clock: list[float]) -> None:
+    first, second, third, unknown = CASES
+    budget = Budget(300, {first.id: 30, second.id: 30, third.id: 60})
+    assert budget.allows(first)
+    clock[0] += 120
+    budget.note(first, 120)
+    assert budget.allows(second), "30 s in the past, and 120 s today"
+    assert not budget.allows(third), "60 s in the past, and 240 s today"
+    clock[0] += 61
+    assert not budget.allows(unknown), "120 s today, like the median of the others"
+
+
+def test_a_machine_as_fast_as_before_takes_as_long(clock: list[float]) -> None:
+    first, second, *_ = CASES
+    budget = Budget(100, {first.id: 30, second.id: 60})
+    assert budget.allows(first)
+    clock[0] += 30
+    budget.note(first, 30)
+    assert budget.allows(second)
+
+
 def test_reserves_the_fewest_launches_of_each_case(clock: list[float]) -> None:
     first, second, *_ = CASES
     budget = Budget(100, {first.id: 15, second.id: 15}, {first.id, second.id}, fewest=5)
