@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[Entry, ...]:
         )
     try:
         return tuple(map(_entry, content["entries"]))
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise FileError(f"{path}: not the log of a dry run ({error!r}). Run the case dry again") from None
 
 

@@ -23,6 +23,7 @@ from perfsuite.results.device_log import (
     Workspace,
 )
 
+STEP_LOG = Path(__file__).parents[1] / "bench_cases" / "step_logs" / "blog-1-4.json.gz"
 ENTRIES: tuple[Entry, ...] = (
     Allocate(0, 16, 1),
     UseIn(0, 2),
@@ -54,6 +55,13 @@ def test_equal_logs_have_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
+def test_a_million_entries_fit_into_ten_megabytes(tmp_path: Path) -> None:
+    """The log is one of nanotron's published steps. Dry runs of large models have about 80,000 entries."""
+    entries = device_log_file.read(STEP_LOG)
+    device_log_file.write(tmp_path / "log.json.gz", entries)
+    assert (tmp_path / "log.json.gz").stat().st_size < 10 * len(entries)
+
+
 def test_a_log_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.json.gz"
     device_log_file.write(path, ENTRIES)
@@ -70,6 +78,7 @@ def test_a_log_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         ({"version": 1}, "not the log of a dry run"),
         ({"version": 1, "entries": [["Unknown", 1]]}, "not the log of a dry run"),
         ({"version": 1, "entries": [["Free", 1, 2]]}, "not the log of a dry run"),
+        ({"version": 1, "entries": [[]]}, "not the log of a dry run"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: object, message: str) -> None:
