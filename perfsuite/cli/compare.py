@@ -11,6 +11,7 @@ from perfsuite.cli.shared import (
     DryWay,
     Expression,
     Ids,
+    Interconnect,
     Launcher,
     MaxPairs,
     Shared,
@@ -33,6 +34,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
 from perfsuite.session.by_command import UNDECIDED, fitting, measured, runnable, selected
 from perfsuite.session.case_changes import Selection, case_changes
+from perfsuite.session.dry import check_network
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
 
@@ -46,6 +48,7 @@ def compare(
     k: Expression = None,
     dry: DryWay = False,
     counts: CountsWay = False,
+    interconnect: Interconnect = None,
     tolerance: Tolerance = None,
     max_pairs: MaxPairs = None,
     counted_steps: Annotated[str | None, option("counted-steps")] = None,
@@ -67,6 +70,9 @@ def compare(
         raise CaseError(
             "--dry and --inject cannot be combined, because a dry run only counts. Leave out one of them"
         )
+    if interconnect is not None and not dry:
+        raise CaseError("--interconnect describes simulated machines. Add --dry, or leave it out")
+    check_network(interconnect)
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(
         store=shared.store,
@@ -92,7 +98,7 @@ def compare(
     words = (("--against", against), ("--arm", arm))
     arms = a, b = resolved(chosen, words, asks(yes=yes), driver=None if dry else host.machine.driver)
     if dry or counts:
-        session = by_counts(chosen, progress, None if dry else launches, arms)
+        session = by_counts(chosen, progress, None if dry else launches, arms, interconnect=interconnect)
     else:
         session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
     if not dry:

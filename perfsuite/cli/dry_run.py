@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.shared import Expression, Ids, Shared, options, shares
+from perfsuite.cli.shared import Expression, Ids, Interconnect, Shared, options, shares
 from perfsuite.dry.machine import Device
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
@@ -23,12 +23,7 @@ def dry_run(
     device: Annotated[
         Device | None, typer.Option(help="Device to simulate (default: the GPU that the case is meant for).")
     ] = None,
-    interconnect: Annotated[
-        str | None,
-        typer.Option(
-            help="Network ports of a machine and their Gbit/s, such as 8xib400, to predict step times."
-        ),
-    ] = None,
+    interconnect: Interconnect = None,
     shared: Shared,
 ) -> None:
     """Show the work of a step at full size, and whether the case fits, in one process without hardware.

@@ -105,9 +105,12 @@ class Cost(Data):
     least_s: float | None = None  # None: unknown
     most_s: float | None = None
     step_s: float | None = None  # the predicted time of the step with the larger count
-    hidden_above: float | None = None  # bytes/s of one device's link above which sending takes no extra time
+    # Bytes/s of one device's link above which the step does not wait for the bytes. Kernels can be slower
+    # meanwhile.
+    hidden_above: float | None = None
     why_naive: str | None = None
-    """Why `most_s` is only the time that sending the bytes takes; None: both sides were replayed."""
+    """Why `most_s` is only the time that the bytes or FLOPs take by themselves; None: both sides were
+    replayed."""
 
 
 class Finding(Data):

@@ -71,7 +71,7 @@ class Dry(Mode):
             verdict = verdict.replace(counts=looked_at)
         elif counts is not None and counts.findings:
             logs = (NO_LOG_OF_BASELINE, RunDir.of_launch(task.directory, 1))
-            verdict = verdict.replace(counts=priced(counts, (run, run), logs))
+            verdict = priced(verdict, (run, run), logs)
         return Trial.of(launches, verdict)
 
     def _run(self, task: Task, stop: Event) -> Run:
@@ -108,6 +108,15 @@ class Dry(Mode):
         return self.baselines.counts.reviewed_file(target, case.id)
 
 
+def check_network(interconnect: str | None) -> None:
+    """Raise `CaseError` if the network of simulated machines has another form than `Machine.interconnect`."""
+    if interconnect is not None and network_bytes_per_s(interconnect) is None:
+        raise CaseError(
+            f"--interconnect: give the ports of a machine and their Gbit/s, such as 8xib400 or eth100, "
+            f"got {interconnect!r}"
+        )
+
+
 def dry_session(
     options: Options,
     progress: Progress,
@@ -121,10 +130,6 @@ def dry_session(
 
     Raises `CaseError` if the `interconnect` has another form than `Machine.interconnect`.
     """
-    if interconnect is not None and network_bytes_per_s(interconnect) is None:
-        raise CaseError(
-            f"--interconnect: give the ports of a machine and their Gbit/s, such as 8xib400 or eth100, "
-            f"got {interconnect!r}"
-        )
+    check_network(interconnect)
     setup = Setup(options, progress, DryHost(device=device))
     return Session(Dry(setup, device=device, ranks=ranks, interconnect=interconnect))

@@ -1,23 +1,41 @@
 """Put a price in milliseconds on the counts that changed.
 
 Between two dry runs, prices are predicted for collectives, kernels, FLOPs and waits of the host for the GPU.
-Launches log no streams, so there the price of a collective is the time that its bytes take on the link.
+Launches log no streams, so there the price is naive: the time that the bytes of a collective take on the
+link, or the FLOPs on the GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.analysis.step_time.expected import speeds, why_unknown
-from perfsuite.analysis.step_time.price import Group, Price, price, price_of_kernels, price_of_waits
+from perfsuite.analysis.step_time.links import is_inside, network_bytes_per_s
+from perfsuite.analysis.step_time.price import (
+    Group,
+    Price,
+    price,
+    price_of_calls,
+    price_of_kernels,
+    price_of_waits,
+)
 from perfsuite.analysis.step_time.streams import reported_step
-from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, PredictionError
 from perfsuite.results import device_log_file
 from perfsuite.results.amounts import duration
-from perfsuite.results.counts import PHASES, Collective, Counts, collective_name, numbers, of_rank
+from perfsuite.results.counts import (
+    COUNTED_STEP,
+    PHASES,
+    Collective,
+    Counts,
+    collective_name,
+    numbers,
+    of_rank,
+)
 from perfsuite.results.device_log import Entry
-from perfsuite.results.outcome import Cost, CountCheck, Finding
+from perfsuite.results.dry_facts import SCALED
+from perfsuite.results.outcome import Cost, Finding, Verdict
 from perfsuite.results.quantities import BLOCKING, FLOPS, HOST_READS, KERNELS
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -26,78 +44,82 @@ MOST = 5  # maximum number of findings with a price, because predicting a price 
 SYNCHRONIZE = ".synchronize"  # ends the field of counted calls that wait for all work, a stream or an event
 NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
+NOT_IN_EACH_STEP = f"not all steps have this change, and a dry run logs only step {COUNTED_STEP}"
+IN_TF32 = "the script multiplies fp32 matrices in TF32, whose speed is not known"
 
 Log = RunDir | str  # the directory with the log of a dry run, or the reason why there is no log
 
 
-def priced(check: CountCheck, arms: Sequence[Run], logs: Sequence[Log]) -> CountCheck:
-    """Return the check with prices on changed counts, and the most expensive findings first.
+def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdict:
+    """Return the verdict with prices on changed counts and in its explanation.
 
-    `arms` are runs of arm A and arm B, and `logs` are their logs. A baseline has no run of its own, so a run
-    of the case takes its place.
+    The most expensive findings come first. `arms` are runs of arm A and arm B, and `logs` are their logs. A
+    baseline has no run of its own, so a run of the case takes its place.
     """
+    if verdict.counts is None:
+        return verdict
     priced_findings = []
     number = 0
-    for finding in check.findings:
-        if finding.outcome != "passed" and not finding.span and number < MOST:
+    why = verdict.explained
+    for finding in verdict.counts.findings:
+        explains = finding.sentence == verdict.explained
+        is_meant = explains or finding.outcome != "passed"
+        if is_meant and not finding.span and number < MOST:
             cost = _cost(finding, arms, logs)
             if cost is not None:
                 number += 1
-                finding = finding.replace(cost=cost, sentence=finding.sentence + in_words(cost))
+                finding = finding.replace(
+                    cost=cost, sentence=finding.sentence + in_words(cost, finding.quantity)
+                )
+                why = finding.sentence if explains else why
         priced_findings.append(finding)
     priced_findings.sort(key=_upper_end, reverse=True)  # stable: findings without a price keep their order
-    return check.replace(findings=tuple(priced_findings))
+    counts = verdict.counts.replace(findings=tuple(priced_findings))
+    return verdict.replace(counts=counts, explained=why)
 
 
-def priced_launches(check: CountCheck, run: Run) -> CountCheck:
-    """Return the check of launches with the time that the changed bytes take on the links of a machine."""
+def priced_launches(verdict: Verdict, run: Run) -> Verdict:
+    """Return the verdict on launches with the time that changed bytes and FLOPs take by themselves."""
     if run.machine.device == "cpu":
-        return check
-    return priced(check, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))
+        return verdict
+    return priced(verdict, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))
 
 
 def _cost(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost | None:
-    """Return the price of a finding. Returns None for counts whose time is not predicted, such as memory."""
+    """Return the price of a finding.
+
+    Returns None for counts whose time is not predicted, such as memory, and for counts without a naive price
+    whose log is missing.
+    """
     collective = _collective(finding, arms)
-    if collective is not None:
-        return _of_collective(finding, collective, arms, logs)
     is_of_kernels = finding.quantity in (KERNELS.name, FLOPS.name)
     is_of_waits = finding.quantity in (HOST_READS.name, BLOCKING.name) or finding.field.endswith(SYNCHRONIZE)
-    if arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits):
-        return None
-    needed = logs if is_of_kernels else [logs[_larger(finding)]]
-    if not all(isinstance(log, RunDir) for log in needed):
+    if collective is None and (arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits)):
         return None
     try:
+        if collective is not None:
+            return _of_collective(finding, collective, arms, logs)
         return _of_waits(finding, arms, logs) if is_of_waits else _of_kernels(finding, arms, logs)
     except (PredictionError, FileError) as error:
-        return Cost(why_naive=str(error))
-
-
-def _of_collective(
-    finding: Finding, collective: Collective, arms: Sequence[Run], logs: Sequence[Log]
-) -> Cost | None:
-    """Return the price of changed bytes. Without a log, returns None if the speed of the link is unknown."""
-    try:
-        return _of_bytes(finding, collective, arms, logs)
-    except (PredictionError, FileError) as error:
-        moved_s = _moved_s(finding, collective, arms[1].machine)
-        if moved_s is None and not isinstance(logs[1], RunDir):
+        naive_s = _naive_s(finding, collective, arms[1])
+        needed = logs if is_of_kernels else [logs[_larger(finding)]]
+        if naive_s is None and collective is None and not all(isinstance(log, RunDir) for log in needed):
             return None
         return Cost(
-            least_s=None if moved_s is None else min(0.0, moved_s), most_s=moved_s, why_naive=str(error)
+            least_s=None if naive_s is None else min(0.0, naive_s), most_s=naive_s, why_naive=str(error)
         )
 
 
 def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
-    """Return one of the collectives whose bytes the finding counts. None if it counts something else."""
-    if finding.unit != "bytes":
-        return None
+    """Return one of the collectives that the finding counts. None if it counts something else.
+
+    Barriers are left out, because the host waits for them in ways that the log does not show.
+    """
     for run in arms:
         for entry in run.counts:
             for collective in entry.counts.collectives:
                 shape = (collective.kind, collective.ranks, collective.apart)
-                if collective_name(*shape) == finding.quantity:
+                if collective_name(*shape) == finding.quantity and collective.kind != "barrier":
                     return collective
     return None
 
@@ -114,13 +136,20 @@ def _upper_end(finding: Finding) -> float:
     return finding.cost.most_s or 0.0
 
 
-def _of_bytes(finding: Finding, collective: Collective, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
+def _of_collective(
+    finding: Finding, collective: Collective, arms: Sequence[Run], logs: Sequence[Log]
+) -> Cost:
     larger = _larger(finding)  # the step of this arm is replayed
-    share = min(finding.now, finding.before) / max(finding.now, finding.before)
+    fewer, more = sorted((finding.before, finding.now))
     run = arms[larger]
     group = Group(collective.kind, collective.ranks, collective.apart)
     step = _step(run, finding, logs[larger])
-    return _as_cost(price(step, group, share, speeds(run.machine, run.case)), is_more=larger == 1)
+    machine = speeds(run.machine, run.case)
+    if finding.unit == "bytes":
+        its = price(step, group, fewer / more, machine)
+    else:
+        its = price_of_calls(step, group, fewer, machine)
+    return _as_cost(its, is_more=larger == 1)
 
 
 def _of_waits(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
@@ -151,6 +180,10 @@ def _step(run: Run, finding: Finding, log: Log) -> Sequence[Entry]:
     """Return the reported step of the first rank of a finding. Raises `PredictionError` or `FileError`."""
     if isinstance(log, str):
         raise PredictionError(log)
+    if finding.steps:
+        raise PredictionError(NOT_IN_EACH_STEP)
+    if is_in_tf32(run):
+        raise PredictionError(IN_TF32)
     rank = numbers(finding.ranks)[0]
     counts = of_rank(run.counts, rank) or Counts()
     reason = why_unknown(counts, run.case, run.machine)
@@ -159,29 +192,52 @@ def _step(run: Run, finding: Finding, log: Log) -> Sequence[Entry]:
     return reported_step(device_log_file.read(log.device_log(rank)))
 
 
-def _moved_s(finding: Finding, collective: Collective, machine: Machine) -> float | None:
-    """Return the time that the changed bytes take on the link within a machine.
-
-    Returns None if the collective does not use this link, or if the speed of the link is unknown.
-    """
-    width = collective.ranks * collective.apart
-    rate = machine.link_bytes_per_s if width <= machine.devices else None
+def _naive_s(finding: Finding, collective: Collective | None, run: Run) -> float | None:
+    """Return the time that changed bytes or FLOPs take by themselves; None if it is unknown."""
+    if collective is not None and finding.unit == "bytes":
+        rate = _link_bytes_per_s(collective, run)
+    elif finding.quantity == FLOPS.name:
+        rate = _peak_flops(run)
+    else:
+        rate = None
     return None if rate is None else (finding.now - finding.before) / rate
 
 
-def in_words(cost: Cost) -> str:
-    """Return the price as the end of a sentence."""
+def _link_bytes_per_s(collective: Collective, run: Run) -> float | None:
+    """Return the rate of the link that a group of ranks uses; None if it is unknown.
+
+    All members of the group on one machine share their parts of the machine's network.
+    """
+    machine = run.machine
+    devices = run.case.topology.processes_per_node
+    if is_inside(collective.ranks, collective.apart, devices):
+        return machine.link_bytes_per_s
+    network = None if machine.interconnect is None else network_bytes_per_s(machine.interconnect)
+    here = max(1, devices // max(1, collective.apart))
+    return None if network is None else network * here / devices
+
+
+def _peak_flops(run: Run) -> float | None:
+    """Return the dense peak of the GPU; None if it is unknown. FLOPs in float8 run at twice the speed."""
+    has_float8 = any(operator.startswith(SCALED) for entry in run.counts for operator in entry.counts.ops)
+    return None if is_in_tf32(run) else run.machine.peak_flops("float8" if has_float8 else run.case.precision)
+
+
+def in_words(cost: Cost, quantity: str = "") -> str:
+    """Return the price of a changed quantity as the end of a sentence."""
     if cost.why_naive is not None:
-        return _naive_words(cost.most_s, cost.why_naive)
-    nothing = "" if cost.hidden_above is None else f"nothing if each GPU can send {_rate(cost.hidden_above)}"
+        return _naive_words(cost.most_s, cost.why_naive, quantity)
+    hidden = (
+        "" if cost.hidden_above is None else f"hidden while each GPU gets {_rate(cost.hidden_above)} or more"
+    )
     if cost.least_s is None or cost.most_s is None or cost.step_s is None:
-        but = f", but {nothing}" if nothing else ""
+        but = f", but {hidden}" if hidden else ""
         return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
     largest = max(abs(cost.least_s), abs(cost.most_s)) / cost.step_s
     is_saving = cost.most_s <= 0 and cost.least_s < 0
     kind = "saving" if is_saving else "cost"
     ends = (-cost.most_s, -cost.least_s) if is_saving else (cost.least_s, cost.most_s)
-    also = f", and {nothing}" if nothing else ""
+    also = f"; {hidden}" if hidden else ""
     return (
         f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
         f"{duration(cost.step_s)} (at most {largest:.1%}){also}"
@@ -189,11 +245,16 @@ def in_words(cost: Cost) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.2g} GB/s or more"
+    return f"{bytes_per_s / 1e9:.2g} GB/s"
 
 
-def _naive_words(moved_s: float | None, why: str) -> str:
-    if moved_s is None:
+def _naive_words(alone_s: float | None, why: str, quantity: str) -> str:
+    if alone_s is None:
         return f"; how much the step waits for it is unknown: {why}"
-    alone = duration(abs(moved_s))
-    return f"; sending these bytes takes {alone}, but how much of that the step waits for is unknown: {why}"
+    alone = duration(abs(alone_s))
+    work = (
+        f"computing these FLOPs takes at least {alone}"
+        if quantity == FLOPS.name
+        else f"sending these bytes takes {alone}"
+    )
+    return f"; {work}, but how much of that the step waits for is unknown: {why}"

@@ -173,11 +173,8 @@ class Session:
         trial = self.mode.judge(task, launches)
         if self.setup.budget is not None and trial.runs:
             self.setup.budget.note(task.case, max(run.duration_s for run in trial.runs))
-        counts = trial.verdict.counts
-        if counts is not None and trial.runs and not self.mode.dry:
-            trial = replace(
-                trial, verdict=trial.verdict.replace(counts=priced_launches(counts, trial.runs[-1]))
-            )
+        if trial.runs and not self.mode.dry:
+            trial = replace(trial, verdict=priced_launches(trial.verdict, trial.runs[-1]))
         self.setup.progress.end(trial.verdict.outcome, is_same_work=trial.verdict.is_same_work)
         return trial
 

@@ -105,6 +105,13 @@ def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Ou
     assert [type(mode) for mode in verdicts.modes] == [AgainstArm, ByDryRuns]
 
 
+def test_the_network_of_dry_arms_can_be_given(verdicts: Verdicts) -> None:
+    command(".", "--dry", "--interconnect", "8xib400", CASE.id)
+    (mode,) = verdicts.modes
+    assert isinstance(mode, ByDryRuns)
+    assert mode.interconnect == "8xib400"
+
+
 def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Make this the only command. Other extensions stay installed."""
     names = extensions.names
@@ -293,6 +300,8 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --dry --inject slowdown=10%", "--dry and --inject cannot be combined"),
         (". --dry --tolerance 3%", "exactly: leave it out"),
         (". --dry --counts", "--dry excludes --counts"),
+        (". --interconnect 8xib400", "--interconnect describes simulated machines. Add --dry, or leave it"),
+        (". --dry --interconnect fast", "such as 8xib400 or eth100, got 'fast'"),
         (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),
     ],
 )

@@ -35,6 +35,7 @@ from perfsuite.session.session import Session
 from perfsuite.session.setup import Preflights
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.session.making import make_setup
+from tests.session.test_priced import GIB, directory_of, run_of
 from tests.traces import EAGER, taken, unseen_profile
 from tests.twin_counts import counts, launch
 
@@ -70,6 +71,7 @@ class Launches:
         self.error: Exception | None = None  # raised by a dry run of arm B
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
+        self.interconnects: set[str | None] = set()
         self.counted_steps: list[int | None] = []  # requested for each launch or dry run
 
     @property
@@ -106,8 +108,10 @@ class Launches:
         arm: Arm,
         stop: threading.Event,
         counted_steps: int,
+        interconnect: str | None,
     ) -> Run:
         self.counted_steps.append(counted_steps)
+        self.interconnects.add(interconnect)
         self.made.append("/".join(directory.parts[-2:]))
         self.devices.add(device)
         self.begun.wait(30)
@@ -425,6 +429,27 @@ def test_pretends_cuda_in_both_arms_or_neither(launches: Launches) -> None:
     assert launches.compare_counts(dry=True).outcome == "regressed"
     assert launches.devices == {"cpu"}
     assert launches.said[0].endswith("CUDA cannot be faked in arm A: torch 2.13.0 is built for CUDA 13.0")
+
+
+def test_changes_between_dry_arms_get_a_price(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(case: Case, directory: Path, *, arm: Arm, **how: Any) -> Run:
+        size = GIB if arm == A else 3 * GIB
+        directory.parent.mkdir(parents=True)
+        directory_of(directory, size)
+        return run_of(size)
+
+    monkeypatch.setattr(against_arm, "dry_run", gather)
+    counts = launches.compare_counts(dry=True).verdict.counts
+    assert counts is not None
+    assert "; predicted cost: " in counts.findings[0].sentence
+
+
+def test_dry_arms_have_the_given_network(launches: Launches) -> None:
+    setup = make_setup(launches.root, launches.said)
+    ours = by_counts(setup.options, setup.progress, None, ARMS, interconnect="8xib400")
+    ours.setup.lock = Mock()
+    ours.measure(SIMULATED, "test")
+    assert launches.interconnects == {"8xib400"}
 
 
 def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:

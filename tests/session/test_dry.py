@@ -18,6 +18,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import Store
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK, dry_session
+from perfsuite.session.priced import NO_LOG_OF_BASELINE
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost
 from tests.analysis.step_time.test_forecast import step
@@ -61,6 +62,7 @@ def test_judges_dry_runs_by_architecture_counts(runs: DrySessions) -> None:
     assert worse.outcome == "regressed"
     assert worse.verdict.counts is not None
     assert [(finding.before, finding.now) for finding in worse.verdict.counts.findings] == [(100, 200)]
+    assert NO_LOG_OF_BASELINE in worse.verdict.counts.findings[0].sentence, "the price is naive"
 
 
 @pytest.mark.parametrize(

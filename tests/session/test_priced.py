@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -5,12 +6,13 @@ import pytest
 
 from perfsuite.case.case import Topology
 from perfsuite.results import device_log_file
-from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts
+from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts, collective_name
 from perfsuite.results.device_log import Communicate, EndOfStep, Entry, HostWait, Kernel, RecordEvent
-from perfsuite.results.outcome import Cost, CountCheck, Finding
+from perfsuite.results.outcome import Cost, CountCheck, Finding, Verdict
+from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.session.priced import NO_LOG_OF_BASELINE, in_words, priced, priced_launches
+from perfsuite.session.priced import NO_LOG_OF_BASELINE, Log, in_words, priced, priced_launches
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -52,8 +54,21 @@ def finding(before: int, now: int, quantity: str = "all_gather of 8 ranks") -> F
     )
 
 
-def check(*findings: Finding) -> CountCheck:
-    return CountCheck(outcome="regressed", findings=findings)
+def verdict_of(*findings: Finding, explained: str | None = None) -> Verdict:
+    counts = CountCheck(outcome="regressed", findings=findings)
+    return Verdict(outcome="regressed", launches=1, counts=counts, explained=explained)
+
+
+def priced_findings(arms: Sequence[Run], logs: Sequence[Log], *findings: Finding) -> tuple[Finding, ...]:
+    counts = priced(verdict_of(*findings), arms, logs).counts
+    assert counts is not None
+    return counts.findings
+
+
+def findings_of_launches(run: Run, *findings: Finding) -> tuple[Finding, ...]:
+    counts = priced_launches(verdict_of(*findings), run).counts
+    assert counts is not None
+    return counts.findings
 
 
 def cost_of(tmp_path: Path, before: int, now: int, *, stream: int = 0) -> tuple[Cost, str]:
@@ -61,7 +76,7 @@ def cost_of(tmp_path: Path, before: int, now: int, *, stream: int = 0) -> tuple[
     directories = [
         directory_of(tmp_path / name, size, stream=stream) for name, size in (("a", before), ("b", now))
     ]
-    (result,) = priced(check(finding(before, now)), arms, directories).findings
+    (result,) = priced_findings(arms, directories, finding(before, now))
     assert result.cost is not None
     return result.cost, result.sentence
 
@@ -78,7 +93,7 @@ def test_hidden_bytes_cost_little_above_a_rate(tmp_path: Path) -> None:
     assert cost.most_s is not None
     assert cost.step_s is not None
     assert cost.most_s < 0.02 * cost.step_s
-    assert ", and nothing if each GPU can send " in sentence
+    assert "; hidden while each GPU gets " in sentence
 
 
 def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
@@ -93,7 +108,7 @@ def test_the_most_expensive_finding_comes_first(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(2 * GIB))
     directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 2 * GIB))]
     memory = finding(1, 2, "peak of live tensors")
-    found = priced(check(memory, finding(GIB, 2 * GIB)), arms, directories).findings
+    found = priced_findings(arms, directories, memory, finding(GIB, 2 * GIB))
     assert [each.quantity for each in found] == ["all_gather of 8 ranks", "peak of live tensors"]
     assert found[1].cost is None
 
@@ -101,7 +116,7 @@ def test_the_most_expensive_finding_comes_first(tmp_path: Path) -> None:
 def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(3 * GIB))
     directories = [RunDir(tmp_path / "a"), RunDir(tmp_path / "b")]
-    (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
+    (found,) = priced_findings(arms, directories, finding(GIB, 3 * GIB))
     assert found.cost is not None
     assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
     assert "; sending these bytes takes 7.2 ms, but how much of that " in found.sentence
@@ -111,7 +126,7 @@ def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
 def test_launches_get_the_time_of_the_bytes_alone() -> None:
     run = run_of(3 * GIB)
     kernels = changed_calls("kernels", 50, 60, "kernels in forward")
-    gather, of_kernels = priced_launches(check(finding(GIB, 3 * GIB), kernels), run).findings
+    gather, of_kernels = findings_of_launches(run, finding(GIB, 3 * GIB), kernels)
     assert gather.sentence == (
         "more bytes; sending these bytes takes 7.2 ms, but how much of that the step waits for is unknown: "
         "only dry runs log when streams wait for each other"
@@ -120,27 +135,85 @@ def test_launches_get_the_time_of_the_bytes_alone() -> None:
 
 
 def test_launches_on_cpus_have_no_prices() -> None:
-    findings = check(finding(GIB, 3 * GIB))
-    assert priced_launches(findings, run_of(3 * GIB).replace(machine=make_machine())) == findings
+    verdict = verdict_of(finding(GIB, 3 * GIB))
+    assert priced_launches(verdict, run_of(3 * GIB).replace(machine=make_machine())) == verdict
 
 
-def test_launches_across_machines_have_no_prices() -> None:
-    findings = check(finding(GIB, 3 * GIB))
-    one_gpu = make_gpu_machine(A100, count=1)
-    assert priced_launches(findings, run_of(3 * GIB).replace(machine=one_gpu)) == findings
+def across_machines(interconnect: str | None, ranks: int = 8, apart: int = 1) -> Run:
+    """Return a run on two machines of four GPUs each."""
+    case = make_case(topology=Topology(nodes=2, processes_per_node=4))
+    run = run_of(3 * GIB)
+    counts = run.counts[0].counts
+    gather = counts.collectives[0].replace(ranks=ranks, apart=apart)
+    entry = RankCounts(ranks=(0,), counts=counts.replace(collectives=(gather,)))
+    machine = run.machine.replace(nodes=2, interconnect=interconnect)
+    return run.replace(case=case, machine=machine, counts=(entry,))
+
+
+@pytest.mark.parametrize(("ranks", "apart", "ports"), [(8, 1, 4), (4, 2, 2), (2, 4, 1)])
+def test_launches_across_machines_share_the_network(ranks: int, apart: int, ports: int) -> None:
+    """All members of a group on one machine share their ports: 4, 2 or 1 of the machine's 4 ports."""
+    run = across_machines("4xib400", ranks, apart)
+    changed = finding(GIB, 3 * GIB, collective_name("all_gather", ranks, apart))
+    (gather,) = findings_of_launches(run, changed)
+    assert gather.cost is not None
+    assert gather.cost.most_s == pytest.approx(2 * GIB / (ports * 50e9))
+
+
+def test_launches_on_an_unknown_network_have_a_reason() -> None:
+    (gather,) = findings_of_launches(across_machines(None), finding(GIB, 3 * GIB))
+    assert gather.sentence == (
+        "more bytes; how much the step waits for it is unknown: only dry runs log when streams wait for each "
+        "other"
+    )
+
+
+def flops_of(before: int, now: int) -> Finding:
+    return finding(before, now, "FLOPs").replace(field="FLOPs in forward", unit="FLOP", sentence="more FLOPs")
+
+
+def test_launches_get_the_time_of_the_flops_alone() -> None:
+    case = make_case(precision="bf16-mixed")
+    run = run_of(GIB).replace(case=case)
+    (flops,) = findings_of_launches(run, flops_of(10**12, 10**12 + 312 * 10**9))
+    assert flops.sentence.startswith("more FLOPs; computing these FLOPs takes at least 1.0 ms, but how much ")
+    machine = make_gpu_machine("NVIDIA H100 80GB HBM3")
+    low = run_of(GIB, ops={"aten._scaled_mm": 1}).replace(case=case, machine=machine)
+    (of_float8,) = findings_of_launches(low, flops_of(10**12, 10**12 + 2 * 989500 * 10**6))
+    assert "takes at least 1.0 ms" in of_float8.sentence
+
+
+def test_the_naive_time_of_tf32_is_unknown(tmp_path: Path) -> None:
+    observed = Observed(settings={"fp32_matmul": "tf32"}, environment={})
+    run = run_of(GIB).replace(case=make_case(precision="fp32"), observed=observed)
+    (flops,) = findings_of_launches(run, flops_of(1, 10**12))
+    assert flops.cost is None
+    directories = [log_of(tmp_path / name, PRODUCT) for name in "ab"]
+    (of_dry_runs,) = priced_findings((run, run), directories, flops_of(1, 10**12))
+    assert "is unknown: the script multiplies fp32 matrices in TF32" in of_dry_runs.sentence
+
+
+def test_an_explanation_has_the_price_too(tmp_path: Path) -> None:
+    """In a timed comparison, counts are not judged, but the largest change explains the times."""
+    listed = finding(GIB, 3 * GIB).replace(outcome="passed")
+    verdict = priced_launches(verdict_of(listed, explained="more bytes"), run_of(3 * GIB))
+    assert verdict.explained is not None
+    assert verdict.explained.startswith("more bytes; sending these bytes takes 7.2 ms")
+    other = priced_launches(verdict_of(listed, explained="the same calls"), run_of(3 * GIB))
+    assert other == verdict_of(listed, explained="the same calls")
 
 
 def test_more_bytes_than_in_a_baseline_are_replayed(tmp_path: Path) -> None:
     run = run_of(3 * GIB)
     logs = (NO_LOG_OF_BASELINE, directory_of(tmp_path / "b", 3 * GIB))
-    (found,) = priced(check(finding(GIB, 3 * GIB)), (run, run), logs).findings
+    (found,) = priced_findings((run, run), logs, finding(GIB, 3 * GIB))
     assert "; predicted cost: " in found.sentence
 
 
 def test_fewer_bytes_than_in_a_baseline_get_the_naive_time(tmp_path: Path) -> None:
     run = run_of(GIB)
     logs = (NO_LOG_OF_BASELINE, directory_of(tmp_path / "b", GIB))
-    (found,) = priced(check(finding(3 * GIB, GIB)), (run, run), logs).findings
+    (found,) = priced_findings((run, run), logs, finding(3 * GIB, GIB))
     assert f"takes 7.2 ms, but how much of that the step waits for is unknown: {NO_LOG_OF_BASELINE}" in (
         found.sentence
     )
@@ -150,7 +223,7 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
     compiled = Compiled(graphs=1, recompilations=0, kernels=None, extern_calls=None)
     arms = (run_of(GIB), run_of(3 * GIB, compiled=compiled))
     directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 3 * GIB))]
-    (found,) = priced(check(finding(GIB, 3 * GIB)), arms, directories).findings
+    (found,) = priced_findings(arms, directories, finding(GIB, 3 * GIB))
     assert "the step waits for is unknown: the model is compiled" in found.sentence
 
 
@@ -170,7 +243,7 @@ def test_additional_kernels_and_flops_have_a_price(tmp_path: Path) -> None:
     directories = [log_of(tmp_path / "a", *[PRODUCT] * 50), log_of(tmp_path / "b", *[PRODUCT] * 60)]
     kernels = changed_calls("kernels", 50, 60, "kernels in forward")
     flops = finding(50, 60, "FLOPs").replace(field="FLOPs in forward", unit="FLOP")
-    for priced_finding in priced(check(kernels, flops), arms, directories).findings:
+    for priced_finding in priced_findings(arms, directories, kernels, flops):
         cost = priced_finding.cost
         assert cost is not None
         assert cost.most_s == pytest.approx(1.25 * 10 * 2 * 8192**3 / (312e12 * 0.82), rel=0.1)
@@ -189,26 +262,69 @@ def test_additional_waits_of_the_host_have_a_price(tmp_path: Path, quantity: str
     arms = (run_of(GIB), run_of(GIB))
     read = (RecordEvent(1, 0), HostWait(1))
     directories = [log_of(tmp_path / "a", PRODUCT), log_of(tmp_path / "b", PRODUCT, *read)]
-    (more,) = priced(check(changed_calls(quantity, 0, 1, field)), arms, directories).findings
+    (more,) = priced_findings(arms, directories, changed_calls(quantity, 0, 1, field))
     assert more.cost is not None
     assert more.cost.most_s is not None
     assert more.cost.most_s > 0
-    (fewer,) = priced(check(changed_calls(quantity, 1, 0, field)), arms[::-1], directories[::-1]).findings
+    (fewer,) = priced_findings(arms[::-1], directories[::-1], changed_calls(quantity, 1, 0, field))
     assert fewer.cost is not None
     assert fewer.cost.least_s == pytest.approx(-more.cost.most_s)
+
+
+@pytest.mark.parametrize(
+    "field", ["kernels in forward", "host reads in forward", "all_gather of 8 ranks: bytes"]
+)
+def test_work_of_some_steps_gets_no_number(tmp_path: Path, field: str) -> None:
+    """The log has only step 4, in which nothing changed."""
+    arms = (run_of(GIB), run_of(GIB))
+    directories = [log_of(tmp_path / name, PRODUCT) for name in "ab"]
+    quantity = field.split(" in ")[0].removesuffix(": bytes")
+    changed = finding(0, GIB, quantity).replace(field=field, steps="every 5th step (5, 10, 15)")
+    (found,) = priced_findings(arms, directories, changed)
+    assert found.cost is not None
+    assert found.cost.step_s is None
+    assert "is unknown: not all steps have this change, and a dry run logs only step 4" in found.sentence
+
+
+def test_more_calls_for_the_same_bytes_have_a_price(tmp_path: Path) -> None:
+    arms = (run_of(GIB), run_of(GIB))
+    calls = [
+        Communicate(number, 0, "forward", "all_gather", 8, 1, GIB // 100, is_async=False)
+        for number in range(100)
+    ]
+    one = calls[0]._replace(bytes=GIB)
+    directories = [log_of(tmp_path / "a", PRODUCT, one), log_of(tmp_path / "b", PRODUCT, *calls)]
+    changed = changed_calls("all_gather of 8 ranks", 1, 100, "all_gather of 8 ranks: calls")
+    (more,) = priced_findings(arms, directories, changed)
+    assert more.cost is not None
+    assert more.cost.most_s is not None
+    assert more.cost.most_s > 99 * 18e-6, "each call takes some time to begin"
+    back = changed_calls("all_gather of 8 ranks", 100, 1, "all_gather of 8 ranks: calls")
+    (fewer,) = priced_findings(arms[::-1], directories[::-1], back)
+    assert fewer.cost is not None
+    assert fewer.cost.least_s == pytest.approx(-more.cost.most_s)
+
+
+def test_barriers_have_no_price(tmp_path: Path) -> None:
+    barrier = Collective(kind="barrier", ranks=8, apart=1, dtype="", phase="forward", count=2, bytes=0)
+    arms = (run_of(GIB, collectives=(barrier,)), run_of(GIB, collectives=(barrier,)))
+    call = Communicate(1, 0, "forward", "barrier", 8, 1, 0, is_async=False)
+    directories = [log_of(tmp_path / "a", PRODUCT, call), log_of(tmp_path / "b", PRODUCT, call, call)]
+    changed = changed_calls("barrier of 8 ranks", 1, 2, "barrier of 8 ranks: calls")
+    assert priced_findings(arms, directories, changed) == (changed,)
 
 
 def test_a_garbage_collection_has_no_price(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(GIB))
     directories = [log_of(tmp_path / name, PRODUCT) for name in "ab"]
     collected = changed_calls("stalling calls", 0, 1, "calls of gc.collect")
-    assert priced(check(collected), arms, directories).findings == (collected,)
+    assert priced_findings(arms, directories, collected) == (collected,)
 
 
 def test_a_host_read_without_a_log_says_what_is_missing(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(GIB))
     directories = [RunDir(tmp_path / "a"), RunDir(tmp_path / "b")]
-    (read,) = priced(check(changed_calls("host reads", 0, 1)), arms, directories).findings
+    (read,) = priced_findings(arms, directories, changed_calls("host reads", 0, 1))
     assert "; how much the step waits for it is unknown: " in read.sentence
     assert "does not exist. Run the case dry again" in read.sentence
 
@@ -216,7 +332,7 @@ def test_a_host_read_without_a_log_says_what_is_missing(tmp_path: Path) -> None:
 def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:
     arms = (make_run(dry=True), make_run(dry=True))
     kernels = changed_calls("kernels", 50, 60, "kernels in forward")
-    (same,) = priced(check(kernels), arms, [RunDir(tmp_path), RunDir(tmp_path)]).findings
+    (same,) = priced_findings(arms, [RunDir(tmp_path), RunDir(tmp_path)], kernels)
     assert same == kernels
 
 
@@ -225,8 +341,8 @@ def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:
     [
         (
             Cost(least_s=0.0, most_s=0.006, step_s=0.43, hidden_above=31e9),
-            "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%), "
-            "and nothing if each GPU can send 31 GB/s or more",
+            "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%); "
+            "hidden while each GPU gets 31 GB/s or more",
         ),
         (
             Cost(least_s=-0.003, most_s=0.006, step_s=0.6),
@@ -239,7 +355,7 @@ def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:
         (
             Cost(hidden_above=31e9),
             "; predicted cost: unknown, because the speed of the network is unknown, "
-            "but nothing if each GPU can send 31 GB/s or more",
+            "but hidden while each GPU gets 31 GB/s or more",
         ),
         (Cost(why_naive="why"), "; how much the step waits for it is unknown: why"),
     ],

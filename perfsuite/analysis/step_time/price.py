@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from perfsuite.analysis.step_time.links import is_inside
@@ -64,6 +65,46 @@ def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -
         its = _with_rate(machine, inside, times * rate)
         costs.append(total_s(step, its) - total_s(other, its))
     return Price(min(costs), max(costs), total_s(step, machine), hidden_above)
+
+
+def price_of_calls(step: Sequence[Entry], group: Group, fewer: int, machine: Machine) -> Price:
+    """Return the price of sending a group's bytes in all of the step's calls. The other side has `fewer`.
+
+    It is unknown when the other side makes its calls, so the range covers calls in place of the first and of
+    the last of those that they replace. Raises `PredictionError` if the step does not have more calls.
+    """
+    calls = [index for index, entry in enumerate(step) if group.has(entry)]
+    if not 0 < fewer < len(calls):
+        raise PredictionError(f"the log of the dry run has {len(calls)} calls, and the other side {fewer}")
+    bounds = [len(calls) * number // fewer for number in range(fewer + 1)]
+    merged = [calls[begin:end] for begin, end in pairwise(bounds)]
+    others = [_with_merged(step, merged, place) for place in (0, -1)]
+    costs = []
+    for its in _machines(machine):
+        whole_s = total_s(step, its)
+        costs += [whole_s - total_s(other, its) for other in others]
+    return Price(min(costs), max(costs), total_s(step, machine), None)
+
+
+def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: int) -> list[Entry]:
+    """Return the step in which one call, at `place` among the merged calls, sends the bytes of all of them.
+
+    `merged` has the indices of the calls that become one call.
+    """
+    size_of: dict[int, int] = {}  # bytes of each remaining call, by index
+    dropped: set[int] = set()
+    for indices in merged:
+        calls = [step[index] for index in indices]
+        size_of[indices[place]] = sum(call.bytes for call in calls if isinstance(call, Communicate))
+        dropped.update(indices)
+    dropped -= size_of.keys()
+    changed: list[Entry] = []
+    for index, entry in enumerate(step):
+        if isinstance(entry, Communicate) and index in size_of:
+            changed.append(entry._replace(bytes=size_of[index]))
+        elif index not in dropped:
+            changed.append(entry)
+    return changed
 
 
 def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Price:

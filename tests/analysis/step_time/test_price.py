@@ -1,9 +1,17 @@
 import pytest
 
-from perfsuite.analysis.step_time.price import Group, price, price_of_kernels, price_of_waits, with_bytes
+from perfsuite.analysis.step_time.links import BEGIN_INSIDE_S, HOP_INSIDE_S
+from perfsuite.analysis.step_time.price import (
+    Group,
+    price,
+    price_of_calls,
+    price_of_kernels,
+    price_of_waits,
+    with_bytes,
+)
 from perfsuite.analysis.step_time.streams import Host
 from perfsuite.errors import PredictionError
-from perfsuite.results.device_log import Communicate, Entry, HostWait, RecordEvent
+from perfsuite.results.device_log import Communicate, Entry, HostWait, RecordEvent, StreamWait
 from tests.analysis.step_time.steps import MACHINE, gather, kernel, matmul, prefetched
 
 GATHER = Group("all_gather", 8, 1)
@@ -66,6 +74,35 @@ def test_another_unknown_link_gets_no_number() -> None:
     step = [gather(1, 1, stream=1, ranks=64), *in_turn(1)]
     with pytest.raises(PredictionError, match="network between machines"):
         price(step, GATHER, 0.5, UNKNOWN)
+
+
+def test_calls_cost_the_time_to_begin_them() -> None:
+    """Four calls instead of two: two calls begin in vain."""
+    step: list[Entry] = [*(gather(number, 1, stream=0) for number in range(4)), kernel(2)]
+    its = price_of_calls(step, GATHER, 2, MACHINE)
+    one_s = BEGIN_INSIDE_S + 7 * HOP_INSIDE_S
+    assert its.least_s == pytest.approx(2 * one_s, rel=0.01)
+    assert its.most_s == pytest.approx(2 * one_s, rel=0.01)
+    assert its.step_s == pytest.approx(6, abs=LATENCY_S)
+
+
+def test_the_range_covers_both_places_of_a_merged_call() -> None:
+    """One call at the place of the first hides beside the kernel, but one in place of the last does not."""
+    first, last = (gather(number, 1, stream=1) for number in (1, 2))
+    step: list[Entry] = [first, RecordEvent(1, 0), kernel(2), RecordEvent(2, 0), StreamWait(1, 2), last]
+    step += [RecordEvent(3, 1), StreamWait(0, 3)]
+    its = price_of_calls(step, GATHER, 1, MACHINE)
+    assert its.least_s is not None
+    assert its.least_s < -0.7, "the merged call takes 2 s after the kernel"
+    assert its.most_s is not None
+    assert its.most_s > 0.7, "the kernel hides the merged call"
+
+
+@pytest.mark.parametrize("fewer", [0, 4, 5])
+def test_calls_that_the_log_lacks_get_no_number(fewer: int) -> None:
+    step: list[Entry] = [*(gather(number, 1, stream=0) for number in range(4)), kernel(2)]
+    with pytest.raises(PredictionError, match=f"has 4 calls, and the other side {fewer}"):
+        price_of_calls(step, GATHER, fewer, MACHINE)
 
 
 WAIT: list[Entry] = [RecordEvent(1, 0), HostWait(1)]
