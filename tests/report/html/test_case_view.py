@@ -4,7 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.report.html.case_view import case_view, overview
+from perfsuite.results.metric import ROOFLINE_SHARE
 from perfsuite.results.session_file import Measurement
+from tests.report.test_expected import STEP, launched
 from tests.samples import BEFORE, make_result, never_run, now
 from tests.sessions import make_gpu_result, make_session
 
@@ -28,6 +30,15 @@ def test_band_is_the_baselines_step_and_tolerance() -> None:
     assert baseline is not None
     assert band.baseline_s == pytest.approx(256 * 8 / baseline)
     assert band.allowed_s == pytest.approx(1.03 * band.baseline_s)
+
+
+def test_the_share_of_expected_follows_that_of_the_roofline() -> None:
+    columns = overview("tokens")
+    headings = [column.heading for column in columns]
+    place = headings.index("of expected")
+    assert headings[place - 1] == ROOFLINE_SHARE.heading
+    assert columns[place].text(launched(expected=STEP)) == "62.0%"
+    assert columns[place].text(launched(no_expected="the model is compiled")) == "-"
 
 
 def test_captions_say_what_the_chart_cannot() -> None:
