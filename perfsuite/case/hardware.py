@@ -56,7 +56,7 @@ class Accelerator(NamedTuple):
     # The source of the peaks and of `link_gb_s`. Datasheets give the sum of the link's two directions.
     source: str
     usable_source: str | None  # the source of `usable_gib`
-    speed: Speed | None = None  # None if no published step shows how fast the device is
+    speed: Speed | None = None  # None if the times of kernels on the device are unknown
 
     @property
     def memory_bytes(self) -> int:

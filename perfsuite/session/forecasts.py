@@ -35,8 +35,8 @@ class Forecasts:
                 self._open[case_id] = facts.forecast
             return
         speed = result.figures.tokens_per_s
-        # Launches of `compare --counts` do not wait until the machine is quiet.
-        if speed is None or result.shared or result.by_counts or result.no_evidence is not None:
+        # The arms of a comparison can have other packages and variables than this environment.
+        if speed is None or result.shared or result.before or result.no_evidence is not None:
             return
         self._tokens_per_s[case_id] = speed
         expected = self._expected.get(case_id)

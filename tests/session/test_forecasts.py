@@ -61,7 +61,9 @@ def test_other_gpus_and_failures_are_left_out(tmp_path: Path) -> None:
     failed = failed.replace(verdict=failed.verdict.replace(outcome="failed"))
     shared = launched(FIRST, 1.2, prediction=expected, shared=True)
     busy = counted(launched(FIRST, 1.2, prediction=expected))
-    assert forecasts(tmp_path, other, failed, shared, busy).cases == []
+    timed = launched(FIRST, 1.2, prediction=expected)
+    timed = timed.replace(before=timed.runs)
+    assert forecasts(tmp_path, other, failed, shared, busy, timed).cases == [], "arms can have other packages"
     damaged = tmp_path / "damaged.json"
     damaged.write_text("{")
     assert Forecasts([damaged], H100).cases == []

@@ -91,7 +91,9 @@ class Device(NamedTuple):
     def of(cls, name: str, product: Accelerator | None) -> Device:
         """Return the speeds of a product. Raises `PredictionError` if some are unknown."""
         if product is None or product.speed is None or not product.peak_16bit or not product.peak_fp32:
-            raise PredictionError(f"no published step shows how fast {name} is (accelerators.json)")
+            raise PredictionError(
+                f"the times of kernels on {name} are unknown (accelerators.json has no speeds of it)"
+            )
         return cls(1e12 * product.peak_16bit, 1e12 * product.peak_fp32, product.speed)
 
     def slower(self, factor: float) -> Device:

@@ -102,5 +102,5 @@ def test_no_product_beats_the_peak(name: str, size: int) -> None:
 
 def test_an_unknown_card_gets_no_number() -> None:
     for name in ("NVIDIA L4", "Some GPU"):
-        with pytest.raises(PredictionError, match=f"no published step shows how fast {name} is"):
+        with pytest.raises(PredictionError, match=f"the times of kernels on {name} are unknown"):
             Device.of(name, PRODUCTS.get(name))
