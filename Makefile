@@ -112,8 +112,7 @@ release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lor
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
-# torch's releases run on CPUs. There, accelerate does not use FSDP, so the script that needs FSDP is left out.
-release-torch: WHAT = --from 2.11.0 --minors -k "(accelerate or fabric or llama_train or trainer) and not accumulate"
+release-torch: WHAT = --from 2.11.0 --minors -k "accelerate or fabric or llama_train or trainer"
 release-trl: WHAT = --from 1.4.0 --minors -k trl
 release-%: .venv/installed  # has a separate lock, because the machine need not be quiet
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
