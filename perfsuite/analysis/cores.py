@@ -9,7 +9,6 @@ from perfsuite.results.run import Health, Run
 FEWEST_CORES = 2
 """Cores of a rank that cause no note. A rank's Python, its backward pass and NCCL run in threads of their
 own, and each of them can delay a kernel."""
-LATE = f"Ranks with fewer than {FEWEST_CORES} cores can start kernels late"
 MORE_CORES = (
     "give the job all cores of the machine (--exclusive or --cpus-per-task of salloc and sbatch, "
     "--cpuset-cpus of a container)"
@@ -38,16 +37,22 @@ def core_notes(run: Run, reports: Sequence[RankReport]) -> list[str]:
     return notes
 
 
-def are_few(cores: int, ranks: int) -> bool:
-    """Return whether the threads of ranks that share these cores often wait for each other."""
-    return cores < FEWEST_CORES * ranks
+def advice_on_few(cores: int, ranks: int, of_machine: int | None) -> str | None:
+    """Return advice if the threads of ranks that share these cores often wait for each other; else None."""
+    if cores >= FEWEST_CORES * ranks:
+        return None
+    late = f"ranks with fewer than {FEWEST_CORES} cores can start kernels late"
+    return f"{late}, but this machine has no other cores" if cores == of_machine else f"{late}: {MORE_CORES}"
 
 
 def _few_cores(ranks: int, health: Health) -> Iterator[str]:
-    if health.cores is not None and are_few(health.cores, ranks):
+    advice = None
+    if health.cores is not None:
+        advice = advice_on_few(health.cores, ranks, health.cores_of_machine)
+    if advice is not None:
         cores = f"{health.cores} core{'s' * (health.cores != 1)}"
         all_cores = "" if health.cores_of_machine is None else f" (the machine has {health.cores_of_machine})"
-        yield f"the job may use {cores} for {ranks} ranks{all_cores}. {LATE}: {MORE_CORES}"
+        yield f"the job may use {cores} for {ranks} ranks{all_cores}; {advice}"
 
 
 def _far_cores(reports: Mapping[int, RankReport], health: Health) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perfsuite import extensions
-from perfsuite.analysis.cores import LATE, MORE_CORES, are_few
+from perfsuite.analysis.cores import advice_on_few
 from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
@@ -98,9 +98,8 @@ def _cores_row(machine: Machine, root: Path) -> Row:
     if machine.device == "cpu":
         return passed("cores", f"{cores}, {limit}")
     observed = f"{cores} of {os.cpu_count()}, {cores / machine.devices:.2g} for each GPU, {limit}"
-    if are_few(cores, machine.devices):
-        return unknown("cores", observed, f"{LATE}: {MORE_CORES}")
-    return passed("cores", observed)
+    advice = advice_on_few(cores, machine.devices, os.cpu_count())
+    return passed("cores", observed) if advice is None else unknown("cores", observed, advice)
 
 
 def _peak_reset_row(machine: Machine, root: Path) -> Row:

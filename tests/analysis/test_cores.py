@@ -29,6 +29,7 @@ def notes(health: Health | None, *cores: str | None, **changes: Any) -> list[str
     return core_notes(run, [make_report(rank, observed=observed) for rank, observed in enumerate(seen)])
 
 
+LATE = "ranks with fewer than 2 cores can start kernels late"
 TORCHRUN = "On the other cores, steps that wait for the host are slower: " + BIND
 
 
@@ -102,12 +103,13 @@ def test_cores_that_were_not_reported_are_unknown() -> None:
     ("cores", "of_machine", "said"),
     [
         (4, 8, None),
+        (3, 8, f"the job may use 3 cores for 2 ranks (the machine has 8); {LATE}: {MORE_CORES}"),
         (
             3,
-            8,
-            "the job may use 3 cores for 2 ranks (the machine has 8). Ranks with fewer than 2 cores",
+            3,
+            f"the job may use 3 cores for 2 ranks (the machine has 3); {LATE}, but this machine has no other",
         ),
-        (1, None, "the job may use 1 core for 2 ranks. Ranks"),
+        (1, None, f"the job may use 1 core for 2 ranks; {LATE}: {MORE_CORES}"),
     ],
 )
 def test_few_cores_of_a_rank_are_noted(cores: int, of_machine: int | None, said: str | None) -> None:

@@ -84,6 +84,9 @@ def test_each_gpu_needs_cores(
     row = checked(H100, tmp_path)["cores"]
     assert (row.status, row.found) == (status, observed)
     assert ("--cpus-per-task" in str(row.advice)) == (status == "unknown")
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    whole = checked(H100, tmp_path)["cores"]
+    assert ("no other cores" in str(whole.advice)) == (status == "unknown")
 
 
 def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
