@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +29,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.session_file import Measurement, SessionFile, readable
 from perfsuite.results.store import Store
 from perfsuite.session.jobs import refused
+from perfsuite.worker import leash
 
 RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
@@ -239,8 +241,15 @@ def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
     command = [sys.executable, "-m", "pytest", *words]
     with log.open("w") as output:
         # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.
+        # If this process is killed, the kernel interrupts pytest, which would otherwise measure beside the next
+        # first night.
         session = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            preexec_fn=partial(leash.die_with_parent, signal.SIGINT),
         )
         try:
             yield session

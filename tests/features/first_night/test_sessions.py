@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -291,9 +293,7 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
 
     def interrupt() -> None:
-        until = time.monotonic() + 30
-        while not Path("begun").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for_file("begun")
         os.kill(os.getpid(), signal.SIGUSR2)
 
     def end(number: int, frame: object) -> None:
@@ -308,6 +308,32 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
     finally:
         thread.join()
         signal.signal(signal.SIGUSR2, before)
+    assert Path("interrupted").exists()
+
+
+MEASURES = """
+from pathlib import Path
+from perfsuite.features.first_night.sessions import measured
+from perfsuite.results.store import Store
+[*measured([], Path("session.log"), Store(Path("store")))]
+"""
+
+
+def wait_for_file(name: str) -> None:
+    until = time.monotonic() + 60
+    while not Path(name).exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+@pytest.mark.launch
+def test_a_killed_night_leaves_no_pytest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would measure beside the next first night, which would not see its results."""
+    Path("pytest.py").write_text(SLEEPS)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    with subprocess.Popen([sys.executable, "-c", MEASURES]) as night:
+        wait_for_file("begun")
+        night.kill()
+    wait_for_file("interrupted")
     assert Path("interrupted").exists()
 
 
