@@ -48,6 +48,10 @@ def result(case_id: str, outcome: Any) -> Measurement:
     return make_result(run, verdict=Verdict(outcome=outcome, launches=1))
 
 
+def is_recorded(case_id: str, results: sessions.Results) -> bool:
+    return case_id in results and results[case_id][0].verdict.is_recorded
+
+
 @dataclass
 class FakePytest:
     """Replaces pytest: a case is recorded in its first session, and passes in its second.
@@ -58,6 +62,7 @@ class FakePytest:
     ids: Sequence[str]  # ids of all cases
     skipped: Sequence[str] = ()  # ids of the cases whose tests skip them
     lost: Sequence[str] = ()  # ids of the cases for which no result is written
+    shared: Sequence[str] = ()  # ids of the cases that it measures while others use the machine
     most: float = float("inf")
     error: BaseException = field(default_factory=TimeUp)
     asked: list[list[str]] = field(default_factory=list)  # the cases of each session
@@ -77,7 +82,10 @@ class FakePytest:
             if self.most <= 0:
                 raise self.error
             self.most -= 1
-            done.append(result(case_id, "passed" if case_id in before else "recorded"))
+            if case_id in self.shared:
+                done.append(result(case_id, "unhealthy").replace(shared=True))
+            else:
+                done.append(result(case_id, "passed" if is_recorded(case_id, before) else "recorded"))
             documents.write(file, make_session_file(*done).replace(status="running"))
             yield documents.read(file, SessionFile)
         skips = [
@@ -187,6 +195,29 @@ def test_a_case_without_a_result_is_no_success(monkeypatch: pytest.MonkeyPatch) 
     rows = statuses([*case_rows(make_night())])
     assert rows == {REACHED: "unknown", IDS[0]: "fail", IDS[1]: "pass"}
     assert len(fake.asked) == 3, "it ends"
+
+
+def test_cases_of_a_busy_machine_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others use the machine, figures prove nothing. They might have left by the next night."""
+    saved = Saved()
+    fake = with_cases(monkeypatch, IDS[:2], shared=IDS[:1])
+    (cut,) = night_of(make_record(), saved).results
+    assert fake.asked == [IDS[:2], IDS[1:2], IDS[:1]], "a second time in the same night, but not for ever"
+    assert statuses(cut.rows) == {REACHED: "unknown", IDS[0]: "unknown", IDS[1]: "pass"}
+    assert not cut.is_complete
+    with_cases(monkeypatch, IDS[:2])
+    (whole,) = night_of(saved.records[-1], saved).results
+    assert statuses(whole.rows) == dict.fromkeys([REACHED, *IDS[:2]], "pass")
+    assert whole.is_complete
+
+
+def test_a_busy_machine_does_not_make_sessions_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Saved()
+    with_cases(monkeypatch, IDS, shared=IDS)
+    night_of(make_record(), saved)
+    fake = with_cases(monkeypatch, IDS)
+    night_of(saved.records[-1], saved)
+    assert max(map(len, fake.asked)) == sessions.MOST_TOGETHER
 
 
 def test_a_case_that_its_test_skips_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
