@@ -96,7 +96,7 @@ dry)
     ;;
 3)
     begin 9
-    expect recorded "torchtitan, float8, quantization, FlashAttention and DeepSpeed"
+    expect recorded "torchtitan, float8, quantization, FlashAttention, Mamba and DeepSpeed"
     timeout 540 "${measure[@]}" $day -k libraries --perf-record-launches=1 --perf-json "$out/libraries.json"
     held recorded "$out/libraries.json"
     expect graphs "CUDA graphs, with and without gradient accumulation"
