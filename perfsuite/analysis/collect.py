@@ -9,6 +9,7 @@ from typing import TypeVar
 from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.analysis.cause import first_cause, is_peer, with_explanation, with_log, with_oom_kills
+from perfsuite.analysis.cores import core_notes
 from perfsuite.analysis.figures import (
     UNMEASURED_STEPS,
     extra_figures,
@@ -232,6 +233,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *dict.fromkeys(note for report in reports for note in report.notes),
             *agreement.token_notes(reports, case),
             *agreement.claim_notes(reports, case),
+            *core_notes(bare, reports),
         ),
     )
     peak_flops, *peak_notes = peak_for_mfu(run, request.peak_flops)

@@ -217,6 +217,7 @@ def worst_health(nodes: Sequence[Node]) -> Health | None:
         devices=tuple(card.replace(node=name) for name, health in seen.items() for card in health.devices),
         sm_clocks_mhz=tuple(sorted(slowest.items())),
         cores=seen[busiest].cores,
+        cores_of_machine=seen[busiest].cores_of_machine,
         job_cpu=over_known(min, (health.job_cpu for health in healths)),
         foreign_cpu=over_known(max, (health.foreign_cpu for health in healths)),
         steal=over_known(max, (health.steal for health in healths)),

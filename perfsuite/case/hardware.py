@@ -113,6 +113,8 @@ class AllocatedNode(Data):
 
     name: str
     interface: str | None = None  # the network interface of the node's host name, which is gloo's default
+    cores: int | None = None  # number of cores that a launch may use; None if unknown
+    cores_of_machine: int | None = None  # number of all its cores
 
 
 class Allocation(Data):

@@ -1,10 +1,12 @@
 """Check the machine, the limits of this process, other users, and the installed extensions."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from perfsuite import extensions
+from perfsuite.analysis.cores import advice_on_few
 from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
@@ -81,18 +83,23 @@ def _is_gpu(device: Path) -> bool:
 
 def _cores_row(machine: Machine, root: Path) -> Row:
     cores = len(os.sched_getaffinity(0))
-    try:
+    limit = "without a visible cgroup limit"
+    with contextlib.suppress(OSError, ValueError):
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return passed("cores", f"{cores}, without a visible cgroup limit")
-    if quota == "max" or int(quota) >= cores * int(period):
-        return passed("cores", f"{cores}, without a limit on their time")
-    return (failed if machine.device == "cpu" else unknown)(
-        "cores",
-        f"{cores} cores are visible, but a cgroup only grants the time of {int(quota) / int(period):.1f}",
-        "start the container with whole cores (--cpuset-cpus) instead of a share of their time: "
-        "a process that has used its share is paused until the next period",
-    )
+        if quota != "max" and int(quota) < cores * int(period):
+            return (failed if machine.device == "cpu" else unknown)(
+                "cores",
+                f"{cores} cores are visible, but a cgroup only grants the time of "
+                f"{int(quota) / int(period):.1f}",
+                "start the container with whole cores (--cpuset-cpus) instead of a share of their time: "
+                "a process that has used its share is paused until the next period",
+            )
+        limit = "without a limit on their time"
+    if machine.device == "cpu":
+        return passed("cores", f"{cores}, {limit}")
+    observed = f"{cores} of {os.cpu_count()}, {cores / machine.devices:.2g} for each GPU, {limit}"
+    advice = advice_on_few(cores, machine.devices, os.cpu_count())
+    return passed("cores", observed) if advice is None else unknown("cores", observed, advice)
 
 
 def _peak_reset_row(machine: Machine, root: Path) -> Row:

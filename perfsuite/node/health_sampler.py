@@ -22,6 +22,7 @@ from perfsuite.analysis.health import FREE_S, HELD_BYTES
 from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.nvml import Gpu, Gpus
 from perfsuite.node.processes import JobProcesses
+from perfsuite.results.counts import spans
 from perfsuite.results.run import DeviceHealth, Health
 
 T = TypeVar("T")
@@ -90,9 +91,13 @@ class Sampler:
         while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
             self._sleep(FREE_POLL_S)
             held = self._gpus.used_bytes()
-        self._cards = self._gpus.cards(held)
-        self._gpus.count_link_errors()
         self.near_cores = self._gpus.near_cores()
+        self._cards = tuple(
+            card.replace(near_cores=spans(sorted(cores)))
+            # pragma: no mutate True: both have one entry for each GPU
+            for card, cores in zip(self._gpus.cards(held), self.near_cores, strict=True)
+        )
+        self._gpus.count_link_errors()
         self.only_visible = self._gpus.only_visible()
 
     def sample(self, step: int | None, *, is_last: bool = False) -> None:
@@ -223,6 +228,7 @@ def _health(
     ]
     return Health(
         cores=cores,
+        cores_of_machine=os.cpu_count(),
         samples=len(samples),
         seconds=round(seconds, 3),
         steps=last.step - first.step,

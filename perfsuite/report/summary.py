@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
-from perfsuite.case.hardware import Allocation, Machine
+from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.report import counts as report_counts
 from perfsuite.report import expected
 from perfsuite.report.answer import answer
@@ -222,7 +222,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
     return {
         **answer(session),
         "hardware": hardware(session.results) or _machine(session.machine),
-        **(_allocated(session.machine.allocation) if session.machine.allocation is not None else {}),
+        **_allocated(session.machine),
         "torch": _torch(session),
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
@@ -268,15 +268,35 @@ def _described(arm: ArmFacts) -> str:
     return f"{arm.text} ({facts})"
 
 
-def _allocated(allocation: Allocation) -> dict[str, str]:
+def _allocated(machine: Machine) -> dict[str, str]:
+    """Return the facts about an allocation that are known; none if the session had no allocation."""
+    allocation = machine.allocation
+    if allocation is None:
+        return {}
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
     facts = {
         "nodes": ", ".join(node.name for node in allocation.nodes),
         "job": allocation.job_id,
+        "cores": _cores(allocation, machine),
         "interface": ", ".join(sorted(interfaces)),
         "network": ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items())),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _cores(allocation: Allocation, machine: Machine) -> str:
+    """Describe the cores of each node, such as `96 of 192 (12 per GPU) on each node`; empty if unknown."""
+    by_node = {node.name: _cores_of(node, machine) for node in allocation.nodes if node.cores is not None}
+    if len(set(by_node.values())) == 1 and len(by_node) == len(allocation.nodes):
+        return f"{next(iter(by_node.values()))} on each node"
+    return ", ".join(f"{text} on {name}" for name, text in by_node.items())
+
+
+def _cores_of(node: AllocatedNode, machine: Machine) -> str:
+    assert node.cores is not None
+    of_machine = "" if node.cores_of_machine is None else f" of {node.cores_of_machine}"
+    per_gpu = f" ({node.cores / machine.devices:.3g} per GPU)" if machine.device == "cuda" else ""
+    return f"{node.cores}{of_machine}{per_gpu}"
 
 
 def _time(iso: str) -> str:

@@ -31,6 +31,7 @@ class DeviceHealth(Data):
     # Memory faults that NVML reports: errors that ECC did not correct, rows that could not be remapped.
     memory_faults: tuple[str, ...] = ()
     memory_pending: tuple[str, ...] = ()  # memory rows or pages that are due to be replaced
+    near_cores: str = ""  # the cores on its socket or NUMA node, such as `0-47,96-143`; empty if unknown
     nvlinks: int | None = None  # number of NVLinks that are up; None if there are none
     nvlinks_down: int | None = None  # number of NVLinks that should be up but are not; None if there are none
     pcie_lanes: int | None = None  # width of the PCIe link
@@ -75,6 +76,7 @@ class Health(Data):
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
     sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # (completed steps, SM clock) of the slowest GPU
     cores: int | None = None  # number of cores of `node` that the job may use
+    cores_of_machine: int | None = None  # number of all cores of `node`
     # The next three are shares, 0 to 1, of the time of these cores.
     job_cpu: float | None = None  # used by the job
     foreign_cpu: float | None = None  # used by processes that do not belong to the job

@@ -62,11 +62,31 @@ def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
     for quota in ("max 100000", "400000000 100000"):
         row = cores(quota, make_machine())
         assert (row.status, row.found) == ("pass", f"{visible}, without a limit on their time")
-        assert cores(quota, H100).status == "pass"
     for machine, status in ((make_machine(), "fail"), (H100, "unknown")):
         row = cores("50000 100000", machine)
         assert row.found == f"{visible} cores are visible, but a cgroup only grants the time of 0.5"
         assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "status", "observed"),
+    [
+        (192, "pass", "192 of 192, 24 for each GPU, without a visible cgroup limit"),
+        (16, "pass", "16 of 192, 2 for each GPU, without a visible cgroup limit"),
+        (12, "unknown", "12 of 192, 1.5 for each GPU, without a visible cgroup limit"),
+    ],
+)
+def test_each_gpu_needs_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int, status: str, observed: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 192)
+    row = checked(H100, tmp_path)["cores"]
+    assert (row.status, row.found) == (status, observed)
+    assert ("--cpus-per-task" in str(row.advice)) == (status == "unknown")
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    whole = checked(H100, tmp_path)["cores"]
+    assert ("no other cores" in str(whole.advice)) == (status == "unknown")
 
 
 def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # One part of the first day on a GPU: tests/gpu/day.sh dry|1|2|...|7 [DIRECTORY]. docs/develop/gpu-day.md explains them.
-# The first parts validate the most. Parts 1 to 6 take 45 minutes together. Part `dry` needs no GPU,
-# and has to run before the others. PYTHON names the interpreter, .venv/bin/python by default.
+# The first parts validate the most. Each part first prints how long it takes: parts 1 to 6 take at most 44 minutes
+# together. Part `dry` needs no GPU, and has to run before the others. PYTHON names the interpreter,
+# .venv/bin/python by default.
 # Exit status: 1 if a check did not hold or a dry run failed, otherwise 3 if a check was not seen; 2 if the part
 # cannot run here.
 set -u
 cd "$(dirname "$0")/../.."
-python=${PYTHON:-.venv/bin/python} out=${2:-out}
+python=${PYTHON:-.venv/bin/python} part=${1:-} out=${2:-out}
 gpu=${CUDA_VISIBLE_DEVICES-0}
 gpu=${gpu%%,*} # the first GPU, on which the cases run
 measure=("$python" -m pytest -q -W default -p no:cacheprovider --perf-baselines=none --perf-wait-quiet=0)
 perfsuite=("$python" -c 'from perfsuite.cli.app import app; app()')
 day=tests/gpu/test_day.py
+DRY_MIN=2 # minutes of a dry run of one case, for part `dry`
 status=0
 
 refuse() {
@@ -20,6 +22,7 @@ refuse() {
 }
 
 say() { printf '\n=== %s\n' "$*"; }
+begin() { say "part $part takes at most $1 minutes"; }
 expect() { say "$2"; "$python" -m tests.gpu.held expect "$1"; }
 held() { answered "$("$python" -m tests.gpu.held "$@")"; }
 
@@ -33,17 +36,17 @@ answered() {
     esac
 }
 
-case "${1:-}" in
+case "$part" in
 dry | [1-7]) ;;
-*) refuse "name a part, dry or 1 to 7; got '${1:-}'" ;;
+*) refuse "name a part, dry or 1 to 7; got '$part'" ;;
 esac
 "$python" -c 'from importlib.metadata import version; version("perfsuite"); import pytest, perfsuite.cli.app' \
     > /dev/null 2>&1 || refuse "perfsuite is not installed for $python: run make .venv/installed"
-if [ "$1" != dry ]; then
-    command -v nvidia-smi > /dev/null || refuse "part $1 needs a GPU, and there is no nvidia-smi in PATH"
-    nvidia-smi -L 2> /dev/null | grep -q '^GPU ' || refuse "part $1 needs a GPU, and nvidia-smi -L lists none"
+if [ "$part" != dry ]; then
+    command -v nvidia-smi > /dev/null || refuse "part $part needs a GPU, and there is no nvidia-smi in PATH"
+    nvidia-smi -L 2> /dev/null | grep -q '^GPU ' || refuse "part $part needs a GPU, and nvidia-smi -L lists none"
     case "$gpu" in
-    "" | -*) refuse "part $1 needs a GPU, and CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' hides every GPU" ;;
+    "" | -*) refuse "part $part needs a GPU, and CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' hides every GPU" ;;
     esac
 fi
 mkdir -p "$out"
@@ -52,12 +55,24 @@ out=$(cd "$out" && pwd)
 # Agents, and the servers from which they fork ranks. Other programs can have "perfsuite" in their command line.
 agents() { pgrep -u "$(id -u)" -af -- "(-m |\[')perfsuite\.(node|worker)"; }
 
-case "${1:-}" in
+case "$part" in
 dry)
+    cases=18
+    processes=$(($(nproc) / 2))
+    [ $processes -le $cases ] || processes=$cases
+    "$python" -c 'import xdist' > /dev/null 2>&1 && [ $processes -gt 1 ] || processes=1
+    minutes=$(((cases + processes - 1) / processes * DRY_MIN))
+    say "part dry takes about $minutes minutes, with $processes of the $(nproc) cores, and uses no GPU"
     say "what part 2 should count"
-    "${measure[@]}" $day -k wide --perf-dry --perf-json "$out/dry.json" || status=1
+    [ $processes -eq 1 ] || measure+=(--numprocesses=$processes --benchmark-disable)
+    "${measure[@]}" $day -k wide --perf-dry --perf-json "$out/dry-new.json"
+    ended=$?
+    [ $ended -eq 0 ] || status=1
+    # An interrupted part has to be repeated.
+    [ $ended -gt 1 ] || [ ! -e "$out/dry-new.json" ] || mv "$out/dry-new.json" "$out/dry.json"
     ;;
-1) # 6 minutes
+1)
+    begin 6
     say "what the machine is"
     nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,ECC | head -80
     expect rows "the doctor, to its end"
@@ -67,7 +82,8 @@ dry)
     timeout 110 "${measure[@]}" $day -k smoke --perf-record-launches=1 --perf-json "$out/smoke.json"
     held recorded "$out/smoke.json"
     ;;
-2) # 8 minutes
+2)
+    begin 8
     expect recorded "every code path once"
     for check in losses memory compiled fp32; do expect $check "every code path once"; done
     timeout 480 "${measure[@]}" $day -k wide --perf-record-launches=1 \
@@ -78,36 +94,40 @@ dry)
     expect peak-as-dry "the same peak memory as in dry runs"
     held peak-as-dry "$out/wide.json" "$out/dry.json"
     ;;
-3) # 9 minutes
-    expect recorded "torchtitan, float8, quantization, FlashAttention and DeepSpeed"
+3)
+    begin 9
+    expect recorded "torchtitan, float8, quantization, FlashAttention, Mamba and DeepSpeed"
     timeout 540 "${measure[@]}" $day -k libraries --perf-record-launches=1 --perf-json "$out/libraries.json"
     held recorded "$out/libraries.json"
     expect graphs "CUDA graphs, with and without gradient accumulation"
     held graphs "$out/libraries.json"
     ;;
-4) # 8 minutes
+4)
+    begin 8
     expect rows "the gate tests itself"
     timeout 480 "${perfsuite[@]}" selftest --json > "$out/selftest.json"
     held rows "$out/selftest.json"
     ;;
-5) # 8 minutes
+5)
+    begin 8
     expect caches "compilation with cold and warm caches"
-    part=$(mktemp -d "$out/caches.XXXXXX") # a new directory: cold caches are empty
+    directory=$(mktemp -d "$out/caches.XXXXXX") # a new directory: cold caches are empty
     for launch in 1 2 3; do
-        TORCHINDUCTOR_CACHE_DIR=$part/caches/$launch TRITON_CACHE_DIR=$part/caches/$launch timeout 60 \
-            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$part/cold/$launch.json" \
-            --perf-store "$part/caches/cold-$launch"
-        TORCHINDUCTOR_CACHE_DIR=$part/caches/1 TRITON_CACHE_DIR=$part/caches/1 timeout 50 \
-            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$part/warm/$launch.json" \
-            --perf-store "$part/caches/warm-$launch"
+        TORCHINDUCTOR_CACHE_DIR=$directory/caches/$launch TRITON_CACHE_DIR=$directory/caches/$launch timeout 60 \
+            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$directory/cold/$launch.json" \
+            --perf-store "$directory/caches/cold-$launch"
+        TORCHINDUCTOR_CACHE_DIR=$directory/caches/1 TRITON_CACHE_DIR=$directory/caches/1 timeout 50 \
+            "${measure[@]}" $day -k compiled --perf-record-launches=1 --perf-json "$directory/warm/$launch.json" \
+            --perf-store "$directory/caches/warm-$launch"
     done
-    held caches "$part/cold" "$part/warm"
+    held caches "$directory/cold" "$directory/warm"
     expect sampler "the cost of the health sampler"
     timeout 150 "${measure[@]}" $day -k noise --perf-max-pairs=3 --perf-json "$out/sampler.json" \
         --perf-against="PYTHONPATH=$PWD/tests/gpu/no_sampler:${PYTHONPATH:-}"
     held sampler "$out/sampler.json"
     ;;
-6) # 4 minutes, and a minute for locked clocks
+6)
+    begin 5
     say "a baseline: changed clocks are only listed against one"
     timeout 60 "${measure[@]}" $day -k noise --perf-record-launches=1 --perf-max-launches=1 \
         --perf-json "$out/before.json"
@@ -145,7 +165,8 @@ dry)
         answered "NOT SEEN (locked): the clocks cannot be locked by this user"
     fi
     ;;
-7) # what is left of the time
+7)
+    begin 13
     expect trends "growth, the start-up and the wait for data"
     timeout 60 "${measure[@]}" $day -k trends --perf-record-launches=1 --perf-json "$out/trends.json"
     held trends "$out/trends.json"
@@ -165,6 +186,6 @@ dry)
     ;;
 esac
 if [ -d .perfsuite ]; then
-    tar --exclude='*.pt' -czf "$out/part-$1.tgz" .perfsuite
+    tar --exclude='*.pt' -czf "$out/part-$part.tgz" .perfsuite
 fi
 exit $status

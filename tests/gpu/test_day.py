@@ -97,6 +97,7 @@ LIBRARIES = [
     ADAPTED.replace(quantization="4bit"),
     ADAPTED.replace(quantization="8bit"),
     BASE.replace(attention="flash_attention_2"),
+    BASE.replace(model="mamba-1.6b", micro_batch=1),
     *(
         BASE.replace(framework=DeepSpeed(config=config))
         for config in ({"zero_optimization": {"stage": 1}}, {"zero_optimization": {"stage": 3}}, OFFLOADED)

@@ -143,6 +143,20 @@ def test_an_image_without_gpus_asks_for_none(only: str, tmp_path: Path) -> None:
     assert "nvidia-smi" not in script
 
 
+@pytest.mark.parametrize(
+    ("runtime", "options"),
+    [
+        ("docker", ["--ipc=host", "--ulimit memlock=-1"]),
+        ("podman", ["--ipc=host", "--ulimit=host", "--security-opt=label=disable"]),
+    ],
+)
+def test_nccl_may_lock_and_share_memory(only: str, tmp_path: Path, runtime: str, options: list[str]) -> None:
+    """SELinux keeps a labelled container of podman from the mounted store and from the GPUs' devices."""
+    stand_in(only, runtime)
+    script = Path(image.interpreter("octo/train:1", [], tmp_path)).read_text()
+    assert [option for option in options if f" {option} " not in script] == []
+
+
 def test_a_user_without_a_home_in_the_image_gets_one(only: str, tmp_path: Path) -> None:
     stand_in(only, "docker")
     script = Path(image.interpreter("octo/train:1", [], tmp_path)).read_text()

@@ -52,7 +52,7 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
             **CARD,
         ),
     )
-    assert health.cores == len(os.sched_getaffinity(0))
+    assert (health.cores, health.cores_of_machine) == (len(os.sched_getaffinity(0)), os.cpu_count())
     assert machine_problems(health, make_gpu_machine(count=1)) == []
     asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
     for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage"):

@@ -9,6 +9,7 @@ from perfsuite.analysis.health import BAD_REASONS, machine_problems
 from perfsuite.node.health_sampler import Sampler
 from perfsuite.node.nvml import Gpus
 from perfsuite.node.processes import JobProcesses
+from perfsuite.results.counts import numbers
 from tests.node.fake_nvml import (
     GIB,
     OTHER,
@@ -186,6 +187,9 @@ def test_the_cores_near_each_gpu(
     assert sampler.near_cores == ()
     sampler.prepare()
     assert sampler.near_cores == tuple(map(frozenset, near))
+    health = sampler.seen()
+    assert health is not None
+    assert [set(numbers(card.near_cores)) if card.near_cores else set() for card in health.devices] == near
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,7 @@
+import re
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from perfsuite.case.case import KnownIssue
@@ -11,7 +15,7 @@ from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
 from tests import samples
 from tests.counted import BUCKETS, HOST_READ, NOT_COUNTED, make_check, make_counted, make_dry, make_finding
-from tests.samples import judged, make_machine, make_result, now
+from tests.samples import judged, make_gpu_machine, make_machine, make_result, now
 from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
 
 SESSION = make_session(0)
@@ -150,7 +154,28 @@ def test_reports_an_allocations_nodes_and_network() -> None:
         ("network", "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5"),
     ]
     bare = facts_of(Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),)))
-    assert not bare.keys() & {"interface", "network"}
+    assert not bare.keys() & {"interface", "network", "cores"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        (((96, 192), (96, 192)), "96 of 192 (12 per GPU) on each node"),
+        (((96, 192), (12, 192)), "96 of 192 (12 per GPU) on n1, 12 of 192 (1.5 per GPU) on n2"),
+        (((96, None), (None, 192)), "96 (12 per GPU) on n1"),
+        (((None, None), (None, None)), None),
+    ],
+)
+def test_reports_the_cores_of_an_allocation(cores: Sequence[Any], said: str | None) -> None:
+    nodes = tuple(
+        AllocatedNode(name=f"n{number}", cores=own, cores_of_machine=all_cores)
+        for number, (own, all_cores) in enumerate(cores, 1)
+    )
+    machine = make_gpu_machine().replace(nodes=2, allocation=Allocation(job_id="4711", nodes=nodes))
+    assert summary.provenance(SESSION.replace(machine=machine)).get("cores") == said
+    on_cpus = make_machine(nodes=2, allocation=Allocation(job_id="4711", nodes=nodes))
+    expected = None if said is None else re.sub(r" \([\d.]+ per GPU\)", "", said)
+    assert summary.provenance(SESSION.replace(machine=on_cpus)).get("cores") == expected
 
 
 def test_interrupted_session_names_what_was_lost() -> None:

@@ -13,7 +13,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.base import NCCL_AFTER_S, LaunchPlan
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash
+from perfsuite.worker import flight_recorder, leash
 from perfsuite.worker import main as worker
 from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
@@ -34,6 +34,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # a rank replaces this function
+    monkeypatch.setattr(flight_recorder, "watch", lambda run_dir: None)  # it cannot be undone in this process
     return RunDir(tmp_path)
 
 

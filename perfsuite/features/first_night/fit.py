@@ -13,15 +13,15 @@ def case_row(first: Measurement, second: Measurement | None = None) -> Row:
     """Return the row of a case. A case is fit for a baseline if it is first recorded and then passes."""
     check = first.case_id
     if first.excused is not None:
-        return unknown(check, f"no baseline: {first.excused}: {reason(first)}".rstrip(": "))
+        return unknown(check, f"no baseline: {first.excused}: {_why(first)}".rstrip(": "))
     if first.outcome == "failed":
-        return failed(check, reason(first) or "failed", "fix it, or expect it with known_issue")
+        return failed(check, _why(first) or "failed", "fix it, or expect it with known_issue")
     if not first.verdict.is_recorded:
-        return unknown(check, f"no baseline: {first.outcome}: {reason(first) or ''}".rstrip(": "))
+        return unknown(check, f"no baseline: {first.outcome}: {_why(first) or ''}".rstrip(": "))
     if second is None:
         return unknown(check, "recorded, but not measured again yet")
     if second.excused is not None:
-        return unknown(check, f"recorded, then {second.excused}: {reason(second)}".rstrip(": "))
+        return unknown(check, f"recorded, then {second.excused}: {_why(second)}".rstrip(": "))
     if second.verdict.moved_by_machine:
         return _moved_row(check, second.verdict.moved_by_machine)
     if second.outcome == "passed":
@@ -33,10 +33,17 @@ def case_row(first: Measurement, second: Measurement | None = None) -> Row:
             shown = f"passed, but only {detects}, and the allowed change is {speed.allowed:.1%}"
             return unknown(check, shown, advice)
         return passed(check, f"fit for a baseline: recorded, then passed; {detects}".rstrip("; "))
-    outcome = f"{second.outcome} without a change: {reason(second) or ''}".rstrip(": ")
+    outcome = f"{second.outcome} without a change: {_why(second) or ''}".rstrip(": ")
     if second.outcome in ("regressed", "failed"):
         return failed(check, outcome, "find out why before accepting a baseline")
     return unknown(check, outcome)
+
+
+def _why(result: Measurement) -> str:
+    """Explain a verdict with the messages of its launches, because a row has no details below it."""
+    if result.outcome in ("failed", "unhealthy") and result.verdict.reasons:
+        return "; ".join(result.verdict.reasons)
+    return reason(result)
 
 
 def _moved_row(check: str, moved: Sequence[Check]) -> Row:

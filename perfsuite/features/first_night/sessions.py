@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +29,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.session_file import Measurement, SessionFile, readable
 from perfsuite.results.store import Store
 from perfsuite.session.jobs import refused
+from perfsuite.worker import leash
 
 RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
@@ -105,9 +107,15 @@ class Turns:
     skipped: set[str] = field(default_factory=set)  # ids of the cases whose tests skipped them
 
     def is_done(self, test: CollectedTest) -> bool:
-        """Return whether a case needs no further session: it recorded no baseline, or was measured again."""
+        """Return whether a case needs no further session: it recorded no baseline, or was measured again.
+
+        A case that was measured while others used the machine has no result.
+        """
+        if test.case.id in self.skipped:
+            return True
         of_case = self.results.get(test.case.id, ())
-        return test.case.id in self.skipped or (bool(of_case) and not _is_half(of_case))
+        is_half = len(of_case) == 1 and _has_baseline(of_case)
+        return bool(of_case) and not is_half and not of_case[-1].shared
 
     @property
     def left(self) -> list[CollectedTest]:
@@ -130,7 +138,7 @@ class Turns:
         left = [test for test in self.left if self.sessions[test.case.id] < 2]
         if night.left_s() < case_s / 2:
             return []
-        recorded = [test for test in left if test.case.id in self.results]
+        recorded = [test for test in left if _has_baseline(self.results.get(test.case.id, ()))]
         fitting = max(1, int(min(night.left_s() / case_s, MOST_TOGETHER)))
         return recorded or left[:fitting]
 
@@ -140,14 +148,14 @@ class Turns:
         done = f"{len(self.tests) - left} of {plural(len(self.tests), 'case')} done"
         if not left:
             return passed(REACHED, done)
-        minutes = left * self.case_s(night.size) / 60
+        minutes = max(1, round(left * self.case_s(night.size) / 60))
         advice = "the same command continues with them"
-        return not_reached(REACHED, f"{done}. The others take about {minutes:.0f} min", advice)
+        return not_reached(REACHED, f"{done}. The others take about {minutes} min", advice)
 
 
-def _is_half(of_case: Sequence[Measurement]) -> bool:
-    """Return whether a case has a baseline, but was not measured again."""
-    return len(of_case) == 1 and of_case[0].excused is None and of_case[0].verdict.is_recorded
+def _has_baseline(of_case: Sequence[Measurement]) -> bool:
+    """Return whether the first measurement of a case recorded a baseline."""
+    return bool(of_case) and of_case[0].excused is None and of_case[0].verdict.is_recorded
 
 
 def _in_turns(night: Night, directory: Path, turns: Turns) -> Iterator[Row]:
@@ -239,8 +247,15 @@ def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
     command = [sys.executable, "-m", "pytest", *words]
     with log.open("w") as output:
         # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.
+        # If this process is killed, the kernel interrupts pytest, which would otherwise measure beside the next
+        # first night.
         session = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+            preexec_fn=partial(leash.die_with_parent, signal.SIGINT),
         )
         try:
             yield session

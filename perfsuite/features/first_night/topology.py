@@ -59,6 +59,8 @@ def links(text: str) -> str:
     if not kinds:
         return "one GPU, so there are no links between GPUs"
     pairs = sum(kinds.values())
+    if pairs == 1:
+        return f"{next(iter(kinds))} between the two GPUs"
     if len(kinds) == 1:
         return f"{next(iter(kinds))} between all {pairs} pairs of GPUs"
     return ", ".join(f"{kind} between {count} of {pairs} pairs" for kind, count in kinds.most_common())

@@ -26,6 +26,8 @@ class Described(Data):
     # Number of GPUs on this node that Slurm gave to the step. None if Slurm gave none, or does not manage
     # GPUs.
     granted_gpus: int | None = None
+    cores: int | None = None  # number of cores that a step may use
+    cores_of_machine: int | None = None  # number of all cores of this node
     probe: str | None  # the content of the probe file; None if this node cannot see the file
 
 
@@ -91,6 +93,8 @@ def main(probe: Path) -> None:
         interconnect=interconnect(),
         interface=interface(),
         granted_gpus=_number(os.environ.get(GRANTED_GPUS, "")),
+        cores=len(os.sched_getaffinity(0)),
+        cores_of_machine=os.cpu_count(),
         probe=_text(probe) or None,
     )
     print(described.model_dump_json(), flush=True)

@@ -159,7 +159,15 @@ class SlurmLauncher(Launcher):
                 "--perf-store=DIR (for a command, --store)"
             )
         refuse_other_gpus(descriptions)
-        nodes = (AllocatedNode(name=node.name, interface=node.interface) for node in descriptions)
+        nodes = (
+            AllocatedNode(
+                name=node.name,
+                interface=node.interface,
+                cores=node.cores,
+                cores_of_machine=node.cores_of_machine,
+            )
+            for node in descriptions
+        )
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
         allocation = Allocation(job_id=self.job_id, nodes=tuple(nodes), variables=network)
         return alike(descriptions).replace(nodes=len(descriptions), allocation=allocation)

@@ -162,12 +162,13 @@ class TorchTitan(Framework):
         trainer = CaseTrainer(case, clock)
 
         def run(steps: int) -> list[Any]:
-            trainer.train()
-            losses = trainer.losses()
-            # As long as there are CUDA graphs with NCCL's collectives, destroying the process group waits for
-            # these graphs. So close the trainer first, to release them.
-            trainer.close()
-            return losses
+            try:
+                trainer.train()  # a profile ends it with an exception
+                return trainer.losses()
+            finally:
+                # As long as there are CUDA graphs with NCCL's collectives, destroying the process group waits
+                # for these graphs. So close the trainer first, to release them.
+                trainer.close()
 
         return Workload(
             run=run,

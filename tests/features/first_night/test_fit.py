@@ -83,3 +83,16 @@ def test_excused_cases_are_not_failed(excuse: Any) -> None:
     assert (row.status, row.found) == ("unknown", f"recorded, then {excuse}: crash")
     waived = result(0, "regressed").replace(excused="waived")
     assert case_row(good, waived).status == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said", "shown"),
+    [
+        ("failed", "launch 1: crash: rank 3: no space left", "launch 1: crash: rank 3: no space left"),
+        ("unhealthy", "GPU 3 was throttled", "no baseline: unhealthy: GPU 3 was throttled"),
+    ],
+)
+def test_a_case_without_a_baseline_says_why(outcome: Any, said: str, shown: str) -> None:
+    assert case_row(result(0, outcome, reasons=(said,))).found == shown
+    again = case_row(result(0, "recorded"), result(0, outcome, reasons=(said,)))
+    assert again.found == f"{outcome} without a change: {said}"

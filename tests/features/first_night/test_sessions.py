@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +48,10 @@ def result(case_id: str, outcome: Any) -> Measurement:
     return make_result(run, verdict=Verdict(outcome=outcome, launches=1))
 
 
+def is_recorded(case_id: str, results: sessions.Results) -> bool:
+    return case_id in results and results[case_id][0].verdict.is_recorded
+
+
 @dataclass
 class FakePytest:
     """Replaces pytest: a case is recorded in its first session, and passes in its second.
@@ -56,6 +62,7 @@ class FakePytest:
     ids: Sequence[str]  # ids of all cases
     skipped: Sequence[str] = ()  # ids of the cases whose tests skip them
     lost: Sequence[str] = ()  # ids of the cases for which no result is written
+    shared: Sequence[str] = ()  # ids of the cases that it measures while others use the machine
     most: float = float("inf")
     error: BaseException = field(default_factory=TimeUp)
     asked: list[list[str]] = field(default_factory=list)  # the cases of each session
@@ -75,7 +82,10 @@ class FakePytest:
             if self.most <= 0:
                 raise self.error
             self.most -= 1
-            done.append(result(case_id, "passed" if case_id in before else "recorded"))
+            if case_id in self.shared:
+                done.append(result(case_id, "unhealthy").replace(shared=True))
+            else:
+                done.append(result(case_id, "passed" if is_recorded(case_id, before) else "recorded"))
             documents.write(file, make_session_file(*done).replace(status="running"))
             yield documents.read(file, SessionFile)
         skips = [
@@ -187,6 +197,29 @@ def test_a_case_without_a_result_is_no_success(monkeypatch: pytest.MonkeyPatch) 
     assert len(fake.asked) == 3, "it ends"
 
 
+def test_cases_of_a_busy_machine_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others use the machine, figures prove nothing. They might have left by the next night."""
+    saved = Saved()
+    fake = with_cases(monkeypatch, IDS[:2], shared=IDS[:1])
+    (cut,) = night_of(make_record(), saved).results
+    assert fake.asked == [IDS[:2], IDS[1:2], IDS[:1]], "a second time in the same night, but not for ever"
+    assert statuses(cut.rows) == {REACHED: "unknown", IDS[0]: "unknown", IDS[1]: "pass"}
+    assert not cut.is_complete
+    with_cases(monkeypatch, IDS[:2])
+    (whole,) = night_of(saved.records[-1], saved).results
+    assert statuses(whole.rows) == dict.fromkeys([REACHED, *IDS[:2]], "pass")
+    assert whole.is_complete
+
+
+def test_a_busy_machine_does_not_make_sessions_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Saved()
+    with_cases(monkeypatch, IDS, shared=IDS)
+    night_of(make_record(), saved)
+    fake = with_cases(monkeypatch, IDS)
+    night_of(saved.records[-1], saved)
+    assert max(map(len, fake.asked)) == sessions.MOST_TOGETHER
+
+
 def test_a_case_that_its_test_skips_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     with_cases(monkeypatch, IDS[:2], skipped=IDS[:1])
     rows = {row.check: row for row in case_rows(make_night())}
@@ -291,9 +324,7 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
 
     def interrupt() -> None:
-        until = time.monotonic() + 30
-        while not Path("begun").exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for_file("begun")
         os.kill(os.getpid(), signal.SIGUSR2)
 
     def end(number: int, frame: object) -> None:
@@ -308,6 +339,32 @@ def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPa
     finally:
         thread.join()
         signal.signal(signal.SIGUSR2, before)
+    assert Path("interrupted").exists()
+
+
+MEASURES = """
+from pathlib import Path
+from perfsuite.features.first_night.sessions import measured
+from perfsuite.results.store import Store
+[*measured([], Path("session.log"), Store(Path("store")))]
+"""
+
+
+def wait_for_file(name: str) -> None:
+    until = time.monotonic() + 60
+    while not Path(name).exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+@pytest.mark.launch
+def test_a_killed_night_leaves_no_pytest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would measure beside the next first night, which would not see its results."""
+    Path("pytest.py").write_text(SLEEPS)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    with subprocess.Popen([sys.executable, "-c", MEASURES]) as night:
+        wait_for_file("begun")
+        night.kill()
+    wait_for_file("interrupted")
     assert Path("interrupted").exists()
 
 

@@ -59,6 +59,7 @@ def test_summarizes_the_links_and_keeps_the_report(tools: Path) -> None:
         "NV18 between 2 of 3 pairs, SYS between 1 of 3 pairs"
     )
     assert links("GPU0\t X \n") == "one GPU, so there are no links between GPUs"
+    assert links("GPU0\t X \tNV18\nGPU1\tNV18\t X \n") == "NV18 between the two GPUs"
 
 
 @pytest.mark.parametrize(

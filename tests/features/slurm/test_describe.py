@@ -1,3 +1,4 @@
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,5 +84,6 @@ def test_a_node_says_what_it_is_and_sees(
     described = Described.model_validate_json(capsys.readouterr().out)
     assert (described.name, described.probe) == ("n7", "word")
     assert described.machine.devices >= 1
+    assert (described.cores, described.cores_of_machine) == (len(os.sched_getaffinity(0)), os.cpu_count())
     describe.main(tmp_path / "not seen")
     assert Described.model_validate_json(capsys.readouterr().out).probe is None

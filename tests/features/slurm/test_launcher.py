@@ -80,10 +80,11 @@ def test_steps_have_interpreter_options_and_arm(
     assert machine.allocation is not None
     assert machine.allocation.job_id == allocation.job_id
     assert machine.allocation.variables == {"NCCL_SOCKET_IFNAME": "eth0"}
-    assert [(node.name, node.interface) for node in machine.allocation.nodes] == [
-        ("n1", "eth0"),
-        ("n2", "eth0"),
+    assert [(node.name, node.interface, node.cores) for node in machine.allocation.nodes] == [
+        ("n1", "eth0", 1),
+        ("n2", "eth0", 1),
     ]
+    assert {node.cores_of_machine for node in machine.allocation.nodes} == {os.cpu_count()}
     assert list(shared.iterdir()) == []
     arms = {"usual": Arm(), "arm": Arm(python=str(theirs), given={"LEVEL": "high"})}
     for name, arm in arms.items():

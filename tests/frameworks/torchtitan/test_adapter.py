@@ -1,3 +1,4 @@
+import contextlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.clock.profiling import ProfileTaken
 from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.samples import make_gpu_machine
@@ -101,13 +103,16 @@ def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsupported(SMALL, detect()) == reason
 
 
-def test_closes_the_trainer_before_the_group_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_closes_the_trainer_before_the_group_ends(monkeypatch: pytest.MonkeyPatch, is_profiled: bool) -> None:
     """While CUDA graphs with NCCL's collectives exist, destroying the process group waits for them."""
     done: list[str] = []
 
     class Trainer(Mock):
         def train(self) -> None:
             done.append("train")
+            if is_profiled:
+                raise ProfileTaken
 
         def losses(self) -> list[float]:
             done.append("losses")
@@ -119,5 +124,6 @@ def test_closes_the_trainer_before_the_group_ends(monkeypatch: pytest.MonkeyPatc
     module = "perfsuite.frameworks.torchtitan.trainer"
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(CaseTrainer=lambda case, clock: Trainer()))
     workload = TorchTitan().build(SMALL, Mock(world_size=1), Mock())
-    assert workload.run(3) == [1.0]
-    assert done == ["train", "losses", "close"]
+    with pytest.raises(ProfileTaken) if is_profiled else contextlib.nullcontext():
+        workload.run(3)
+    assert done == (["train", "close"] if is_profiled else ["train", "losses", "close"])
