@@ -247,8 +247,8 @@ def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
     command = [sys.executable, "-m", "pytest", *words]
     with log.open("w") as output:
         # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.
-        # If this process is killed, the kernel interrupts pytest, which would otherwise measure beside the next
-        # first night.
+        # If this process is killed, the kernel interrupts pytest, which would otherwise measure at the same
+        # time as the next first night.
         session = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
