@@ -15,6 +15,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import flight_recorder, leash
 from perfsuite.worker import main as worker
+from perfsuite.worker.clock import startup_clock
 from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
 from tests.fake_group import alone
@@ -34,6 +35,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # a rank replaces this function
+    monkeypatch.setattr(startup_clock, "_clock", None)  # importing `node.preload` started one
     monkeypatch.setattr(flight_recorder, "watch", lambda run_dir: None)  # it cannot be undone in this process
     return RunDir(tmp_path)
 
