@@ -20,7 +20,7 @@ PARAMETERS = {LARGE: 8.0e9, MIDDLE: 1.24e9}
 BYTES_PER_PARAMETER = 16  # in fp32: parameter, gradient and the two moments of AdamW
 MAX_SHARE = 0.5  # maximum share of a GPU's memory for these bytes; activations need the rest
 LAUNCH_TIMEOUT_S = 600  # long, because a framework can compile or import for minutes
-SMALL_BATCH = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=25")
+SMALL_BATCH = ("--training.seq_len=64", "--training.local_batch_size=2")
 """Arguments of torchtitan for its own small models."""
 
 
@@ -96,7 +96,9 @@ def _replicated(machine: Machine, case: Case) -> Case:
 def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, Any]]]:
     """Return the name of each case, a divisor of its number of ranks, its framework and its fields."""
     half = max(ranks // 2, 1)
-    experts = _titan("deepseek_v3", "expert_parallel_degree=2")
+    pipeline_of_titan = _titan("llama3", "pipeline_parallel_degree=2", case)
+    experts = _titan("deepseek_v3", "expert_parallel_degree=2", case)
+    context = _titan("llama3", "context_parallel_degree=2", case)
     own = {
         "sequence_length": 64,
         "micro_batch": 2,
@@ -109,15 +111,14 @@ def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, 
         ("FSDP1", 1, {"name": "fsdp", "sharding_strategy": "FULL_SHARD"}, {}),
         ("FSDP2 in two groups", 4, {"name": "fsdp2", "shard_group": half}, {}),
         ("Trainer", 1, {"name": "trainer", "fsdp": "full_shard auto_wrap"}, {}),
-        ("accelerate, tensor parallel", 2, _accelerate(half, "tp_size"), {}),
+        ("accelerate, tensor parallel", 4, _accelerate(half, "tp_size"), {}),
         ("accelerate, context parallel", 2, _accelerate(half, "cp_size"), {}),
         ("nanotron", 2, {"name": "nanotron", "tp": half, "pp": 2}, {**pipeline, "precision": _pure(case)}),
         ("torchtitan", 1, "torchtitan", {}),
         ("torchtitan, tensor parallel", 2, {"name": "torchtitan", "tensor_parallel": 2}, {}),
-        ("torchtitan, pipeline", 2, _titan("llama3", "pipeline_parallel_degree=2"), _named("llama3", own)),
+        ("torchtitan, pipeline", 2, pipeline_of_titan, _named("llama3", own)),
         ("torchtitan, experts", 2, experts, _named("deepseek", own)),
-        ("torchtitan, context parallel", 2, _titan("llama3", "context_parallel_degree=2"),
-         _named("llama3", own)),
+        ("torchtitan, context parallel", 2, context, _named("llama3", own)),
         ("torchtitan, CUDA graphs", 1, {"name": "torchtitan", "disable_cuda_graphs": False}, {}),
         ("DeepSpeed, ZeRO 3", 1, {"name": "deepspeed", "config": {"zero_optimization": {"stage": 3}}}, {}),
     ]  # fmt: skip
@@ -127,10 +128,14 @@ def _accelerate(shards: int, other: str) -> dict[str, object]:
     return {"name": "accelerate", "strategy": "fsdp2", "dp_shard_size": shards, other: 2}
 
 
-def _titan(module: str, degree: str) -> dict[str, object]:
-    """Return torchtitan's settings for the small model of a module in its registry."""
+def _titan(module: str, degree: str, case: Case) -> dict[str, object]:
+    """Return torchtitan's settings for the small model of a module in its registry.
+
+    It takes the steps of `case`.
+    """
     balanced = ("--debug.moe_force_load_balance",) if "expert" in degree else ()
-    overrides = (*SMALL_BATCH, f"--parallelism.{degree}", *balanced)
+    steps = f"--training.steps={case.total_steps}"
+    overrides = (*SMALL_BATCH, steps, f"--parallelism.{degree}", *balanced)
     return {"name": "torchtitan", "module": module, "config": f"{module}_debugmodel", "overrides": overrides}
 
 

@@ -3,11 +3,13 @@
 import re
 
 import pytest
+import torch
 
 from perfsuite.case.hardware import Machine
 from perfsuite.features.first_night.cases import framework_cases, spread_case, usual_size
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.requirements import unsupported
+from tests.frameworks.torchtitan.samples import MARKS
 from tests.samples import make_gpu_machine, make_machine
 
 
@@ -62,6 +64,20 @@ def test_eight_gpus_try_every_kind_of_parallelism() -> None:
         assert part in ids
     for part in ("pipeline_parallel_degree_2", "expert_parallel_degree_2", "context_parallel_degree_2"):
         assert part in ids
+
+
+@pytest.mark.parametrize("count", [pytest.param(count, marks=MARKS) for count in (2, 4, 8)])
+def test_torchtitans_configurations_fit_their_cases(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Only the ranks read these configurations, because torchtitan imports torch."""
+    from perfsuite.frameworks.torchtitan import configuration
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cases = [case for _, case, _ in framework_cases(make_gpu_machine(count=count), "full")]
+    of_registry = [case for case in cases if getattr(case and case.framework, "module", None) is not None]
+    assert len(of_registry) == 3
+    for case in of_registry:
+        assert case is not None
+        assert configuration.expected(case)["wrapper"] == "FSDPModule"
 
 
 def test_a_missing_rank_is_named() -> None:
