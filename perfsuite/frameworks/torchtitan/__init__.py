@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -28,6 +29,8 @@ MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported with torch 2.11, and it
 PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # supported precisions. All of them reduce gradients in fp32
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
+SPLIT_CONTEXT = re.compile(r"--parallelism\.context_parallel_degree=(?!1$)\d+")
+"""An override with which several ranks share each sequence. torchtitan's kernels for this need a GPU."""
 
 
 class TorchTitan(Framework):
@@ -88,6 +91,8 @@ class TorchTitan(Framework):
             return f"torchtitan 0.3 needs torch {needed} or newer, but this is {torch_build.summary()}"
         if not self.disable_cuda_graphs and machine.device == "cpu":
             return "disable_cuda_graphs=False uses CUDA graphs, which need a GPU"
+        if machine.device == "cpu" and any(map(SPLIT_CONTEXT.fullmatch, self.overrides)):
+            return "torchtitan's context parallelism needs a GPU. Run the case dry, with a simulated GPU"
         if self.config is not None:  # the ranks check everything else, because torchtitan imports torch
             # torchtitan itself reports a missing torchao, but not a version that is too old.
             has_torchao = importlib.util.find_spec("torchao") is not None

@@ -97,6 +97,16 @@ def test_cuda_graphs_need_a_gpu_and_no_dry_run() -> None:
     )
 
 
+@pytest.mark.parametrize(("degree", "is_refused"), [(1, False), (2, True), (16, True)])
+def test_context_parallelism_needs_a_gpu(degree: int, is_refused: bool) -> None:
+    overrides = (f"--parallelism.context_parallel_degree={degree}",)
+    titan = TorchTitan(module="llama3", config="llama3_debugmodel", overrides=overrides)
+    case = SMALL.replace(framework=titan)
+    reason = unsupported(case, detect_cpu("no GPU"))
+    assert (reason is not None and "context parallelism needs a GPU" in reason) == is_refused
+    assert "context" not in str(unsupported(case.replace(hardware=("h100",)), make_gpu_machine()))
+
+
 def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
     reason = "torchtitan 0.3 needs torch 2.13 or newer, but this is 2.11.0+cu130, built for CUDA 13.0"
