@@ -146,12 +146,12 @@ class Budget:
 
     def why_not_reached(self, case: Case) -> str:
         """Explain why a case is not reached."""
-        cost = self._needed_s(case.id) if case.id in {**self.launch_s, **self.measured_s} else None
         whole = _shown(self.seconds)
-        if cost is not None and cost > self.seconds:
-            needs = f"about {_shown(cost)}. Give {ceil(cost / 60)}min or more"
+        least_s = self.fewest * self.launch_s.get(case.id, 0.0)  # on a machine as fast as in the past
+        if least_s > self.seconds:
+            needs = f"about {_shown(least_s)}. Give {ceil(least_s / 60)}min or more"
             return f"not reached: it never fits into the budget of {whole}, because it takes {needs}"
-        takes = "" if cost is None else f", and it takes about {_shown(cost)}"
+        takes = f", and it takes about {_shown(self._needed_s(case.id))}" if case.id in self.launch_s else ""
         return f"not reached: too little of the budget of {whole} is left{takes}"
 
     def _left(self) -> float:
@@ -163,18 +163,20 @@ class Budget:
 
     def _launch_s(self, case_id: str) -> float:
         """Return the expected duration of a launch of a case; 0 if it is unknown."""
-        if case_id in self.measured_s:
-            return self.measured_s[case_id]
-        ratios = [self.measured_s[known] / self.launch_s[known] for known in self._in_both()]
-        slower = median(ratios) if ratios else 1.0
-        expected_s = {known: slower * past_s for known, past_s in self.launch_s.items()} | self.measured_s
+        slower = self._slower()
+        expected_s = {name: slower * past_s for name, past_s in self.launch_s.items()} | self.measured_s
         if case_id in expected_s:
             return expected_s[case_id]
         return median(expected_s.values()) if expected_s else 0.0
 
-    def _in_both(self) -> list[str]:
-        """Return the ids of the cases with a launch in this session and in the past."""
-        return [case_id for case_id in self.measured_s if self.launch_s.get(case_id)]
+    def _slower(self) -> float:
+        """Return how many times as long as in the past this session's launches take; 1 if that is unknown."""
+        ratios = [
+            measured_s / self.launch_s[case_id]
+            for case_id, measured_s in self.measured_s.items()
+            if self.launch_s.get(case_id)
+        ]
+        return median(ratios) if ratios else 1.0
 
 
 def budget_for(order: Sequence[Planned], seconds: float, fewest: int = 1) -> Budget:

@@ -186,6 +186,15 @@ def test_too_long_case_names_the_budget_it_needs() -> None:
     assert "too little of the budget" in budget.why_not_reached(CASES[2])
 
 
+def test_a_case_that_fits_on_a_faster_machine_may_fit_later(clock: list[float]) -> None:
+    first, second, *_ = CASES
+    budget = Budget(100, {first.id: 20, second.id: 60})
+    budget.note(first, 40)
+    assert budget.why_not_reached(second) == (
+        "not reached: too little of the budget of 1.7 min is left, and it takes about 2.0 min"
+    )
+
+
 def test_jobs_share_all_cases_evenly() -> None:
     shares = [shard(CASES, number, 3) for number in (1, 2, 3)]
     assert sorted(map(len, shares)) == [1, 1, 2]
