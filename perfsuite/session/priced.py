@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.analysis.step_time.expected import speeds, why_unknown
-from perfsuite.analysis.step_time.links import is_inside, network_bytes_per_s
+from perfsuite.analysis.step_time.links import is_inside, network_bytes_per_s, ranks_on_one_machine
 from perfsuite.analysis.step_time.price import (
     Group,
     Price,
@@ -213,7 +213,7 @@ def _link_bytes_per_s(collective: Collective, run: Run) -> float | None:
     if is_inside(collective.ranks, collective.apart, devices):
         return machine.link_bytes_per_s
     network = None if machine.interconnect is None else network_bytes_per_s(machine.interconnect)
-    here = max(1, devices // max(1, collective.apart))
+    here = ranks_on_one_machine(collective.apart, devices)
     return None if network is None else network * here / devices
 
 

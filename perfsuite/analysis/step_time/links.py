@@ -45,6 +45,11 @@ def is_inside(ranks: int, apart: int, devices: int) -> bool:
     return ranks == 1 or devices % (ranks * apart) == 0
 
 
+def ranks_on_one_machine(apart: int, devices: int) -> int:
+    """Return how many ranks of a group share a machine. Neighbours in the group are `apart` ranks apart."""
+    return max(1, devices // max(1, apart))
+
+
 def collective_s(call: Communicate, links: Links) -> float:
     """Return the seconds of a collective. Raises `PredictionError` if it needs a link that is unknown.
 
@@ -63,7 +68,7 @@ def collective_s(call: Communicate, links: Links) -> float:
         raise PredictionError(
             f"{call.kind} among {ranks} ranks uses the network between machines, whose speed is unknown"
         )
-    here = max(1, links.devices // max(1, call.apart))  # ranks of the group on one machine
+    here = ranks_on_one_machine(call.apart, links.devices)
     sent = _sent(call)
     rate = min(links.inside, links.between * here)
     if call.kind == "all_to_all":  # nothing is passed on within a machine
