@@ -79,6 +79,11 @@ def price_of_calls(step: Sequence[Entry], group: Group, fewer: int, machine: Mac
     bounds = [len(calls) * number // fewer for number in range(fewer + 1)]
     merged = [calls[begin:end] for begin, end in pairwise(bounds)]
     others = [_with_merged(step, merged, place) for place in (0, -1)]
+    return _difference(step, others, machine)
+
+
+def _difference(step: Sequence[Entry], others: Sequence[Sequence[Entry]], machine: Machine) -> Price:
+    """Return how much longer a step takes than the other steps, on each machine of the range."""
     costs = []
     for its in _machines(machine):
         whole_s = total_s(step, its)
@@ -121,11 +126,7 @@ def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Pric
     for left_out in (waits[:number], waits[len(waits) - number :], every):
         dropped = set(left_out)
         others.append([entry for index, entry in enumerate(step) if index not in dropped])
-    costs = []
-    for its in _machines(machine):
-        whole_s = total_s(step, its)
-        costs += [whole_s - total_s(other, its) for other in others]
-    return Price(min(costs), max(costs), total_s(step, machine), None)
+    return _difference(step, others, machine)
 
 
 def price_of_kernels(
