@@ -81,7 +81,7 @@ test-lowest test-newest: test-%: .venv-%/installed
 mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token of the code at a time, and list the changes that no unit test notices
 	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
-dry: .venv/installed  ## dry runs of all cases that are not for a CPU (an hour)
+dry: .venv/installed  ## dry runs of all cases that are not for a CPU (about two minutes of one core for each case)
 	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=logical --maxprocesses=8 --benchmark-disable $(ARGS)
 
 dry-ci:  ## dry runs of some cases that cover every framework, judged against the reviewed counts

@@ -7,8 +7,8 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Health, Run
 
 FEWEST_CORES = 2
-"""Cores of a rank that cause no note. A rank's Python, its backward pass and NCCL run in threads of their
-own, and each of them can delay a kernel."""
+"""Number of cores that each rank should have. A rank's Python, its backward pass and NCCL run in different
+threads, and each of these can delay a kernel."""
 MORE_CORES = (
     "give the job all cores of the machine (--exclusive or --cpus-per-task of salloc and sbatch, "
     "--cpuset-cpus of a container)"
@@ -58,7 +58,8 @@ def _few_cores(ranks: int, health: Health) -> Iterator[str]:
 def _far_cores(reports: Mapping[int, RankReport], health: Health) -> Iterator[str]:
     """Yield a sentence for each group of ranks that may also run on cores that are not near their GPU.
 
-    `reports` are by number of the rank's GPU. Ranks that did not report their cores are left out.
+    `reports` has the report of the rank of each GPU, by the GPU's number. Ranks that did not report their
+    cores are left out.
     """
     near = {card.index: card.near_cores for card in health.devices}
     groups: dict[tuple[str, str], list[int]] = {}

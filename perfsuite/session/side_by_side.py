@@ -14,7 +14,7 @@ from perfsuite.session.mode import Task
 
 Result = TypeVar("Result")
 BYTES_PER_PROCESS = 2 * 2**30
-"""Memory that the process of a dry run is assumed to need. Llama-3.1-8B on 64 GPUs takes about half of it."""
+"""Memory that the process of a dry run is assumed to need. It is about twice as much as was seen."""
 
 
 def tasks_at_once(processes: int) -> int:
