@@ -9,7 +9,6 @@ from perfsuite.case.hardware import Machine
 from perfsuite.features.first_night.cases import framework_cases, spread_case, usual_size
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.requirements import unsupported
-from tests.frameworks.torchtitan.samples import MARKS
 from tests.samples import make_gpu_machine, make_machine
 
 
@@ -66,18 +65,24 @@ def test_eight_gpus_try_every_kind_of_parallelism() -> None:
         assert part in ids
 
 
-@pytest.mark.parametrize("count", [pytest.param(count, marks=MARKS) for count in (2, 4, 8)])
-def test_torchtitans_configurations_fit_their_cases(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Only the ranks read these configurations, because torchtitan imports torch."""
-    from perfsuite.frameworks.torchtitan import configuration
-
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of imported libraries
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_configurations_of_a_registry_fit_their_cases(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Only the ranks read these configurations, because they import torch."""
+    machine = make_gpu_machine(count=count)
+    of_registry = []
+    for _, case, _ in framework_cases(machine, "full"):
+        if case is not None and getattr(case.framework, "module", None) is not None:
+            of_registry.append((case, framework_of(case)))
+    for case, framework in of_registry:
+        reason = framework.unsupported(case, machine)
+        if reason is not None:
+            pytest.skip(reason)
+    for case, framework in of_registry[:1]:
+        framework.expected(case)  # imports the library, which would look for the GPU that is pretended below
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    cases = [case for _, case, _ in framework_cases(make_gpu_machine(count=count), "full")]
-    of_registry = [case for case in cases if getattr(case and case.framework, "module", None) is not None]
-    assert len(of_registry) == 3
-    for case in of_registry:
-        assert case is not None
-        assert configuration.expected(case)["wrapper"] == "FSDPModule"
+    for case, framework in of_registry:
+        assert framework.expected(case)["wrapper"] == "FSDPModule"
 
 
 def test_a_missing_rank_is_named() -> None:
