@@ -79,9 +79,11 @@ def _forecast(its: Forecast) -> list[str]:
     factors = f"the GPU takes {its.gpu_factor:.2f} times as long as expected"
     if its.host_factor is not None:
         factors += f", and the host {its.host_factor:.2f} times"
+    pace = "the host" if its.host_pace else "the GPU"
     lines = [
         f"forecast {_range(its)} for a step on this kind of GPU (meant to hold nine times out of ten): in "
-        f"{plural(len(its.cases), 'measured case')} with the same parallelism, {factors}"
+        f"{plural(len(its.cases), 'measured case')} with the same parallelism and at the pace of {pace}, "
+        f"{factors}"
     ]
     if its.checked:
         lines.append(

@@ -203,9 +203,12 @@ class Forecast(Data):
 
     low_s: float
     high_s: float
-    cases: tuple[str, ...]  # ids of the measured cases with the same parallelism
+    cases: tuple[str, ...]  # ids of the measured cases with the same parallelism and the same `host_pace`
     gpu_factor: float  # measured times of the GPU relative to the expected times
     host_factor: float | None  # the same for the host; None: no measured case shows it
+    host_pace: bool = (
+        False  # whether the host can set the pace of the step, and did not only launch its kernels
+    )
     held: int = 0  # number of earlier forecasts on this kind of GPU whose interval contained the measurement
     checked: int = 0  # number of earlier forecasts whose case was measured later
 

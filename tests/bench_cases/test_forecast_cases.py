@@ -3,8 +3,12 @@
 A change of the model must not make them hold less often, or widen their intervals.
 """
 
+import math
+from statistics import stdev
+
 import pytest
 
+from perfsuite.analysis.step_time.forecast import SPREAD_OF_HOST, host_can_set_the_pace
 from tests.bench_cases.forecast_cases import cases_of, one_h100
 from tests.benchmarks.forecasts import tries
 
@@ -33,9 +37,24 @@ def test_another_parallelism_has_no_forecast() -> None:
             assert "same parallelism" in one.reason
 
 
-def test_most_cases_of_a_small_model_are_in_a_wide_interval() -> None:
-    """The host's Python code in LoRA and in selective checkpointing by operator is not in the log."""
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("host", [False, True])
+def test_nine_of_ten_steps_of_a_small_model_are_in_the_interval(host: bool, number: int) -> None:
+    tried = [one for one in tries(one_h100(), number) if one.forecast is not None]
+    at_this_pace = [one for one in tried if host_can_set_the_pace(one.case.expected) == host]
+    assert len(at_this_pace) > 15
+    assert sum(one.holds for one in at_this_pace) >= 0.9 * len(at_this_pace)
+
+
+def test_spread_at_the_pace_of_the_host_is_that_of_one_h100() -> None:
+    cases = [case for case in one_h100() if host_can_set_the_pace(case.expected)]
+    errors = [math.log(case.step_s / case.expected.step_s) for case in cases]
+    assert stdev(errors) == pytest.approx(SPREAD_OF_HOST, abs=0.005)
+
+
+def test_the_case_with_most_python_code_is_missed() -> None:
+    """The host's Python code in selective checkpointing by operator is not in the log."""
     cases = one_h100()
-    missed = [one.case.case_id for one in tries(cases, len(cases) - 1) if not one.holds]
-    assert len(missed) == 2
-    assert all("lora" in case_id or "selective-op" in case_id for case_id in missed)
+    missed = [one.case.case_id for one in tries(cases, len(cases) - 1) if one.forecast and not one.holds]
+    (case_id,) = missed
+    assert "selective-op" in case_id

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from bench_cases.predicted import digest
 from perfsuite import documents
-from perfsuite.analysis.step_time.forecast import MeasuredCase, forecast, seconds_at
+from perfsuite.analysis.step_time.forecast import MeasuredCase, forecast, host_can_set_the_pace, seconds_at
 from perfsuite.dry.driver import dry_run
 from perfsuite.errors import PredictionError
 from perfsuite.results.amounts import duration
@@ -81,16 +81,21 @@ def _row(one: Tried) -> tuple[str, ...]:
     return (*ends, interval, "yes" if one.holds else "no")
 
 
-def _coverage(cluster: str, cases: Sequence[MeasuredCase]) -> Iterator[tuple[str, ...]]:
+def _coverage(cluster: str, cases: Sequence[MeasuredCase], host: bool) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the cases whose pace the host can set, or of the others.
+
+    They are forecast from all cases.
+    """
+    pace = "the host" if host else "the GPU"
     numbers = [number for number in KNOWN if number < len(cases) - 1]
     for number in (*numbers, len(cases) - 1):
-        tried = [*tries(cases, number)]
+        tried = [one for one in tries(cases, number) if host_can_set_the_pace(one.case.expected) == host]
         widths = [one.forecast.high_s / one.forecast.low_s for one in tried if one.forecast is not None]
         if widths:
             held = sum(one.holds for one in tried)
             width = median(widths) ** 0.5 - 1
             shown = (str(number), str(len(tried)), str(len(widths)), f"{held} ({held / len(widths):.0%})")
-            yield cluster, *shown, f"±{width:.1%}"
+            yield cluster, pace, *shown, f"±{width:.1%}"
 
 
 def main() -> None:
@@ -104,8 +109,13 @@ def main() -> None:
         return
     tables = {**{cluster: cases_of(cluster) for cluster in CLUSTERS}, "one H100": one_h100()}
     show_table(
-        ("cluster", "measured cases", "other cases", "forecasts", "held", "median interval"),
-        itertools.chain.from_iterable(_coverage(name, cases) for name, cases in tables.items()),
+        ("cluster", "pace", "measured cases", "other cases", "forecasts", "held", "median interval"),
+        [
+            row
+            for name, cases in tables.items()
+            for host in (False, True)
+            for row in _coverage(name, cases, host)
+        ],
     )
     print()
     cases = tables["one H100"]

@@ -1,14 +1,15 @@
 """Forecast the time of a step on a machine on which other cases were measured. Pure.
 
 Two factors are fitted to the measured cases: the times of the GPU and of the host, relative to the expected
-times. Each kind of parallelism has its own factor of the GPU, because the errors of the prediction differ
-between the kinds.
+times. Cases are alike if they have the same kind of parallelism and the same pace: the GPU sets the pace of
+some steps, and the host that of others. Each group of like cases has its own factor of the GPU and its own
+spread, because the errors of the prediction differ between the groups.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,11 +18,20 @@ from perfsuite.results.dry_facts import Expected, Forecast, Parallelism
 
 SPREAD = 0.028
 """Standard deviation of the prediction's error, as a logarithm, among cases on the same cluster with the same
-parallelism. This is the pooled value of the published steps in docs/evidence/step-times.md."""
+parallelism, if the GPU sets the pace. This is the pooled value of the published steps in
+docs/evidence/step-times.md."""
+SPREAD_OF_HOST = 0.17
+"""The same if the host can set the pace. This is the value of the nine such cases of one H100 on that page.
+It is larger because a dry run's log does not show the time that Python takes between two operators."""
 DEGREES = 4
-"""The weight of `SPREAD`, as a number of measurements. This is less than the number of published steps, so
-that the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are more alike than the
-cases of a repository."""
+"""The weight of `SPREAD` and `SPREAD_OF_HOST`, as a number of measurements. This is less than the number of
+published steps, so that the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are
+more alike than the cases of a repository."""
+SLOW_HOST = 4.0
+"""The host can set the pace of a step if the step takes longer with a host that needs this many times the
+assumed time. The speeds of single cores differ by two in each direction, and the log shows only a part of the
+host's time."""
+LONGER = 1.05  # "longer" in `SLOW_HOST`: by more than the interval of one usual error, 1.645 times `SPREAD`
 Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))
 """Times of the host (relative to those of the GPU) that are tried: from a quarter to eight times."""
@@ -63,59 +73,97 @@ def seconds_at(step: Expected, host: float) -> float:
     return low[1] + slope * (host - low[0])
 
 
+def host_can_set_the_pace(step: Expected) -> bool:
+    """Return whether the step would take longer with a slow host."""
+    return seconds_at(step, SLOW_HOST) > LONGER * seconds_at(step, 1)
+
+
+class _Group(NamedTuple):
+    """What like cases have in common."""
+
+    parallelism: Parallelism
+    host: bool  # whether the host can set the pace
+
+    @classmethod
+    def of(cls, step: Expected) -> _Group:
+        return cls(step.parallelism or "none", host_can_set_the_pace(step))
+
+    @property
+    def spread(self) -> float:
+        return SPREAD_OF_HOST if self.host else SPREAD
+
+
 class _Fit(NamedTuple):
     """The errors of predictions if the host has a given speed, after the GPU's factors were fitted."""
 
     host: float  # the host's time relative to that of the GPU
-    factors: dict[Parallelism, float]  # of the GPU, by parallelism
-    squares: dict[Parallelism, float]  # sum of the squared errors
+    factors: dict[_Group, float]  # of the GPU
+    squares: dict[_Group, float]  # sum of the squared errors
     excess: float  # sum of the squared errors of cases and host, each relative to its usual size
 
     @classmethod
-    def of(cls, cases: Sequence[MeasuredCase], host: float) -> _Fit:
-        errors: dict[Parallelism, list[float]] = {}
-        for case in cases:
-            error = math.log(case.step_s / seconds_at(case.expected, host))
-            errors.setdefault(case.expected.parallelism or "none", []).append(error)
-        means = {kind: sum(values) / len(values) for kind, values in errors.items()}
-        squares = {
-            kind: sum((value - means[kind]) ** 2 for value in values) for kind, values in errors.items()
+    def of(cls, groups: Mapping[_Group, Sequence[MeasuredCase]], host: float) -> _Fit:
+        errors = {
+            group: [math.log(case.step_s / seconds_at(case.expected, host)) for case in cases]
+            for group, cases in groups.items()
         }
-        excess = sum(squares.values()) / SPREAD**2 + (math.log(host) / USUAL_HOST) ** 2
-        return cls(host, {kind: math.exp(mean) for kind, mean in means.items()}, squares, excess)
+        means = {group: sum(values) / len(values) for group, values in errors.items()}
+        squares = {
+            group: sum((value - means[group]) ** 2 for value in values) for group, values in errors.items()
+        }
+        of_cases = sum(squares[group] / group.spread**2 for group in squares)
+        excess = of_cases + (math.log(host) / USUAL_HOST) ** 2
+        return cls(host, {group: math.exp(mean) for group, mean in means.items()}, squares, excess)
 
 
 def forecast(step: Expected, cases: Sequence[MeasuredCase]) -> Forecast:
     """Forecast a step from the cases that were measured on the same machine.
 
-    Raises `PredictionError` if no measured case has the same parallelism, or if the time depends on the
-    host's speed, which the measured cases do not show.
+    Raises `PredictionError` if no measured case is alike, or if the time depends on the host's speed, which
+    the measured cases do not show.
     """
-    kind = step.parallelism
-    usable = [case for case in cases if case.expected.by_host]
-    alike = [case.case_id for case in usable if case.expected.parallelism == kind]
-    if kind is None or not step.by_host:
+    if step.parallelism is None or not step.by_host:
         raise PredictionError("an older perfsuite made the dry run. Run the case dry again")
-    if not alike:
-        raise PredictionError(
-            f"none of the measured cases has the same parallelism ({KINDS[kind]}). Measure one of them first"
-        )
-    fits = [_Fit.of(usable, host) for host in HOSTS]
+    group = _Group.of(step)
+    groups: dict[_Group, list[MeasuredCase]] = {}
+    for case in cases:
+        if case.expected.by_host:
+            groups.setdefault(_Group.of(case.expected), []).append(case)
+    if group not in groups:
+        raise PredictionError(_nothing_alike(group, groups))
+    alike = groups[group]
+    fits = [_Fit.of(groups, host) for host in HOSTS]
     best = min(fits, key=lambda fit: fit.excess)
     plausible = [fit for fit in fits if fit.excess <= best.excess + PLAUSIBLE]
-    times = [fit.factors[kind] * seconds_at(step, fit.host) for fit in plausible]
+    times = [fit.factors[group] * seconds_at(step, fit.host) for fit in plausible]
     if max(times) > MOST_FROM_THE_HOST * min(times):
         raise PredictionError(
             "the step's time depends on the speed of the host, which the measured cases do not show. Measure "
             "a case whose GPU waits for the host first"
         )
-    reach = math.exp(_reach(best.squares[kind], len(alike)))
+    reach = math.exp(_reach(best.squares[group], len(alike), group.spread))
     return Forecast(
         low_s=min(times) / reach,
         high_s=max(times) * reach,
-        cases=tuple(sorted(alike)),
-        gpu_factor=best.factors[kind],
-        host_factor=best.host * best.factors[kind] if _shows_host(plausible) else None,
+        cases=tuple(sorted(case.case_id for case in alike)),
+        gpu_factor=best.factors[group],
+        host_factor=best.host * best.factors[group] if _shows_host(plausible) else None,
+        host_pace=group.host,
+    )
+
+
+def _nothing_alike(group: _Group, measured: Collection[_Group]) -> str:
+    kind = KINDS[group.parallelism]
+    if all(other.parallelism != group.parallelism for other in measured):
+        return f"none of the measured cases has the same parallelism ({kind}). Measure one of them first"
+    if group.host:
+        return (
+            "the step's time can depend on the speed of the host, but that of no measured case "
+            f"{kind} does. Measure a case whose GPU waits for the host first"
+        )
+    return (
+        f"the host can set the pace of every measured case {kind}, and that of this step depends on the GPU "
+        "only. Measure a case with larger layers or batches first"
     )
 
 
@@ -123,13 +171,13 @@ def _shows_host(plausible: Sequence[_Fit]) -> bool:
     return plausible[-1].host <= MOST_FOR_A_FACTOR * plausible[0].host
 
 
-def _reach(squares: float, cases: int) -> float:
+def _reach(squares: float, cases: int, spread: float) -> float:
     """Return half the width of the interval for another case, as a logarithm.
 
-    `squares` is the sum of the squared errors of the measured cases.
+    `squares` is the sum of the squared errors of the measured cases, and `spread` their usual size.
     """
     degrees = DEGREES + cases - 1
-    sigma = math.sqrt((DEGREES * SPREAD**2 + squares) / degrees)
+    sigma = math.sqrt((DEGREES * spread**2 + squares) / degrees)
     # The first terms of a series for Student's quantile are within 1% with 4 degrees or more.
     second = (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * degrees**2)
     t = Z_95 + (Z_95**3 + Z_95) / (4 * degrees) + second

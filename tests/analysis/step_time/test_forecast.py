@@ -41,18 +41,40 @@ def test_the_factor_of_the_gpu_applies_to_other_cases() -> None:
     assert 1.04 < its.high_s / 2.4 < 1.1
 
 
-def test_a_case_that_waits_for_the_host_shows_its_factor() -> None:
-    cases = [measured(step(1), 1.2, 3.0), measured(step(1, 2), 1.2, 3.0)]
+def test_cases_that_wait_for_the_host_show_its_factor() -> None:
+    cases = [measured(step(1, host_s), 1.2, 3.0) for host_s in (0.3, 0.4, 2, 3)] * 3
     its = forecast(step(1, 4), cases)
     assert its.host_factor == pytest.approx(3.0, rel=0.1)
     assert its.low_s < 12 < its.high_s
-    assert its.high_s / its.low_s < 1.5
 
 
 def test_an_unknown_host_gets_no_number() -> None:
-    with pytest.raises(PredictionError, match="depends on the speed of the host") as caught:
+    """A step whose host can set the pace needs a measured case whose host can too."""
+    with pytest.raises(PredictionError, match="Measure a case whose GPU waits for the host first") as caught:
         forecast(step(1, 4), [measured(step(1), 1.2)])
     assert not any(letter.isdigit() for letter in str(caught.value))
+
+
+def test_a_host_that_the_cases_do_not_show_gets_no_number() -> None:
+    """The only measured case has the pace of the GPU, unless the host is three times as slow as assumed."""
+    with pytest.raises(PredictionError, match="which the measured cases do not show") as caught:
+        forecast(step(1, 4), [measured(step(1, 0.3), 1.2)])
+    assert not any(letter.isdigit() for letter in str(caught.value))
+
+
+def test_steps_at_the_pace_of_the_host_show_no_factor_of_the_gpu() -> None:
+    with pytest.raises(PredictionError, match="Measure a case with larger layers or batches first"):
+        forecast(step(1), [measured(step(1, 4), 1.2)])
+
+
+def test_steps_at_the_pace_of_the_host_have_their_own_interval() -> None:
+    """Their larger errors do not widen the intervals of steps at the pace of the GPU."""
+    at_pace_of_gpu = [measured(step(1), 1.0)] * 4
+    at_pace_of_host = [measured(step(1, 4), gpu, gpu) for gpu in (0.7, 0.9, 1.1, 1.3)]
+    alone = forecast(step(1), at_pace_of_gpu)
+    assert forecast(step(1), [*at_pace_of_gpu, *at_pace_of_host]) == alone
+    its = forecast(step(1, 4), [*at_pace_of_gpu, *at_pace_of_host])
+    assert its.high_s / its.low_s > 1.5 * alone.high_s / alone.low_s
 
 
 def test_each_parallelism_has_its_own_factor() -> None:
