@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.dry import storages
-from perfsuite.dry.storages import recorded
+from perfsuite.dry.storages import _blocks, recorded
 from perfsuite.dry.streams import stand_ins
 from perfsuite.dry.values import NoValues
 from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode
@@ -107,6 +107,17 @@ def test_reads_and_copies_to_the_host_wait(log: DeviceLog, floats: Make) -> None
     tensor.to("cpu", non_blocking=True)
     (tensor.to("cpu", non_blocking=True) + 1).item()
     assert log.entries[1:] == waits
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_only_blocking_copies_between_devices_wait(floats: Make, non_blocking: bool) -> None:
+    """The operators themselves would look for a GPU."""
+    on_gpu = floats(1)
+    on_host = floats(1, device=torch.device("cpu"))
+    given = {"non_blocking": non_blocking}
+    for target, source in ((on_host, on_gpu), (on_gpu, on_host)):
+        assert _blocks((target, source), given, [target, source], [target]) is not non_blocking
+    assert not _blocks((on_gpu, on_gpu), given, [on_gpu, on_gpu], [on_gpu])
 
 
 def workspaces(log: DeviceLog) -> list[int]:
