@@ -256,11 +256,24 @@ def read(path: Path, kind: type[D]) -> D:
     try:
         return kind.model_validate(raw, context=FROM_FILE)
     except ValidationError as error:
+        unknown = _unknown_fields(error)
+        # If the file has a digest, the digest has been checked, so nobody has misspelt a field.
+        if unknown and "digest" in raw and "digest" not in unknown:
+            raise FileError(
+                f"{path}: this perfsuite does not know the field {', '.join(unknown)}, so another version "
+                "wrote the file. Use that version, or delete the file and measure again."
+            ) from None
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:
         raise FileError(f"{path}: {error}") from None
     except (ArithmeticError, RecursionError) as error:  # numbers too large to add, or endless nesting
         raise FileError(f"{path}: cannot be used ({error}). Delete it or restore it.") from None
+
+
+def _unknown_fields(error: ValidationError) -> list[str]:
+    """Return the names of the fields that a document must not have. Each name appears once."""
+    names = (str(problem["loc"][-1]) for problem in error.errors() if problem["type"] == "extra_forbidden")
+    return list(dict.fromkeys(names))
 
 
 def read_json(

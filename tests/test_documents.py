@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfsuite import documents
-from perfsuite.documents import Data, Document, plain
+from perfsuite.documents import Data, Document, Sealed, plain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.script import Script
 from perfsuite.results.rank_report import Failure, Observed
@@ -33,6 +34,11 @@ class Note(Document):
     text: str = ""
     step_s: tuple[float, ...] = ()
     part: Part = Part(size_bytes=1)
+
+
+class SealedNote(Sealed):
+    schema_version: Literal[1] = 1
+    parts: tuple[Part, ...] = ()
 
 
 def write_raw(path: Path, **changes: Any) -> Path:
@@ -192,6 +198,7 @@ def test_unreadable_file_is_named_with_advice(tmp_path: Path, content: bytes | N
         ({"schema_version": None}, "field schema_version: this perfsuite reads 1, got None"),
         ({"schema_version": "missing"}, "field schema_version: this perfsuite reads 1, got None"),
         ({"extra": 3}, "field extra: unknown field; remove it or correct its name, got 3"),
+        ({"extra": 3, "digest": "of a plain document"}, "field extra: unknown field.*digest: unknown field"),
         ({"part": {"size_bytes": 1, "colour": "red"}}, "field part.colour: unknown field"),
         ({"part": {"size_bytes": "big"}}, "field part.size_bytes: "),
         ({"part": {}}, "field part.size_bytes: Field required"),
@@ -207,6 +214,14 @@ def test_read_names_the_file_and_the_field(tmp_path: Path, changes: dict[str, An
     with pytest.raises(FileError, match=f"^{path}: {said}") as caught:
         documents.read(path, Note)
     assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_unknown_field_of_a_sealed_file_is_of_another_version(tmp_path: Path) -> None:
+    part = {"size_bytes": 1, "colour": "red"}
+    path = write_raw(tmp_path / "note.json", **documents.sealed({"schema_version": 1, "parts": [part, part]}))
+    said = f"{path}: this perfsuite does not know the field colour, so another version wrote the file. Use"
+    with pytest.raises(FileError, match=f"^{re.escape(said)}"):
+        documents.read(path, SealedNote)
 
 
 def test_read_or_none_gives_none_if_unreadable(tmp_path: Path) -> None:
