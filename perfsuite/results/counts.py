@@ -182,6 +182,8 @@ class Counts(Data):
     worker_batch: WorkerBatch | None = None  # None: no worker processes, or not counted
     modules: dict[str, int] | None = None  # number of imported modules by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
+    # Number of occurrences of an event or phase in the launch, on one rank; None: unknown.
+    occurrences: int | None = None
     # The next three fields are counted only for spans that are not steps, at their first occurrence, on one
     # rank.
     # Bytes written to files by the saving functions that perfsuite knows; None: no such write was detected.

@@ -223,3 +223,59 @@ def test_an_error_of_ours_becomes_a_note() -> None:
     spans = Spans(Meters(collectives=fail))
     assert span(spans) is None
     assert spans.notes == ["some events or phases are unknown (RuntimeError: no such group)"]
+
+
+def test_a_failed_occurrence_is_left_out(spans: Spans, machine: Machine) -> None:
+    failed = known(spans.begin(SAVE, is_event=True))
+    spans.wrote(5)
+    spans.end(failed, OSError)
+    span(spans, takes(machine, 2), lambda: spans.wrote(100))
+    assert spans.times()[SAVE].seconds == (2,)
+    assert (counts(spans).bytes_written, counts(spans).occurrences) == (100, None)
+    assert spans.notes == ["save checkpoint: 1 ended with an exception (OSError) and is left out"]
+
+
+def test_counts_each_kind_of_exception_once(spans: Spans) -> None:
+    for error in (OSError, ValueError, OSError):
+        spans.end(known(spans.begin(SAVE)), error)
+    assert (spans.times(), spans.counts()) == ({}, {})
+    assert spans.notes == [
+        "save checkpoint: 3 ended with an exception (OSError, ValueError) and are left out"
+    ]
+
+
+def test_failures_of_another_thread_are_no_note(spans: Spans) -> None:
+    in_a_thread(lambda: spans.end(known(spans.begin(SAVE)), OSError))
+    span(spans)
+    spans.times()
+    assert (spans.notes, counts(spans).occurrences) == ([], 1)
+
+
+def test_counts_the_occurrences(spans: Spans) -> None:
+    span(spans)
+    span(spans)
+    span(spans, name="evaluate")
+    in_a_thread(lambda: span(spans))
+    assert (counts(spans).occurrences, counts(spans, "evaluate").occurrences) == (2, 1)
+
+
+def test_occurrences_are_unknown_while_one_is_open(spans: Spans) -> None:
+    span(spans)
+    spans.begin(SAVE, is_event=True)
+    assert counts(spans).occurrences is None
+
+
+def test_a_wait_adds_seconds_but_no_occurrence(spans: Spans, machine: Machine) -> None:
+    span(spans, takes(machine, 2))
+    machine.steps = 3
+    wait = known(spans.begin(SAVE, is_event=True, is_wait=True))
+    machine.now += 4
+    spans.end(wait)
+    times = spans.times()[SAVE]
+    assert (times.seconds, times.steps, times.occurrences, times.mean_s) == ((2, 4), (0, 3), 1, 6)
+    assert counts(spans).occurrences == 1
+
+
+def test_a_wait_is_not_the_counted_occurrence(spans: Spans) -> None:
+    spans.end(known(spans.begin(SAVE, is_event=True, is_wait=True)))
+    assert spans.counts() == {}
