@@ -34,9 +34,9 @@ CAPTION = (
     "A dash means unknown, not 0. Shares are of the time from the start of the processes to the last step, "
     "or of all steps if the start-up is unknown. Events and waits are part of the steps that contain them. "
     "Counting makes a step or a start-up take longer. A counted step that is not listed did the same work "
-    "as the first. Python: calls of Python functions. Each count is from the first occurrence, on the rank "
-    "where it is highest. Bytes written are the sum over all ranks. The peak of a step is that of live "
-    "tensors, and the peak of an event is that of the GPU's allocator."
+    "as the first. Python: calls of Python functions. Each count is from the first step that contains the "
+    "span, on the rank where it is highest. Bytes written are the sum over all ranks. The peak of a step is "
+    "that of live tensors, and the peak of an event is that of the GPU's allocator."
 )
 HELD = 0.1  # an event within a step is named if it takes more than this share of a usual step
 
@@ -45,7 +45,7 @@ HELD = 0.1  # an event within a step is named if it takes more than this share o
 class SpanRow:
     """One span of a launch, on one side of a comparison. A field is None if it is unknown.
 
-    Each count is from the first occurrence of the span, on the rank where it is highest.
+    Each count is from the first step that contains the span, on the rank where it is highest.
     """
 
     name: str

@@ -73,6 +73,8 @@ RECOGNISED = (
     Recognised("torch.distributed.checkpoint.state_dict_loader", "load_state_dict", LOAD),
     Recognised("safetensors.torch", "save_file", SAVE, File(1, "filename")),
     Recognised("safetensors.torch", "load_file", LOAD, File(0, "filename")),
+    Recognised("safetensors.numpy", "save_file", SAVE, File(1, "filename")),
+    Recognised("safetensors.numpy", "load_file", LOAD, File(0, "filename")),
     Recognised("transformers.trainer", "Trainer._save_checkpoint", SAVE),
     Recognised("transformers.trainer", "Trainer.save_model", SAVE),
     Recognised("transformers.trainer", "Trainer.evaluate", EVALUATE),

@@ -120,7 +120,7 @@ def test_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
     with pytest.raises(ValueError, match="mine"), perfsuite.phase("rollout"):
         raise ValueError("mine")
     assert spans.times() == {}
-    assert spans.notes == ["rollout: 1 ended with an exception (ValueError) and is left out"]
+    assert spans.notes == ["rollout: 1 ended with an exception (ValueError) and does not count"]
 
 
 def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,44 @@ def test_a_span_that_has_not_ended_is_a_note(spans: Spans, machine: Machine) -> 
     assert spans.notes == ["train: the last one was still open when the last step ended, so it is left out"]
 
 
-def test_bytes_are_those_of_the_first_time(spans: Spans) -> None:
+def test_bytes_are_those_of_the_first_step(spans: Spans, machine: Machine) -> None:
+    machine.steps = 5
     span(spans, lambda: spans.wrote(100), lambda: spans.wrote(20))
+    machine.steps = 6
     span(spans, lambda: spans.wrote(7))
     assert counts(spans).bytes_written == 120
+
+
+def test_calls_in_one_step_are_one_checkpoint(spans: Spans, machine: Machine) -> None:
+    """A script can save its model and its optimizer into two files."""
+
+    def save(size: int, collectives: int, peak: int) -> None:
+        spans.wrote(size)
+        machine.collectives = known(machine.collectives) + collectives
+        machine.peak = peak
+
+    machine.collectives = 0
+    span(spans, lambda: save(100, 2, 1000))
+    span(spans, lambda: save(7, 1, 900))
+    saved = counts(spans)
+    assert (saved.bytes_written, saved.collectives_begun, saved.allocator_peak) == (107, 3, 1000)
+
+
+def test_bytes_of_a_step_need_those_of_each_call(spans: Spans) -> None:
+    span(spans, lambda: spans.wrote(100))
+    span(spans)
+    assert counts(spans).bytes_written is None
+
+
+def test_later_background_writes_of_a_step_count(spans: Spans) -> None:
+    backgrounds = []
+    span(spans, lambda: spans.wrote(100))
+    span(spans, lambda: backgrounds.append(known(spans.leave())))
+    in_a_thread(lambda: spans.wrote(50, in_background=True))
+    backgrounds[0].future = Future()
+    assert counts(spans).bytes_written is None
+    backgrounds[0].future.set_result(None)
+    assert (counts(spans).bytes_written, counts(spans).collectives_begun) == (150, None)
 
 
 def test_bytes_that_nobody_saw_are_unknown(spans: Spans) -> None:
@@ -232,7 +266,7 @@ def test_a_failed_occurrence_is_left_out(spans: Spans, machine: Machine) -> None
     span(spans, takes(machine, 2), lambda: spans.wrote(100))
     assert spans.times()[SAVE].seconds == (2,)
     assert (counts(spans).bytes_written, counts(spans).occurrences) == (100, None)
-    assert spans.notes == ["save checkpoint: 1 ended with an exception (OSError) and is left out"]
+    assert spans.notes == ["save checkpoint: 1 ended with an exception (OSError) and does not count"]
 
 
 def test_counts_each_kind_of_exception_once(spans: Spans) -> None:
@@ -240,7 +274,7 @@ def test_counts_each_kind_of_exception_once(spans: Spans) -> None:
         spans.end(known(spans.begin(SAVE)), error)
     assert (spans.times(), spans.counts()) == ({}, {})
     assert spans.notes == [
-        "save checkpoint: 3 ended with an exception (OSError, ValueError) and are left out"
+        "save checkpoint: 3 ended with an exception (OSError, ValueError) and do not count"
     ]
 
 
@@ -274,6 +308,15 @@ def test_a_wait_adds_seconds_but_no_occurrence(spans: Spans, machine: Machine) -
     times = spans.times()[SAVE]
     assert (times.seconds, times.steps, times.occurrences, times.mean_s) == ((2, 4), (0, 3), 1, 6)
     assert counts(spans).occurrences == 1
+
+
+def test_a_wait_that_fails_keeps_its_seconds(spans: Spans, machine: Machine) -> None:
+    span(spans, takes(machine, 2))
+    wait = known(spans.begin(SAVE, is_event=True, is_wait=True))
+    machine.now += 4
+    spans.end(wait, RuntimeError)
+    assert (spans.times()[SAVE].seconds, counts(spans).occurrences) == ((2, 4), None)
+    assert spans.notes == ["save checkpoint: 1 ended with an exception (RuntimeError) and does not count"]
 
 
 def test_a_wait_is_not_the_counted_occurrence(spans: Spans) -> None:
