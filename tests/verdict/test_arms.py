@@ -326,6 +326,18 @@ def test_work_moved_into_a_thread_is_no_gain() -> None:
     )
 
 
+def test_less_work_without_an_event_is_no_gain() -> None:
+    event = {"save checkpoint": Counts(bytes_written=9)}
+    saving = launch(counts(spans=event))
+    fewer = counts(kernels={"forward": 100})
+    assert judge_counts(saving, launch(fewer.replace(spans=event))).outcome == "improved"
+    verdict = judge_counts(saving, launch(fewer))
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reasons[-1] == (
+        "save checkpoint was not seen, and might be done in a way that is not recognised"
+    )
+
+
 KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
 
 
