@@ -297,7 +297,7 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
         times = [spans[name] for spans in of_ranks if name in spans]
         whole = max(times, key=lambda span_times: sum(span_times.seconds))
         if (
-            len({span_times.steps for span_times in times})
+            len({(span_times.steps, span_times.waits) for span_times in times})
             == len({len(span_times.seconds) for span_times in times})
             == 1
         ):

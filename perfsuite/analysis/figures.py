@@ -177,7 +177,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         tokens_given=agreement.tokens_given(reports, run.case),
         loss_first=run.loss[0] if run.loss else None,
         loss_last=over_known(fmean, run.loss[-tail:]),
-        spans_s={name: fmean(span.seconds) for name, span in run.spans.items() if sum(span.seconds) > 0},
+        spans_s={name: span.mean_s for name, span in run.spans.items() if sum(span.seconds) > 0},
     )
 
 

@@ -34,9 +34,9 @@ CAPTION = (
     "A dash means unknown, not 0. Shares are of the time from the start of the processes to the last step, "
     "or of all steps if the start-up is unknown. Events and waits are part of the steps that contain them. "
     "Counting makes a step or a start-up take longer. A counted step that is not listed did the same work "
-    "as the first. Python: calls of Python functions. Each count is from the first occurrence, on the rank "
-    "where it is highest. Bytes written are the sum over all ranks. The peak of a step is that of live "
-    "tensors, and the peak of an event is that of the GPU's allocator."
+    "as the first. Python: calls of Python functions. Each count is from the first step that contains the "
+    "span, on the rank where it is highest. Bytes written are the sum over all ranks. The peak of a step is "
+    "that of live tensors, and the peak of an event is that of the GPU's allocator."
 )
 HELD = 0.1  # an event within a step is named if it takes more than this share of a usual step
 
@@ -45,7 +45,7 @@ HELD = 0.1  # an event within a step is named if it takes more than this share o
 class SpanRow:
     """One span of a launch, on one side of a comparison. A field is None if it is unknown.
 
-    Each count is from the first occurrence of the span, on the rank where it is highest.
+    Each count is from the first step that contains the span, on the rank where it is highest.
     """
 
     name: str
@@ -55,7 +55,7 @@ class SpanRow:
     """Number of occurrences in the launch. For counted steps, the number of steps with these amounts."""
     median_s: float | None = None
     """Median seconds of one occurrence. For an event, this is on the rank that waited longest. For a step, it
-    is of the whole job."""
+    is of the whole job. If training waited later for the background work of an event, this is the mean."""
     share: float | None = None
     """Total seconds of all occurrences, as a share (0 to 1) of the start-up and all steps."""
     kernels: int | None = None
@@ -176,7 +176,7 @@ class _Launch:
 
     def span(self, name: str) -> SpanRow:
         """Return the row of a span that is not a step."""
-        seconds = self.spans[name].seconds if name in self.spans else ()
+        times = self.spans.get(name, SpanTimes(seconds=()))
         of_ranks = [
             (len(entry.ranks), entry.counts.spans[name])
             for entry in self.counts
@@ -184,7 +184,9 @@ class _Launch:
         ]
         written = [ranks * span.bytes_written for ranks, span in of_ranks if span.bytes_written is not None]
         amounts = _most(_in_event(span) for _, span in of_ranks)
-        return self.row(name, seconds, {**amounts, "bytes_written": sum(written) if written else None})
+        row = self.row(name, times.seconds, {**amounts, "bytes_written": sum(written) if written else None})
+        # It is unknown to which occurrence a wait belongs.
+        return replace(row, times=times.occurrences, median_s=times.mean_s) if times.waits else row
 
 
 @dataclass(frozen=True, kw_only=True)

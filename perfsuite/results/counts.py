@@ -182,8 +182,10 @@ class Counts(Data):
     worker_batch: WorkerBatch | None = None  # None: no worker processes, or not counted
     modules: dict[str, int] | None = None  # number of imported modules by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
-    # The next three fields are counted only for spans that are not steps, at their first occurrence, on one
-    # rank.
+    # Number of occurrences of an event or phase in the launch, on one rank; None: unknown.
+    occurrences: int | None = None
+    # The next three fields are counted only for spans that are not steps, on one rank. They have the work of
+    # all occurrences in the first step that contains the span.
     # Bytes written to files by the saving functions that perfsuite knows; None: no such write was detected.
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
@@ -193,7 +195,7 @@ class Counts(Data):
     allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
     # Counts of other spans by name: of counted steps whose counts differ from those of `step`, and of the
-    # first occurrence of each event and phase.
+    # events and phases.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:

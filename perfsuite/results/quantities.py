@@ -321,6 +321,13 @@ MODULES = Quantity(
     parts=lambda counts: counts.modules,
 )
 """Counted only in the start-up."""
+OCCURRENCES_LOOSE = 0.02  # share by which a phase can occur more often by chance, such as once per answer
+OCCURRENCES = Quantity(
+    name="occurrences",
+    unit="calls",
+    read=lambda counts: None if counts.occurrences is None else {"occurrences": counts.occurrences},
+    allowed=lambda counts: OCCURRENCES_LOOSE * (counts.occurrences or 0),
+)
 WRITTEN_LOOSE = 4096
 """Number of bytes by which files can differ between launches by chance: they contain paths, dates and
 numbers."""
@@ -347,7 +354,12 @@ ALLOCATOR_PEAK = Quantity(
     allowed=lambda counts: LOOSE * (counts.allocator_peak or 0),
     floor=lambda _: FLOOR,
 )
-OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # quantities that are counted in events and phases only
+OF_SPANS = (
+    OCCURRENCES,
+    WRITTEN,
+    BEGUN,
+    ALLOCATOR_PEAK,
+)  # quantities that are counted in events and phases only
 # A change to 0 graphs is a regression, because nothing is compiled any more. Otherwise, more is worse.
 GRAPHS = Quantity(
     name="compiled graphs",

@@ -1,6 +1,7 @@
 """The report of one rank, as a versioned file."""
 
 from collections.abc import Iterable
+from math import fsum
 from typing import Literal
 
 from pydantic import Field
@@ -122,8 +123,21 @@ def is_of_start_up(name: str) -> bool:
 class SpanTimes(Data):
     """The times that the training thread of one rank spent in a span that is not a step."""
 
-    seconds: tuple[float, ...]  # duration of each occurrence, in order
-    steps: tuple[int, ...] = ()  # completed steps when each occurrence began; empty: before the first step
+    # Duration of each occurrence in order, and of each later wait for work that an occurrence left to other
+    # threads.
+    seconds: tuple[float, ...]
+    steps: tuple[int, ...] = ()  # completed steps when each of them began; empty: before the first step
+    waits: int = 0  # number of waits in `seconds`
+
+    @property
+    def occurrences(self) -> int:
+        """The number of occurrences."""
+        return max(len(self.seconds) - self.waits, 1)
+
+    @property
+    def mean_s(self) -> float:
+        """The mean seconds of an occurrence, including later waits for its work."""
+        return fsum(self.seconds) / self.occurrences
 
 
 RESIDENT_MEMORY = "resident memory"

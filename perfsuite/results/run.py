@@ -240,9 +240,9 @@ class Run(Document):
     counts: tuple[RankCounts, ...] = ()
     """The counts of a step (`perfsuite.results.counts`); empty if it was not counted."""
     other_threads: int = 0
-    """Number of Python threads, except the training thread, that were started or computed in the counted
-    step, on the rank with the most. Their kernels are not counted. Before Python 3.12, their calls are not
-    counted either."""
+    """Number of Python threads, except the training thread, that were started or computed in a counted step,
+    on the rank and in the step with the most. Their kernels are not counted. Before Python 3.12, their calls
+    are not counted either."""
     hidden: tuple[str, ...] = ()  #: Why a step was not counted: ranks did work that counting cannot observe.
     dry_facts: DryFacts | None = None  #: The predictions of a dry run; None for a launch.
     notes: tuple[str, ...] = ()  #: Remarks for readers of the figures.

@@ -148,9 +148,10 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         what = difference or "the model was given another number of tokens"
         reason = f"{what}, so arm B might do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
-    threads = exact.works_in_threads([b], a.other_threads)
-    if threads is not None:
-        return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, threads))
+    doubts = (exact.works_in_threads([b], a.other_threads), exact.lacks_events([b], a.counts))
+    unseen = [doubt for doubt in doubts if doubt is not None]
+    if unseen:
+        return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, *unseen))
     if b.dry:
         verdict = verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
     return if_same(verdict, then, now, ARM_A)
@@ -267,6 +268,8 @@ def _judge_healthy(
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
+        if isinstance(metric, SpanSeconds) and check.outcome == "improved":
+            check = _unless_more_often(check, metric.label, a, b)
         is_open = is_last and check.outcome == "undecided"
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
     checks = worth_a_launch(checks, len(b), alone)
@@ -287,6 +290,18 @@ def _judge_healthy(
     if verdict.outcome == "improved" and fewer is not None:
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, fewer))
     return verdict
+
+
+def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Run]) -> Check:
+    """Return an improved check of a span's seconds, or `passed` if the span occurs more often in arm B.
+
+    The seconds are those of one occurrence. Two checkpoints of one second are no improvement over one of two.
+    """
+    then, now = ([run.spans[span].occurrences for run in runs if span in run.spans] for runs in (a, b))
+    if not then or not now or max(now) <= max(then):
+        return check
+    note = f"{ARM_B} has more of these: {max(now)} instead of {max(then)}, so shorter ones are not better"
+    return check.replace(outcome="passed", note=note)
 
 
 def _only_growth_judged(counts: CountCheck) -> CountCheck:

@@ -164,6 +164,25 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     return f"{threads} in a step, and the work of threads is not counted"
 
 
+def lacks_events(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
+    """Return a reason to doubt the counts if an event of the other side was not seen in all launches.
+
+    Its work might now be done in a way that is not recognised, such as in a thread, or with another writer.
+    `before` has the counts of the baseline or of the other arm. Returns None if all events were seen.
+    """
+    expected = _events_of(before)
+    missing = {event for run in counted(runs) for event in expected - _events_of(run.counts)}
+    if not missing:
+        return None
+    names = " and ".join(sorted(missing))
+    were = "was" if len(missing) == 1 else "were"
+    return f"{names} {were} not seen, and might be done in a way that is not recognised"
+
+
+def _events_of(entries: Sequence[RankCounts]) -> set[str]:
+    return {name for entry in entries for name in entry.counts.spans if name in EVENTS}
+
+
 def _least_share(counts: Counts) -> tuple[float, int]:
     """Return the lowest FLOPs of a counted step (as a share of the reported step's) and the step's number."""
     reported = sum(counts.flops.values())

@@ -156,9 +156,13 @@ def judge(
 
 
 def why_failed(run: Run) -> tuple[str, ...]:
-    """Return the failure of a failed launch, and the machine's problems during the launch."""
+    """Return the failure of a failed launch, and the machine's problems during the launch.
+
+    A `mismatch` is an error in the case or the script, for which no machine can be the reason.
+    """
     assert run.failure is not None
-    meanwhile = health.machine_problems(run.health, run.machine)
+    is_of_the_case = run.failure.kind == "mismatch"
+    meanwhile = [] if is_of_the_case else health.machine_problems(run.health, run.machine)
     fault = health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")
     if fault is not None:
         meanwhile.append(f"hardware: {fault}: {health.advice_on(fault)}")

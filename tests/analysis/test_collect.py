@@ -492,6 +492,13 @@ def test_extra_span_belongs_to_its_rank(tmp_path: Path) -> None:
     assert spans_of_ranks(tmp_path, first, second) == first
 
 
+def test_a_wait_of_one_rank_is_no_occurrence_of_another(tmp_path: Path) -> None:
+    first = SpanTimes(seconds=(1.0, 5.0), steps=(10, 20), waits=1)
+    second = SpanTimes(seconds=(3.0, 2.0), steps=(10, 20))
+
+    assert spans_of_ranks(tmp_path, first, second) == first
+
+
 NAMES_A_PHASE = Script(path="train.py", phases={"rollout": "train:generate"})
 
 

@@ -35,6 +35,14 @@ def launch(*counts: Counts, **changes: Any) -> Run:
     return make_run(**{**fields, **changes})
 
 
+def test_a_later_wait_is_shown_as_part_of_its_event() -> None:
+    saves = SpanTimes(seconds=(1.0, 2.0, 6.0), steps=(5, 6, 8), waits=1)
+
+    row = of(launch(make_counts(), spans={"save checkpoint": saves}))["save checkpoint"]
+
+    assert (row.times, row.median_s) == (2, 4.5)
+
+
 def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
     """Return a launch with counts of steps 4 to 15. `changed` has the fields that differ, by step."""
     done = make_counts(memory=None)

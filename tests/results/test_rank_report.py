@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
-from perfsuite.results.rank_report import Evidence, RankReport
+from perfsuite.results.rank_report import Evidence, RankReport, SpanTimes
 from tests.samples import make_report, make_run
 
 
@@ -28,3 +28,10 @@ def test_refuses_negative_ranks_and_empty_jobs(changes: dict[str, int]) -> None:
         make_report(**changes)
     with pytest.raises(CaseError, match="greater than or equal to 1"):
         Evidence(data_parallel=0)
+
+
+def test_waits_are_part_of_the_occurrences() -> None:
+    times = SpanTimes(seconds=(1.0, 2.0, 6.0), steps=(5, 10, 12), waits=1)
+
+    assert (times.occurrences, times.mean_s) == (2, 4.5)
+    assert SpanTimes(seconds=(3.0,), steps=(5,), waits=1).mean_s == 3

@@ -9,7 +9,7 @@ from perfsuite.analysis.agreement import tokens_differ
 from perfsuite.documents import plain
 from perfsuite.results.counts import Counts, KeptObjects
 from perfsuite.results.outcome import Verdict
-from perfsuite.results.rank_report import Evidence, Failure, Observed
+from perfsuite.results.rank_report import Evidence, Failure, Observed, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
 from perfsuite.verdict.judge import NEGLIGIBLE, NO_LOADER
@@ -326,6 +326,18 @@ def test_work_moved_into_a_thread_is_no_gain() -> None:
     )
 
 
+def test_less_work_without_an_event_is_no_gain() -> None:
+    event = {"save checkpoint": Counts(bytes_written=9)}
+    saving = launch(counts(spans=event))
+    fewer = counts(kernels={"forward": 100})
+    assert judge_counts(saving, launch(fewer.replace(spans=event))).outcome == "improved"
+    verdict = judge_counts(saving, launch(fewer))
+    assert verdict.outcome == "inconclusive"
+    assert verdict.reasons[-1] == (
+        "save checkpoint was not seen, and might be done in a way that is not recognised"
+    )
+
+
 KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
 
 
@@ -451,6 +463,27 @@ def test_span_search_continues_until_decided() -> None:
     name = "seconds of start-up: imports"
     assert judged(a[:3], b[:3], metric=name, tolerance=0.05).outcome == "undecided"
     assert judged(a[:4], b[:4], metric=name, tolerance=0.05).outcome == "passed"
+
+
+def saves(seconds: float, *, times: int, speeds: tuple[float, ...] = A) -> list[Run]:
+    """Return launches that save this many checkpoints, each of which takes this long."""
+    return [
+        run.replace(
+            figures=run.figures.replace(spans_s={"save checkpoint": seconds * speed}),
+            spans={"save checkpoint": SpanTimes(seconds=(seconds * speed,) * times)},
+        )
+        for run, speed in zip(arm(), speeds, strict=True)
+    ]
+
+
+def test_more_but_shorter_events_are_no_improvement() -> None:
+    name = "seconds of save checkpoint"
+    fewer = compared(saves(8, times=2), saves(4, times=2, speeds=B))
+    more = compared(saves(8, times=2), saves(4, times=4, speeds=B))
+    assert (fewer.outcome, outcomes(fewer)[name]) == ("improved", "improved")
+    assert (more.outcome, outcomes(more)[name]) == ("passed", "passed")
+    note = check_of(more, name).note
+    assert note == "arm B has more of these: 4 instead of 2, so shorter ones are not better"
 
 
 def test_warm_start_ups_omit_compiling_pairs() -> None:

@@ -275,3 +275,26 @@ def test_omits_start_up_calls_that_say_nothing() -> None:
     (entry,) = run.counts
     assert [*entry.counts.spans] == ["start-up"]
     assert entry.counts.step == building(20_000).step
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 6), (49, 50), (100, 103)])
+def test_an_event_that_occurs_more_often_regresses(before: int, now: int) -> None:
+    (difference,) = count_differences(
+        baseline_of(saved(occurrences=before)), baseline_of(saved(occurrences=now))
+    )
+
+    assert difference.outcome == "regressed"
+    assert difference.sentence == f"save checkpoint: occurrences: {before} -> {now}"
+
+
+def test_a_phase_may_occur_a_little_more_often() -> None:
+    now = baseline_of(saved(occurrences=102))
+
+    assert not count_differences(baseline_of(saved(occurrences=100)), now)
+
+
+def test_failed_occurrences_are_no_improvement() -> None:
+    counted = known(check([launch(saved(occurrences=None))], baseline_of(saved(occurrences=3))))
+
+    assert counted.outcome == "passed"
+    assert counted.notes == ("save checkpoint: occurrences: not judged, not counted in these launches",)

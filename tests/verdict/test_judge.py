@@ -477,6 +477,11 @@ def test_failure_reports_an_ailing_machine() -> None:
     assert verdict.reasons == ("crash: exit code 1", f"meanwhile hardware: {said}: look at {where}")
 
 
+def test_a_busy_machine_is_no_reason_for_a_mismatch() -> None:
+    run = make_run(failure=Failure(kind="mismatch", message="no such function"), health=DISTURBED)
+    assert judged([run], PROBED).reasons == ("mismatch: no such function",)
+
+
 def test_a_busy_gpu_is_a_fault_of_the_machine() -> None:
     said = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     verdict = session([on_gpu(None).replace(failure=Failure(kind="crash", message=said, rank=3))])

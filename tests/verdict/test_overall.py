@@ -144,6 +144,20 @@ def test_a_thread_is_compared_with_the_baselines() -> None:
         assert known(with_counts(timed("passed"), [fewer], known_threads).counts).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("events", "outcome"), [((), "passed"), (("evaluate", "save checkpoint"), "improved")]
+)
+def test_less_work_needs_the_baselines_events(events: tuple[str, ...], outcome: str) -> None:
+    baseline = baseline_of(
+        counts(spans={"evaluate": Counts(), "save checkpoint": Counts(), "mine": Counts()})
+    )
+    fewer = launch(counts(kernels={"forward": 100}, spans={name: Counts() for name in events}))
+    check = known(with_counts(timed("passed"), [fewer], baseline).counts)
+    assert check.outcome == outcome
+    unseen = "less, but not `improved`: evaluate and save checkpoint were not seen"
+    assert any(note.startswith(unseen) for note in check.notes) == (outcome == "passed")
+
+
 @pytest.mark.parametrize("outcome", ALL)
 @pytest.mark.parametrize("inject", [None, "slowdown=30%"])
 def test_records_counts_unless_worse_or_injected(outcome: Outcome, inject: str | None) -> None:

@@ -34,9 +34,6 @@ SEVERAL = frozenset({
 """Collectives that a backend, for example gloo, can split into several."""
 
 
-BUSY_S = 0.001  # a thread counts as computing if it takes at least this many CPU seconds in the step
-
-
 class Watch:
     """Watches one counted step, from its beginning."""
 
@@ -49,11 +46,12 @@ class Watch:
         self.stepped: list[Any] = []  # the optimizers that have stepped
 
     def other_threads(self) -> int:
-        """Return how many other Python threads were started in the step, or computed in it."""
+        """Return how many other Python threads were started in the step, or computed in it.
+
+        A thread that only waits takes no CPU time. Any time counts, because a small batch takes little.
+        """
         now = _cpu_s_of_threads()
-        busy = sum(
-            now[thread] - before >= BUSY_S for thread, before in self._threads.items() if thread in now
-        )
+        busy = sum(now[thread] > before for thread, before in self._threads.items() if thread in now)
         return busy + calls.started_threads - self._started
 
     def reasons(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class Counting:
         # The squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
         self.unclipped_squares: float | None = None  # the squared norm of these gradients before clipping
-        # The number of other Python threads that computed in the reported step.
+        # The highest number of other Python threads that computed in a counted step.
         self.other_threads = 0
         self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
         self._model = model
@@ -159,7 +159,10 @@ class Counting:
 
     def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
         """Keep the counts of a later step, if all of its work was seen."""
-        hidden = () if self._watch is None else self._watch.reasons(counter, counts, self._model())
+        hidden: tuple[str, ...] = ()
+        if self._watch is not None:
+            self.other_threads = max(self.other_threads, self._watch.other_threads())
+            hidden = self._watch.reasons(counter, counts, self._model())
         counts = counts.replace(
             python=python_unless_alike(counts.python, reported.python),
             memory=_memory_unless_alike(counts.memory, reported.memory),

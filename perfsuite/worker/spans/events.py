@@ -73,6 +73,8 @@ RECOGNISED = (
     Recognised("torch.distributed.checkpoint.state_dict_loader", "load_state_dict", LOAD),
     Recognised("safetensors.torch", "save_file", SAVE, File(1, "filename")),
     Recognised("safetensors.torch", "load_file", LOAD, File(0, "filename")),
+    Recognised("safetensors.numpy", "save_file", SAVE, File(1, "filename")),
+    Recognised("safetensors.numpy", "load_file", LOAD, File(0, "filename")),
     Recognised("transformers.trainer", "Trainer._save_checkpoint", SAVE),
     Recognised("transformers.trainer", "Trainer.save_model", SAVE),
     Recognised("transformers.trainer", "Trainer.evaluate", EVALUATE),
@@ -244,11 +246,38 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
         left = None if phases.spans is None else phases.spans.leave()
         response = function(*args, **kwargs)
         # Since torch 2.9, the function returns two futures if some stagers are used. The upload's ends last.
+        upload = getattr(response, "upload_completion", response)
         if left is not None:
-            left.future = getattr(response, "upload_completion", response)
+            left.future = upload
+        for future in (upload, getattr(response, "staging_completion", None)):
+            _watch_waits(future, event)
         return response
 
     return span_of(watched, event, is_event=True)
+
+
+def _watch_waits(future: Any, event: str) -> None:
+    """Add the time that the training waits for a future to the seconds of its event.
+
+    Without this, a script that starts a save in the background and waits for it at once would seem to save
+    fast.
+    """
+    for name in ("result", "exception"):
+        with contextlib.suppress(Exception):  # no future, or its class has no attributes
+            wait = getattr(future, name)
+            setattr(
+                future, name, _if_unfinished(future, wait, span_of(wait, event, is_event=True, is_wait=True))
+            )
+
+
+def _if_unfinished(future: Any, wait: Callable[..., Any], as_span: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `wait`, or `as_span` if the future has not ended yet."""
+
+    @functools.wraps(wait)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        return (wait if future.done() else as_span)(*args, **kwargs)
+
+    return watched
 
 
 def _wrap_shards(module: ModuleType) -> None:

@@ -53,10 +53,10 @@ class phase:
         self._begun.spans.append(None if spans is None or is_compiling() else spans.begin(self.name))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
         span = self._begun.spans.pop()
         if span is not None and spans is not None:
-            spans.end(span)
+            spans.end(span, error)
 
     def __call__(self, function: F) -> F:
         """Wrap a function, static method or class method, so that each of its calls is recorded as the phase.
@@ -84,19 +84,23 @@ def why_not_timed(function: Any) -> str | None:
     )
 
 
-def watched(function: F, name: str, *, is_event: bool = False) -> F:
-    """Wrap a function so that each of its calls is a span of this name."""
+def watched(function: F, name: str, *, is_event: bool = False, is_wait: bool = False) -> F:
+    """Wrap a function so that each of its calls is a span of this name (see `Spans.begin`)."""
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
         recorder = None if is_compiling() else spans  # kept, because `spans` can be None when the call ends
-        span = None if recorder is None else recorder.begin(name, is_event=is_event)
+        span = None if recorder is None else recorder.begin(name, is_event=is_event, is_wait=is_wait)
         if recorder is None or span is None:
             return function(*args, **kwargs)
+        error: type[BaseException] | None = None
         try:
             return function(*args, **kwargs)
+        except BaseException as raised:
+            error = type(raised)
+            raise
         finally:
-            recorder.end(span)
+            recorder.end(span, error)
 
     return watched  # type: ignore[return-value]
 

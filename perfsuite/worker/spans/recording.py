@@ -11,7 +11,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -29,13 +29,18 @@ MOST_NAMES = 50
 
 @dataclass(kw_only=True, eq=False)
 class Span:
-    """One occurrence of a span in a thread. Work is counted only in the first occurrence."""
+    """One occurrence of a span in a thread.
+
+    Work is counted only in the first step that contains the span, because a script can save one checkpoint in
+    several calls. The first `Span` has the work of all occurrences in this step.
+    """
 
     name: str
     thread: int
     is_event: bool  # whether this is an event that perfsuite recognised. False: a case or a script named it
     is_counted: bool
     steps: int  # number of steps that had ended when the span began
+    is_wait: bool = False  # whether the thread only waits for work that an earlier occurrence left to others
     since: float | None = None  # the time at which the span began. None before that
     # Before the span ends: the number of collectives that had begun before the span. After its end: the
     # number of collectives that began inside the span. None if unknown.
@@ -45,6 +50,18 @@ class Span:
     peak: int | None = None
     bytes_written: int | None = None  # None if no write was seen
     left: Background | None = None  # work that the span left to other threads
+    # Later occurrences in the same step, if they or the first one left work to other threads: their bytes are
+    # not known yet.
+    later: list[Span] = field(default_factory=list)
+
+    def add(self, span: Span) -> None:
+        """Add the work of a later occurrence in the same step."""
+        if self.left is not None or span.left is not None:
+            self.later.append(span)
+            return
+        self.bytes_written = _sum(self.bytes_written, span.bytes_written)
+        self.collectives = _sum(self.collectives, span.collectives)
+        self.peak = _highest(self.peak, span.peak)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,8 +105,9 @@ class Spans:
     """The spans of this process.
 
     If a span is inside another span, and both have the same name or both are events, the inner span is only a
-    part of the outer span and is not recorded. The first occurrence of a span has counts and seconds. Later
-    occurrences have only seconds.
+    part of the outer span and is not recorded. Occurrences in the first step with the span have counts and
+    seconds. Later occurrences have only seconds. An occurrence that ends with an exception is left out,
+    because a failed save is not a fast one.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
@@ -100,7 +118,8 @@ class Spans:
         self._running: Running | None = None  # set at the first step of a rank
         self._thread: int | None = None  # the training thread. None before the first step
         self._open = defaultdict[int, list[Span]](list)  # thread -> its open spans, the outermost first
-        self._times = OwnList[tuple[str, int, int, float]]()  # name, thread, steps, seconds
+        self._times = OwnList[tuple[str, int, int, float, bool]]()  # name, thread, steps, seconds, is_wait
+        self._failed = OwnList[tuple[str, int, str]]()  # name, thread, kind of the exception
         self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
         self._left: list[Span] = []  # counted spans that left work to other threads
 
@@ -115,15 +134,20 @@ class Spans:
         self._running = None if running is None else Running(running, self.open_for)
 
     @_guarded
-    def begin(self, name: str, *, is_event: bool = False) -> Span | None:
-        """Begin a span in the calling thread. Return None if the span is not recorded."""
+    def begin(self, name: str, *, is_event: bool = False, is_wait: bool = False) -> Span | None:
+        """Begin a span in the calling thread. Return None if the span is not recorded.
+
+        With `is_wait`, the seconds are added to those of the span's occurrences, but it is not another
+        occurrence.
+        """
         thread = get_ident()
         others = self._open[thread]
         is_part = any(other.name == name or (is_event and other.is_event) for other in others)
         if is_part or os.getpid() != self._pid:  # spans of a forked process would not be reported
             return None
-        is_counted = (thread, name) not in self._first
-        if is_counted and len({*(span_name for _, span_name in [*self._first]), name}) > MOST_NAMES:
+        first = self._first.get((thread, name))
+        is_counted = not is_wait and (first is None or first.steps == self._steps())
+        if first is None and len({*(span_name for _, span_name in [*self._first]), name}) > MOST_NAMES:
             self.note(f"only the first {MOST_NAMES} names of events and phases are reported")
             return None
         span = Span(
@@ -131,6 +155,7 @@ class Spans:
             thread=thread,
             is_event=is_event,
             is_counted=is_counted,
+            is_wait=is_wait,
             steps=self._steps(),
         )
         if is_counted:
@@ -143,8 +168,8 @@ class Spans:
         return span
 
     @_guarded
-    def end(self, span: Span) -> None:
-        """End a span."""
+    def end(self, span: Span, error: type[BaseException] | None = None) -> None:
+        """End a span. `error` is the class of the exception that ended it, or None."""
         assert span.since is not None
         seconds = self._meters.now() - span.since
         others = self._open[span.thread]
@@ -152,11 +177,17 @@ class Spans:
             del others[others.index(span) :]
         if self._running is not None and span.thread == self._thread:
             self._running.ended()
+        if error is not None:
+            self._failed.append((span.name, span.thread, error.__name__))
+            if not span.is_wait:  # the training has waited, even if the work then failed
+                return
         if span.is_counted:
             span.collectives = _more(span.collectives, self._meters.collectives())
             span.peak = _higher(span.peak, self._meters.peak())
-            self._first.setdefault((span.thread, span.name), span)
-        self._times.append((span.name, span.thread, span.steps, seconds))
+            first = self._first.setdefault((span.thread, span.name), span)
+            if first is not span:
+                first.add(span)
+        self._times.append((span.name, span.thread, span.steps, seconds, span.is_wait))
 
     @_guarded
     def wrote(self, number: int, *, in_background: bool = False) -> None:
@@ -195,22 +226,60 @@ class Spans:
 
     def times(self) -> dict[str, SpanTimes]:
         """Return, for each span of the training thread, the steps and seconds of all its occurrences."""
-        by_name = defaultdict[str, list[tuple[int, float]]](list)
-        for name, thread, steps, seconds in self._times:
+        by_name = defaultdict[str, list[tuple[int, float, bool]]](list)
+        for name, thread, steps, seconds, is_wait in self._times:
             if thread == self._thread:
-                by_name[name].append((steps, seconds))
+                by_name[name].append((steps, seconds, is_wait))
         for span in self._open.get(self._thread or 0, ()):
             self.note(f"{span.name}: the last one was still open when the last step ended, so it is left out")
+        for name, kinds in self._failures().items():
+            number = f"{len(kinds)} ended with an exception ({', '.join(dict.fromkeys(kinds))})"
+            self.note(f"{name}: {number} and {'does' if len(kinds) == 1 else 'do'} not count")
         return {
-            name: SpanTimes(steps=tuple(steps for steps, _ in times), seconds=tuple(s for _, s in times))
+            name: SpanTimes(
+                steps=tuple(steps for steps, _, _ in times),
+                seconds=tuple(seconds for _, seconds, _ in times),
+                waits=sum(is_wait for _, _, is_wait in times),
+            )
             for name, times in by_name.items()
         }
 
+    def _failures(self) -> dict[str, list[str]]:
+        """Return, for each span of the training thread that failed, the kinds of its exceptions."""
+        by_name = defaultdict[str, list[str]](list)
+        for name, thread, kind in self._failed:
+            if thread == self._thread:
+                by_name[name].append(kind)
+        return by_name
+
     def counts(self) -> dict[str, Counts]:
-        """Return, for each span of the training thread, the counts of its first occurrence."""
+        """Return, for each span of the training thread, the counts of the first step that contains it."""
         return {
-            name: self._counts(span) for (thread, name), span in self._first.items() if thread == self._thread
+            name: self._in_first_step(span).replace(occurrences=self._occurrences(name))
+            for (thread, name), span in self._first.items()
+            if thread == self._thread
         }
+
+    def _occurrences(self, name: str) -> int | None:
+        """Return how often a span of the training thread ended. None if some occurrences are left out."""
+        open_names = {span.name for span in self._open.get(self._thread or 0, ())}
+        if name in open_names or name in self._failures():
+            return None
+        return sum(
+            its_name == name and thread == self._thread and not is_wait
+            for its_name, thread, _, _, is_wait in self._times
+        )
+
+    def _in_first_step(self, first: Span) -> Counts:
+        counts = self._counts(first)
+        for span in first.later:
+            more = self._counts(span)
+            counts = counts.replace(
+                bytes_written=_sum(counts.bytes_written, more.bytes_written),
+                collectives_begun=_sum(counts.collectives_begun, more.collectives_begun),
+                allocator_peak=_highest(counts.allocator_peak, more.allocator_peak),
+            )
+        return counts
 
     def _counts(self, span: Span) -> Counts:
         counts = Counts(
@@ -249,6 +318,16 @@ def _is_over(span: Span) -> bool:
 def _more(before: int | None, now: int | None) -> int | None:
     """Return the growth of a number. None if it shrank, for example because a process group was destroyed."""
     return None if before is None or now is None or now < before else now - before
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    """Return the sum of two numbers. None if one of them is unknown."""
+    return None if first is None or second is None else first + second
+
+
+def _highest(first: int | None, second: int | None) -> int | None:
+    """Return the highest of two peaks. A peak is None if it was not a new one."""
+    return max((peak for peak in (first, second) if peak is not None), default=None)
 
 
 def _higher(before: int | None, now: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 import _thread
 import os
+import queue
 import sys
 import threading
 import time
@@ -467,6 +468,27 @@ def test_counts_threads_that_compute_in_a_step() -> None:
         is_over.set()
         waiting.join()
         computing.join()
+
+
+def test_counts_threads_that_compute_little() -> None:
+    """A thread that makes one small batch in a step takes less than a millisecond."""
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    batches: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    def make_batches() -> None:
+        while requests.get():
+            batches.put(torch.ones(4))
+
+    maker = threading.Thread(target=make_batches)
+    maker.start()
+    try:
+        watch = hidden.Watch()
+        requests.put(True)
+        batches.get(timeout=60)
+        assert watch.other_threads() == 1
+    finally:
+        requests.put(False)
+        maker.join()
 
 
 def test_own_threads_are_not_those_of_the_training() -> None:

@@ -358,3 +358,16 @@ def test_counts_nothing_without_a_backward_signal(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(second_step, "current_graph_task", None)
     with pytest.raises(PrivateNameError, match=r"has no torch\._C\._current_graph_task_id"):
         Counting(lambda: None)
+
+
+def test_reports_threads_of_any_counted_step() -> None:
+    calls.watch()
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 6:
+            in_a_thread(lambda: None)
+
+    counting = Loop(StepsToCount(until=8, late=None)).run(train, steps=9)
+
+    assert counting.other_threads == 1

@@ -3,12 +3,15 @@
 import ast
 import io
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent import futures
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint
@@ -35,7 +38,8 @@ STATE = {"weight": torch.ones(1000)}
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
     """Yield the spans of this thread. torch is watched like in a launch, and restored afterwards."""
-    owners = [torch, torch.serialization, safetensors.torch, dcp, state_dict_saver, state_dict_loader]
+    of_safetensors = [safetensors.torch, safetensors.numpy]
+    owners = [torch, torch.serialization, *of_safetensors, dcp, state_dict_saver, state_dict_loader]
     for owner in owners:
         for name in ("save", "load", "async_save", "save_file", "load_file", "save_state_dict"):
             if hasattr(owner, name):
@@ -52,7 +56,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
 
 def names(spans: Spans) -> dict[str, int]:
-    return {name: len(times.seconds) for name, times in spans.times().items()}
+    return {name: times.occurrences for name, times in spans.times().items()}
 
 
 def counts(spans: Spans) -> Counts:
@@ -124,15 +128,25 @@ def test_loader_data_is_not_a_checkpoint(spans: Spans, tmp_path: Path) -> None:
     assert names(spans) == {SAVE: 1}
 
 
-def test_a_save_that_fails_raises_as_before(spans: Spans, tmp_path: Path) -> None:
+def test_a_save_that_fails_raises_and_is_no_save(spans: Spans, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="does not exist"):
         torch.save(STATE, tmp_path / "nowhere" / "model.pt")
-    assert counts(spans).bytes_written is None
+    assert (names(spans), spans.counts()) == ({}, {})
+    assert spans.notes == ["save checkpoint: 1 ended with an exception (RuntimeError) and does not count"]
+    spans.notes.clear()
 
 
 def test_tensors_in_a_safe_file_are_a_checkpoint(spans: Spans, tmp_path: Path) -> None:
     safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
     safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert names(spans) == {SAVE: 1, LOAD: 1}
+    assert counts(spans).bytes_written == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_arrays_in_a_safe_file_are_a_checkpoint(spans: Spans, tmp_path: Path) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in STATE.items()}
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    safetensors.numpy.load_file(tmp_path / "model.safetensors")
     assert names(spans) == {SAVE: 1, LOAD: 1}
     assert counts(spans).bytes_written == (tmp_path / "model.safetensors").stat().st_size
 
@@ -260,7 +274,7 @@ def test_trainer_saves_and_evaluates_in_one_event(spans: Spans, tmp_path: Path) 
     trainer = transformers.Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows)
     trainer.train()
     assert names(spans) == {SAVE: 2, EVALUATE: 1}
-    files = (tmp_path / "checkpoint-1").iterdir()
+    files = tmp_path.glob("checkpoint-*/*")  # of both checkpoints, because no clock counts steps here
     size = sum(file.stat().st_size for file in files if file.suffix != ".json")
     assert counts(spans).bytes_written == size
 
@@ -288,3 +302,39 @@ def test_evaluation_of_lightning_is_an_event(spans: Spans, tmp_path: Path) -> No
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     assert names(spans) == {EVALUATE: 1, SAVE: 1}
     assert counts(spans).bytes_written == (tmp_path / "model.ckpt").stat().st_size
+
+
+def async_save(monkeypatch: pytest.MonkeyPatch, path: Path, may_write: threading.Event) -> Any:
+    """Save in the background, once `may_write` is set."""
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+
+    class Writer(filesystem.FileSystemWriter):
+        def write_data(self, *args: Any) -> Any:
+            may_write.wait(60)
+            return super().write_data(*args)
+
+    return dcp.async_save(STATE, storage_writer=Writer(path), no_dist=True)
+
+
+@pytest.mark.parametrize("wait", ["result", "exception"])
+def test_waiting_for_a_background_save_is_part_of_it(
+    spans: Spans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: str
+) -> None:
+    may_write = threading.Event()
+    future = async_save(monkeypatch, tmp_path / "sharded", may_write)
+    threading.Timer(0.2, may_write.set).start()
+    getattr(future, wait)()
+    times = spans.times()[SAVE]
+    assert (len(times.seconds), times.occurrences, counts(spans).occurrences) == (2, 1, 1)
+    assert times.mean_s == sum(times.seconds)
+
+
+def test_a_background_save_that_ended_is_no_wait(
+    spans: Spans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    may_write.set()
+    future = async_save(monkeypatch, tmp_path / "sharded", may_write)
+    futures.wait([future])
+    future.result()
+    assert spans.times()[SAVE].waits == 0

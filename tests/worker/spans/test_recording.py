@@ -101,10 +101,44 @@ def test_a_span_that_has_not_ended_is_a_note(spans: Spans, machine: Machine) -> 
     assert spans.notes == ["train: the last one was still open when the last step ended, so it is left out"]
 
 
-def test_bytes_are_those_of_the_first_time(spans: Spans) -> None:
+def test_bytes_are_those_of_the_first_step(spans: Spans, machine: Machine) -> None:
+    machine.steps = 5
     span(spans, lambda: spans.wrote(100), lambda: spans.wrote(20))
+    machine.steps = 6
     span(spans, lambda: spans.wrote(7))
     assert counts(spans).bytes_written == 120
+
+
+def test_calls_in_one_step_are_one_checkpoint(spans: Spans, machine: Machine) -> None:
+    """A script can save its model and its optimizer into two files."""
+
+    def save(size: int, collectives: int, peak: int) -> None:
+        spans.wrote(size)
+        machine.collectives = known(machine.collectives) + collectives
+        machine.peak = peak
+
+    machine.collectives = 0
+    span(spans, lambda: save(100, 2, 1000))
+    span(spans, lambda: save(7, 1, 900))
+    saved = counts(spans)
+    assert (saved.bytes_written, saved.collectives_begun, saved.allocator_peak) == (107, 3, 1000)
+
+
+def test_bytes_of_a_step_need_those_of_each_call(spans: Spans) -> None:
+    span(spans, lambda: spans.wrote(100))
+    span(spans)
+    assert counts(spans).bytes_written is None
+
+
+def test_later_background_writes_of_a_step_count(spans: Spans) -> None:
+    backgrounds = []
+    span(spans, lambda: spans.wrote(100))
+    span(spans, lambda: backgrounds.append(known(spans.leave())))
+    in_a_thread(lambda: spans.wrote(50, in_background=True))
+    backgrounds[0].future = Future()
+    assert counts(spans).bytes_written is None
+    backgrounds[0].future.set_result(None)
+    assert (counts(spans).bytes_written, counts(spans).collectives_begun) == (150, None)
 
 
 def test_bytes_that_nobody_saw_are_unknown(spans: Spans) -> None:
@@ -223,3 +257,68 @@ def test_an_error_of_ours_becomes_a_note() -> None:
     spans = Spans(Meters(collectives=fail))
     assert span(spans) is None
     assert spans.notes == ["some events or phases are unknown (RuntimeError: no such group)"]
+
+
+def test_a_failed_occurrence_is_left_out(spans: Spans, machine: Machine) -> None:
+    failed = known(spans.begin(SAVE, is_event=True))
+    spans.wrote(5)
+    spans.end(failed, OSError)
+    span(spans, takes(machine, 2), lambda: spans.wrote(100))
+    assert spans.times()[SAVE].seconds == (2,)
+    assert (counts(spans).bytes_written, counts(spans).occurrences) == (100, None)
+    assert spans.notes == ["save checkpoint: 1 ended with an exception (OSError) and does not count"]
+
+
+def test_counts_each_kind_of_exception_once(spans: Spans) -> None:
+    for error in (OSError, ValueError, OSError):
+        spans.end(known(spans.begin(SAVE)), error)
+    assert (spans.times(), spans.counts()) == ({}, {})
+    assert spans.notes == [
+        "save checkpoint: 3 ended with an exception (OSError, ValueError) and do not count"
+    ]
+
+
+def test_failures_of_another_thread_are_no_note(spans: Spans) -> None:
+    in_a_thread(lambda: spans.end(known(spans.begin(SAVE)), OSError))
+    span(spans)
+    spans.times()
+    assert (spans.notes, counts(spans).occurrences) == ([], 1)
+
+
+def test_counts_the_occurrences(spans: Spans) -> None:
+    span(spans)
+    span(spans)
+    span(spans, name="evaluate")
+    in_a_thread(lambda: span(spans))
+    assert (counts(spans).occurrences, counts(spans, "evaluate").occurrences) == (2, 1)
+
+
+def test_occurrences_are_unknown_while_one_is_open(spans: Spans) -> None:
+    span(spans)
+    spans.begin(SAVE, is_event=True)
+    assert counts(spans).occurrences is None
+
+
+def test_a_wait_adds_seconds_but_no_occurrence(spans: Spans, machine: Machine) -> None:
+    span(spans, takes(machine, 2))
+    machine.steps = 3
+    wait = known(spans.begin(SAVE, is_event=True, is_wait=True))
+    machine.now += 4
+    spans.end(wait)
+    times = spans.times()[SAVE]
+    assert (times.seconds, times.steps, times.occurrences, times.mean_s) == ((2, 4), (0, 3), 1, 6)
+    assert counts(spans).occurrences == 1
+
+
+def test_a_wait_that_fails_keeps_its_seconds(spans: Spans, machine: Machine) -> None:
+    span(spans, takes(machine, 2))
+    wait = known(spans.begin(SAVE, is_event=True, is_wait=True))
+    machine.now += 4
+    spans.end(wait, RuntimeError)
+    assert (spans.times()[SAVE].seconds, counts(spans).occurrences) == ((2, 4), None)
+    assert spans.notes == ["save checkpoint: 1 ended with an exception (RuntimeError) and does not count"]
+
+
+def test_a_wait_is_not_the_counted_occurrence(spans: Spans) -> None:
+    spans.end(known(spans.begin(SAVE, is_event=True, is_wait=True)))
+    assert spans.counts() == {}
