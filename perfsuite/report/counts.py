@@ -180,11 +180,14 @@ def not_counted(check: CountCheck) -> str:
     return f"not counted: {'; '.join(check.notes)}"
 
 
-def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
-    """Return the findings that were judged, or those that were not, without duplicates (`once`)."""
+def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | None = None) -> list[str]:
+    """Return the findings that were judged, or those that were not, without duplicates (`once`).
+
+    `longest` limits the sentence of each finding, but not its cost (`Finding.in_words`).
+    """
     of_these = [finding for finding in check.findings if (finding.outcome != "passed") == judged]
     with_ranks = (
-        (f"{finding.outcome if judged else 'not judged'}: {finding.sentence}", finding.ranks)
+        (f"{finding.outcome if judged else 'not judged'}: {finding.in_words(longest)}", finding.ranks)
         for finding in of_these
     )
     return once(with_ranks, by_rank=by_rank)
@@ -227,7 +230,7 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
             amount(finding.before, finding.unit),
             amount(finding.now, finding.unit),
             finding.ranks,
-            finding.sentence,
+            finding.in_words(),
         )
         for finding in check.findings[:MOST_FINDINGS]
     ]

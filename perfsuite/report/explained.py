@@ -42,8 +42,11 @@ class Explained:
     tracebacks: Sequence[tuple[str, str]]  # the launch and rank of each traceback, and its text
 
 
-def explained(result: Measurement) -> Explained:
-    """Explain the verdict of a case."""
+def explained(result: Measurement, longest: int | None = None) -> Explained:
+    """Explain the verdict of a case.
+
+    `longest` limits the sentence about each changed count, but not its cost (`Finding.in_words`).
+    """
     verdict = result.verdict
     by_rank = len(result.counts) > 1
     mark = "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
@@ -51,13 +54,13 @@ def explained(result: Measurement) -> Explained:
     hidden = summary.not_counted(result)
     return Explained(
         verdict=f"{verdict.outcome} {mark}{_evidence(result)}",
-        why=profile.because(verdict),
+        why=profile.because(verdict, longest),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
         checks=[sentence(check, verdict.against) for check in verdict.checks],
         counts=None if verdict.counts is None else counts.outcome_of_counts(counted, verdict.against),
-        findings=counts.sentences(counted, judged=True, by_rank=by_rank),
-        listed=counts.sentences(counted, judged=False, by_rank=by_rank),
+        findings=counts.sentences(counted, judged=True, by_rank=by_rank, longest=longest),
+        listed=counts.sentences(counted, judged=False, by_rank=by_rank, longest=longest),
         remarks=counts.remarks(counted),
         not_counted=[] if hidden is None else [f"counts: {hidden}"],
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],

@@ -23,7 +23,7 @@ from perfsuite.analysis.step_time.price import (
 from perfsuite.analysis.step_time.streams import reported_step
 from perfsuite.errors import FileError, PredictionError
 from perfsuite.results import device_log_file
-from perfsuite.results.amounts import duration
+from perfsuite.results.cost import Cost
 from perfsuite.results.counts import (
     COUNTED_STEP,
     PHASES,
@@ -35,7 +35,7 @@ from perfsuite.results.counts import (
 )
 from perfsuite.results.device_log import Entry
 from perfsuite.results.dry_facts import SCALED
-from perfsuite.results.outcome import Cost, Finding, Verdict
+from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.quantities import BLOCKING, FLOPS, HOST_READS, KERNELS
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -51,7 +51,7 @@ Log = RunDir | str  # the directory with the log of a dry run, or the reason why
 
 
 def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdict:
-    """Return the verdict with prices on changed counts and in its explanation.
+    """Return the verdict with prices on changed counts, also on the change that explains it.
 
     The most expensive findings come first. `arms` are runs of arm A and arm B, and `logs` are their logs. A
     baseline has no run of its own, so a run of the case takes its place.
@@ -60,7 +60,6 @@ def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdic
         return verdict
     priced_findings = []
     number = 0
-    why = verdict.explained
     for finding in verdict.counts.findings:
         explains = finding.sentence == verdict.explained
         is_meant = explains or finding.outcome != "passed"
@@ -68,14 +67,11 @@ def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdic
             cost = _cost(finding, arms, logs)
             if cost is not None:
                 number += 1
-                finding = finding.replace(
-                    cost=cost, sentence=finding.sentence + in_words(cost, finding.quantity)
-                )
-                why = finding.sentence if explains else why
+                finding = finding.replace(cost=cost)
         priced_findings.append(finding)
     priced_findings.sort(key=_upper_end, reverse=True)  # stable: findings without a price keep their order
     counts = verdict.counts.replace(findings=tuple(priced_findings))
-    return verdict.replace(counts=counts, explained=why)
+    return verdict.replace(counts=counts)
 
 
 def priced_launches(verdict: Verdict, run: Run) -> Verdict:
@@ -221,40 +217,3 @@ def _peak_flops(run: Run) -> float | None:
     """Return the dense peak of the GPU; None if it is unknown. FLOPs in float8 run at twice the speed."""
     has_float8 = any(operator.startswith(SCALED) for entry in run.counts for operator in entry.counts.ops)
     return None if is_in_tf32(run) else run.machine.peak_flops("float8" if has_float8 else run.case.precision)
-
-
-def in_words(cost: Cost, quantity: str = "") -> str:
-    """Return the price of a changed quantity as the end of a sentence."""
-    if cost.why_naive is not None:
-        return _naive_words(cost.most_s, cost.why_naive, quantity)
-    hidden = (
-        "" if cost.hidden_above is None else f"hidden while each GPU gets {_rate(cost.hidden_above)} or more"
-    )
-    if cost.least_s is None or cost.most_s is None or cost.step_s is None:
-        but = f", but {hidden}" if hidden else ""
-        return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
-    largest = max(abs(cost.least_s), abs(cost.most_s)) / cost.step_s
-    is_saving = cost.most_s <= 0 and cost.least_s < 0
-    kind = "saving" if is_saving else "cost"
-    ends = (-cost.most_s, -cost.least_s) if is_saving else (cost.least_s, cost.most_s)
-    also = f"; {hidden}" if hidden else ""
-    return (
-        f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
-        f"{duration(cost.step_s)} (at most {largest:.1%}){also}"
-    )
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.2g} GB/s"
-
-
-def _naive_words(alone_s: float | None, why: str, quantity: str) -> str:
-    if alone_s is None:
-        return f"; how much the step waits for it is unknown: {why}"
-    alone = duration(abs(alone_s))
-    work = (
-        f"computing these FLOPs takes at least {alone}"
-        if quantity == FLOPS.name
-        else f"sending these bytes takes {alone}"
-    )
-    return f"; {work}, but how much of that the step waits for is unknown: {why}"

@@ -1,5 +1,6 @@
 """Tests which fields of `explained` the terminal, Markdown and HTML show, and in which order."""
 
+import json
 from collections.abc import Callable
 from itertools import chain
 
@@ -9,10 +10,20 @@ from perfsuite.report import markdown
 from perfsuite.report.explained import explained
 from perfsuite.report.html import page
 from perfsuite.report.terminal import explanation, step_of, table
+from perfsuite.results.cost import Cost
 from perfsuite.results.rank_report import Failure, SpanTimes
 from perfsuite.results.session_file import Measurement
 from tests import samples
-from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
+from tests.counted import (
+    BUCKETS,
+    FACTS,
+    NOT_COUNTED,
+    make_check,
+    make_counted,
+    make_dry,
+    make_entries,
+    make_finding,
+)
 from tests.report.html.test_page import Page
 from tests.report.test_markdown import Parsed
 from tests.report.test_profile import make_explained as make_profiled
@@ -90,6 +101,43 @@ def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
         for line in lines(RESULTS[name], field):
             _, match, rest = rest.partition(flat(line))
             assert match, (field, line)
+
+
+LONG = f"reduce_scatter {'and so on ' * 60}"
+COST = Cost(least_s=0.123, most_s=0.456, step_s=0.789, hidden_above=31e9)
+PRICE = (
+    "; predicted cost: 123.0 ms to 456.0 ms of a step of 789.0 ms (at most 57.8%); hidden while each GPU "
+    "gets 31 GB/s or more"
+)
+
+
+def in_short(result: Measurement) -> str:
+    return explanation(result, whole=False)
+
+
+def in_markdown_list(result: Measurement) -> str:
+    return " ".join(Parsed(markdown.render([make_session_file(result)])).said("li"))
+
+
+def in_markdown_table(result: Measurement) -> str:
+    """Return the column "why" of the case."""
+    return Parsed(markdown.render([make_session_file(result)])).rows[1][2]
+
+
+@pytest.mark.parametrize("medium", [on_terminal, in_short, in_markdown_list, in_markdown_table, on_page])
+@pytest.mark.parametrize("explains", [True, False])
+def test_a_long_finding_keeps_its_price(medium: Medium, explains: bool) -> None:
+    finding = make_finding(sentence=LONG, cost=COST)
+    result = judged(make_counted(make_check(finding)), explained=LONG if explains else None)
+    assert PRICE in " ".join(medium(result).split())
+
+
+def test_json_has_the_change_and_the_price_apart() -> None:
+    result = make_counted(make_check(make_finding(sentence=LONG, cost=COST)))
+    written = json.loads(make_session_file(result).as_json())
+    (finding,) = written["results"][0]["verdict"]["counts"]["findings"]
+    assert finding["sentence"] == LONG
+    assert Cost.model_validate(finding["cost"]) == COST
 
 
 def test_markdown_omits_listed_findings() -> None:

@@ -441,7 +441,7 @@ def test_changes_between_dry_arms_get_a_price(launches: Launches, monkeypatch: p
     monkeypatch.setattr(against_arm, "dry_run", gather)
     counts = launches.compare_counts(dry=True).verdict.counts
     assert counts is not None
-    assert "; predicted cost: " in counts.findings[0].sentence
+    assert "; predicted cost: " in counts.findings[0].in_words()
 
 
 def test_dry_arms_have_the_given_network(launches: Launches) -> None:
