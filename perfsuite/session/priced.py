@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.analysis.step_time.expected import speeds, why_unknown
 from perfsuite.analysis.step_time.links import is_inside, network_bytes_per_s, ranks_on_one_machine
+from perfsuite.analysis.step_time.prediction import Replays
 from perfsuite.analysis.step_time.price import (
     Group,
     Price,
@@ -33,7 +34,6 @@ from perfsuite.results.counts import (
     numbers,
     of_rank,
 )
-from perfsuite.results.device_log import Entry
 from perfsuite.results.dry_facts import SCALED
 from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.quantities import BLOCKING, FLOPS, HOST_READS, KERNELS
@@ -172,7 +172,7 @@ def _as_cost(its: Price, *, is_more: bool) -> Cost:
     return Cost(least_s=least_s, most_s=most_s, step_s=its.step_s, hidden_above=its.hidden_above)
 
 
-def _step(run: Run, finding: Finding, log: Log) -> Sequence[Entry]:
+def _step(run: Run, finding: Finding, log: Log) -> Replays:
     """Return the reported step of the first rank of a finding. Raises `PredictionError` or `FileError`."""
     if isinstance(log, str):
         raise PredictionError(log)
@@ -185,7 +185,7 @@ def _step(run: Run, finding: Finding, log: Log) -> Sequence[Entry]:
     reason = why_unknown(counts, run.case, run.machine)
     if reason is not None:
         raise PredictionError(reason)
-    return reported_step(device_log_file.read(log.device_log(rank)))
+    return Replays(reported_step(device_log_file.read(log.device_log(rank))))
 
 
 def _naive_s(finding: Finding, collective: Collective | None, run: Run) -> float | None:
