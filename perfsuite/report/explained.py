@@ -29,6 +29,7 @@ class Explained:
     checks: Sequence[str]
     counts: str | None  # the verdict on the counts; None: the counts were not judged
     findings: Sequence[str]  # the counts that decided the verdict
+    prices: Sequence[str]  # how many of these counts have a predicted price, if some do not
     listed: Sequence[str]  # changed counts that are not judged
     remarks: Sequence[str]  # other counts that were not judged, and why
     not_counted: Sequence[str]  # why there are no counts, although there is a baseline of counts
@@ -60,6 +61,7 @@ def explained(result: Measurement, longest: int | None = None) -> Explained:
         checks=[sentence(check, verdict.against) for check in verdict.checks],
         counts=None if verdict.counts is None else counts.outcome_of_counts(counted, verdict.against),
         findings=counts.sentences(counted, judged=True, by_rank=by_rank, longest=longest),
+        prices=counts.prices(counted),
         listed=counts.sentences(counted, judged=False, by_rank=by_rank, longest=longest),
         remarks=counts.remarks(counted),
         not_counted=[] if hidden is None else [f"counts: {hidden}"],

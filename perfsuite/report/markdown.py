@@ -112,6 +112,7 @@ def _explanation(result: Measurement) -> list[str]:
         *sections.reasons,
         *sections.decisive,
         *cut(new, MAX_FINDINGS),
+        *sections.prices,
         *sections.excuses,
         *sections.held,
         *since,

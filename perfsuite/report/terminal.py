@@ -151,7 +151,7 @@ def _all(result: Measurement, sections: Explained) -> list[str]:
     files = [f"{name}: {file}" for name, file in sections.files.items()]
     parts = [
         ("  ", [*sections.why, *sections.reasons, *counted]),
-        ("    ", [*findings, *listed, *sections.remarks]),
+        ("    ", [*findings, *sections.prices, *listed, *sections.remarks]),
         (
             "  ",
             [
@@ -193,7 +193,7 @@ def _in_short(result: Measurement, sections: Explained) -> list[str]:
         (with_cost, sections.why),
         (TEXT_LINES, [*sections.reasons, *sections.decisive]),
         (with_cost, findings),
-        (TEXT_LINES, [*sections.held, *sections.changed, *sections.notes, *named_files]),
+        (TEXT_LINES, [*sections.prices, *sections.held, *sections.changed, *sections.notes, *named_files]),
     ]
     sentences = [_lines(text, most=most) for most, texts in parts for text in texts]
     body = list(chain.from_iterable(sentences))

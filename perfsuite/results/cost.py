@@ -14,8 +14,7 @@ class Cost(Data):
     # meanwhile.
     hidden_above: float | None = None
     why_naive: str | None = None
-    """Why `most_s` is only the time that the bytes or FLOPs take by themselves; None: both sides were
-    replayed."""
+    """Why `most_s` is only the time that the work takes by itself; None: both sides were replayed."""
 
     def in_words(self, unit: str) -> str:
         """Return the cost of a change in this unit as the end of a sentence."""
@@ -41,9 +40,9 @@ class Cost(Data):
         if self.most_s is None:
             return f"; how much the step waits for it is unknown: {why}"
         alone = duration(abs(self.most_s))
-        work = (
-            f"computing these FLOPs takes at least {alone}"
-            if unit == "FLOP"
-            else f"sending these bytes takes {alone}"
-        )
+        of_unit = {
+            "bytes": f"sending these bytes takes {alone}",
+            "FLOP": f"computing these FLOPs takes at least {alone}",
+        }
+        work = of_unit.get(unit, f"this work takes {alone} by itself")
         return f"; {work}, but how much of that the step waits for is unknown: {why}"

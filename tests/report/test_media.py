@@ -17,6 +17,7 @@ from tests import samples
 from tests.counted import (
     BUCKETS,
     FACTS,
+    HOST_READ,
     NOT_COUNTED,
     make_check,
     make_counted,
@@ -30,6 +31,8 @@ from tests.report.test_profile import make_explained as make_profiled
 from tests.samples import judged, make_result, make_session_file, never_run, now
 from tests.sessions import make_gpu_result
 
+COST = Cost(least_s=0.123, most_s=0.456, step_s=0.789, hidden_above=31e9)
+
 
 def make_everything() -> Measurement:
     """Return a comparison in which every field that a comparison can show has a value."""
@@ -37,7 +40,8 @@ def make_everything() -> Measurement:
     crash = Failure(kind="crash", message="boom", rank=3, traceback="File x\nRuntimeError: boom")
     *runs, last = (run.replace(counts=make_entries(), notes=("drifting",)) for run in result.runs)
     changes = {"reasons": ("launch 1 set aside: hot",), "changed": ("torch: 2.13.0 -> 2.14.0",)}
-    result = judged(result, counts=make_check(), **changes)
+    priced = make_finding(cost=COST), HOST_READ.replace(cost=Cost(why_naive="why")), BUCKETS
+    result = judged(result, counts=make_check(*priced), **changes)
     saved = SpanTimes(seconds=(3.0,), steps=(6,))
     steps = (0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 3.1, 0.1, 0.1, 0.1)
     last = last.replace(step_s=steps, window=(4, 10), spans={"save checkpoint": saved})
@@ -70,10 +74,10 @@ def on_page(*results: Measurement) -> str:
 
 Medium = Callable[..., str]
 ORDER: dict[Medium, str] = {
-    on_terminal: "verdict why reasons counts findings listed remarks checks excuses held predicted notes "
-    "changed files traces step tracebacks",
-    in_markdown: "why reasons decisive findings excuses held not_counted changed traces notes",
-    on_page: "why excuses reasons tracebacks checks predicted counts remarks traces held notes files",
+    on_terminal: "verdict why reasons counts findings prices listed remarks checks excuses held predicted "
+    "notes changed files traces step tracebacks",
+    in_markdown: "why reasons decisive findings prices excuses held not_counted changed traces notes",
+    on_page: "why excuses reasons tracebacks checks predicted counts prices remarks traces held notes files",
 }
 """Medium -> the fields of `Explained` that it shows, in order. `step` means the lines of `step_of`."""
 
@@ -104,7 +108,6 @@ def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
 
 
 LONG = f"reduce_scatter {'and so on ' * 60}"
-COST = Cost(least_s=0.123, most_s=0.456, step_s=0.789, hidden_above=31e9)
 PRICE = (
     "; predicted cost: 123.0 ms to 456.0 ms of a step of 789.0 ms (at most 57.8%); hidden while each GPU "
     "gets 31 GB/s or more"

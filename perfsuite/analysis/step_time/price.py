@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from perfsuite.analysis.step_time.links import is_inside
 from perfsuite.analysis.step_time.prediction import Replays
-from perfsuite.analysis.step_time.streams import Machine
+from perfsuite.analysis.step_time.streams import Durations, Machine
 from perfsuite.errors import PredictionError
 from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
@@ -140,12 +140,8 @@ def price_of_kernels(
     This is the price of the kernels that only `now` has, minus the price of the kernels that only `before`
     has. With `with_flops`, kernels without FLOPs are left out.
     """
-
-    def is_meant(entry: Entry) -> bool:
-        return isinstance(entry, Kernel) and entry.phase == phase and (bool(entry.flops) or not with_flops)
-
-    fewer = Replays(_without_extra(now.step, before.step, is_meant))
-    fewer_before = Replays(_without_extra(before.step, now.step, is_meant))
+    fewer = Replays(_without_extra(now.step, before.step, phase, with_flops=with_flops)[0])
+    fewer_before = Replays(_without_extra(before.step, now.step, phase, with_flops=with_flops)[0])
     costs = [
         now.total_s(its) - fewer.total_s(its) - before.total_s(its) + fewer_before.total_s(its)
         for its in _machines(machine)
@@ -153,20 +149,29 @@ def price_of_kernels(
     return Price(min(costs), max(costs), now.total_s(machine), None)
 
 
+def kernels_alone_s(before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine) -> float:
+    """Return how much longer the kernels of a phase take by themselves. Nothing is replayed."""
+    _, more = _without_extra(now, before, phase, with_flops=False)
+    _, fewer = _without_extra(before, now, phase, with_flops=False)
+    return Durations(more, machine).kernels_s - Durations(fewer, machine).kernels_s
+
+
 def _without_extra(
-    step: Sequence[Entry], other: Sequence[Entry], is_meant: Callable[[Entry], bool]
-) -> list[Entry]:
-    """Return the step without the kernels that the other step does not have on any stream."""
+    step: Sequence[Entry], other: Sequence[Entry], phase: Phase, *, with_flops: bool
+) -> tuple[list[Entry], list[Entry]]:
+    """Return the step without the kernels that the other step has on no stream, and these kernels."""
     left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
     kept: list[Entry] = []
+    extra: list[Entry] = []
     for entry in step:
-        if isinstance(entry, Kernel) and is_meant(entry):
+        if isinstance(entry, Kernel) and entry.phase == phase and (entry.flops or not with_flops):
             kind = entry._replace(stream=0)
             if not left[kind]:
+                extra.append(entry)
                 continue
             left[kind] -= 1
         kept.append(entry)
-    return kept
+    return kept, extra
 
 
 def _machines(machine: Machine) -> list[Machine]:

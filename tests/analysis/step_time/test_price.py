@@ -4,6 +4,7 @@ from perfsuite.analysis.step_time.links import BEGIN_INSIDE_S, HOP_INSIDE_S
 from perfsuite.analysis.step_time.prediction import Replays
 from perfsuite.analysis.step_time.price import (
     Group,
+    kernels_alone_s,
     price,
     price_of_calls,
     price_of_kernels,
@@ -167,6 +168,15 @@ def test_kernels_of_another_phase_or_without_flops_are_left_out() -> None:
     assert products.most_s == pytest.approx(1.25 * 2, rel=0.01)
     backward = price_of_kernels(Replays([kernel(1)]), Replays(now), "backward", MACHINE, with_flops=False)
     assert backward.most_s == pytest.approx(1.25 * 4)
+
+
+def test_changed_kernels_by_themselves_are_not_replayed() -> None:
+    """Beside the longer kernel, the others cost nothing."""
+    before: list[Entry] = [kernel(9, stream=1), kernel(3)]
+    now: list[Entry] = [kernel(9, stream=1), kernel(1), kernel(2), kernel(4)._replace(phase="backward")]
+    assert kernels_alone_s(before, now, "forward", MACHINE) == pytest.approx(1 + 2 - 3)
+    assert kernels_alone_s(before[:1], now, "forward", MACHINE) == pytest.approx(3)
+    assert kernels_alone_s(now, before, "backward", MACHINE) == pytest.approx(-4)
 
 
 def test_kernels_that_only_changed_their_stream_cost_nothing() -> None:
