@@ -34,7 +34,6 @@ from perfsuite.report.progress import Progress
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
 from perfsuite.session.by_command import UNDECIDED, fitting, measured, runnable, selected
 from perfsuite.session.case_changes import Selection, case_changes
-from perfsuite.session.dry import check_network
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
 
@@ -72,11 +71,11 @@ def compare(
         )
     if interconnect is not None and not dry:
         raise CaseError("--interconnect describes simulated machines. Add --dry, or leave it out")
-    check_network(interconnect)
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(
         store=shared.store,
         counted_steps=counted_steps,
+        interconnect=interconnect,
         inject=inject,
         wait_quiet=wait_quiet,
         report=report_directory(out),
@@ -98,7 +97,7 @@ def compare(
     words = (("--against", against), ("--arm", arm))
     arms = a, b = resolved(chosen, words, asks(yes=yes), driver=None if dry else host.machine.driver)
     if dry or counts:
-        session = by_counts(chosen, progress, None if dry else launches, arms, interconnect=interconnect)
+        session = by_counts(chosen, progress, None if dry else launches, arms)
     else:
         session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
     if not dry:

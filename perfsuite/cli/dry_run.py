@@ -34,8 +34,8 @@ def dry_run(
     chosen = selected(shared.cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
     ranks = None if rank is None else (rank,)
-    chosen_options = options(store=shared.store, baselines=shared.baselines)
-    session = dry_session(chosen_options, progress, device, ranks, interconnect)
+    chosen_options = options(store=shared.store, baselines=shared.baselines, interconnect=interconnect)
+    session = dry_session(chosen_options, progress, device, ranks)
     fits = chosen if k is None else fitting(session, chosen)  # a named case reports its own reason
     progress.cases = len(fits)
     if measured(session, fits, as_json=shared.as_json):

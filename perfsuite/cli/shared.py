@@ -123,12 +123,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Download more than 1 GB of pac
 DryWay = Annotated[
     bool, typer.Option("--dry", help="Compare the work of a step, in one dry run of each arm.")
 ]
-Interconnect = Annotated[
-    str | None,
-    typer.Option(
-        help="Network ports of a simulated machine and their Gbit/s, such as 8xib400, to predict step times."
-    ),
-]
+Interconnect = Annotated[str | None, option("interconnect")]
 CountsWay = Annotated[
     bool, typer.Option("--counts", help="Compare the work of a step, in one launch of each arm.")
 ]

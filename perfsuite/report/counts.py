@@ -180,14 +180,37 @@ def not_counted(check: CountCheck) -> str:
     return f"not counted: {'; '.join(check.notes)}"
 
 
-def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
-    """Return the findings that were judged, or those that were not, without duplicates (`once`)."""
+def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | None = None) -> list[str]:
+    """Return the findings that were judged, or those that were not, without duplicates (`once`).
+
+    `longest` limits the sentence of each finding, but not its cost (`Finding.in_words`).
+    """
     of_these = [finding for finding in check.findings if (finding.outcome != "passed") == judged]
     with_ranks = (
-        (f"{finding.outcome if judged else 'not judged'}: {finding.sentence}", finding.ranks)
+        (f"{finding.outcome if judged else 'not judged'}: {finding.in_words(longest)}", finding.ranks)
         for finding in of_these
     )
     return once(with_ranks, by_rank=by_rank)
+
+
+def prices(check: CountCheck) -> list[str]:
+    """Say how many judged findings have a predicted price, if some have a price that is not predicted.
+
+    Returns nothing if no finding has a predicted price. Each sentence then says why.
+    """
+    costs = [finding.cost for finding in check.findings if finding.outcome != "passed"]
+    known = [cost for cost in costs if cost is not None and cost.most_s is not None]
+    naive = sum(cost.why_naive is not None for cost in known)
+    predicted = len(known) - naive
+    none = len(costs) - len(known)
+    if not predicted or predicted == sum(cost is not None for cost in costs):
+        return []
+    parts = [f"a price is predicted for {predicted} of {len(costs)} changes"]
+    if naive:
+        parts.append(f"{naive} {'has' if naive == 1 else 'have'} only the time that the work takes by itself")
+    if none:
+        parts.append(f"{none} {'has' if none == 1 else 'have'} none")
+    return ["; ".join(parts)]
 
 
 def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
@@ -227,7 +250,7 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
             amount(finding.before, finding.unit),
             amount(finding.now, finding.unit),
             finding.ranks,
-            finding.sentence,
+            finding.in_words(),
         )
         for finding in check.findings[:MOST_FINDINGS]
     ]

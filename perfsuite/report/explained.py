@@ -29,6 +29,7 @@ class Explained:
     checks: Sequence[str]
     counts: str | None  # the verdict on the counts; None: the counts were not judged
     findings: Sequence[str]  # the counts that decided the verdict
+    prices: Sequence[str]  # how many of these counts have a predicted price, if some do not
     listed: Sequence[str]  # changed counts that are not judged
     remarks: Sequence[str]  # other counts that were not judged, and why
     not_counted: Sequence[str]  # why there are no counts, although there is a baseline of counts
@@ -42,8 +43,11 @@ class Explained:
     tracebacks: Sequence[tuple[str, str]]  # the launch and rank of each traceback, and its text
 
 
-def explained(result: Measurement) -> Explained:
-    """Explain the verdict of a case."""
+def explained(result: Measurement, longest: int | None = None) -> Explained:
+    """Explain the verdict of a case.
+
+    `longest` limits the sentence about each changed count, but not its cost (`Finding.in_words`).
+    """
     verdict = result.verdict
     by_rank = len(result.counts) > 1
     mark = "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
@@ -51,13 +55,14 @@ def explained(result: Measurement) -> Explained:
     hidden = summary.not_counted(result)
     return Explained(
         verdict=f"{verdict.outcome} {mark}{_evidence(result)}",
-        why=profile.because(verdict),
+        why=profile.because(verdict, longest),
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
         checks=[sentence(check, verdict.against) for check in verdict.checks],
         counts=None if verdict.counts is None else counts.outcome_of_counts(counted, verdict.against),
-        findings=counts.sentences(counted, judged=True, by_rank=by_rank),
-        listed=counts.sentences(counted, judged=False, by_rank=by_rank),
+        findings=counts.sentences(counted, judged=True, by_rank=by_rank, longest=longest),
+        prices=counts.prices(counted),
+        listed=counts.sentences(counted, judged=False, by_rank=by_rank, longest=longest),
         remarks=counts.remarks(counted),
         not_counted=[] if hidden is None else [f"counts: {hidden}"],
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],

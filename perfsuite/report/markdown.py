@@ -23,9 +23,7 @@ MAX_EXPLAINED = 50
 MAX_ROWS = 500
 MAX_SPANS = 200  # rows of the table of spans; each case has several
 MAX_FINDINGS = 5  # number of explained counts per case
-MAX_FINDING = 300  # length of the explanation of a count, in characters
-MAX_PRICE = 150  # length of the end of a long explanation that is kept, in characters
-LEFT_OUT = " ... "
+MAX_FINDING = 300  # length of the sentence about a count, in characters
 MAX_NOTE = 200  # length of a note in a table, in characters
 
 
@@ -105,24 +103,16 @@ def _cases(results: Sequence[Measurement]) -> Table:
     return Table(headers=headers, rows=rows, text_columns=3)
 
 
-def _shortened(finding: str) -> str:
-    """Return a finding without its middle if it is too long. Its end has the price."""
-    if len(finding) <= MAX_FINDING:
-        return finding
-    begin = finding[: MAX_FINDING - MAX_PRICE - len(LEFT_OUT)]
-    return f"{begin}{LEFT_OUT}{finding[-MAX_PRICE:]}"
-
-
 def _explanation(result: Measurement) -> list[str]:
-    sections = explained(result)
+    sections = explained(result, MAX_FINDING)
     new = [line for line in sections.findings if not any(why in line for why in sections.why)]
-    findings = [_shortened(line) for line in cut(new, MAX_FINDINGS)]
     since = [*sections.not_counted, *sections.changed, *sections.traces, *sections.notes]
     return [
         *sections.why,
         *sections.reasons,
         *sections.decisive,
-        *findings,
+        *cut(new, MAX_FINDINGS),
+        *sections.prices,
         *sections.excuses,
         *sections.held,
         *since,

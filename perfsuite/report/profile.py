@@ -16,10 +16,14 @@ def split(shown: StepSplit) -> str:
     return f"{shown.step_us / 1e3:.1f} ms a step: {parts}"
 
 
-def because(verdict: Verdict) -> list[str]:
-    """Explain why a case is slower, the most certain cause first: calls, then counts, then times."""
+def because(verdict: Verdict, longest: int | None = None) -> list[str]:
+    """Explain why a case is slower, the most certain cause first: calls, then counts, then times.
+
+    `longest` limits the sentence about a count, as in `Finding.in_words`.
+    """
     profiled = verdict.profiled
-    counted = [verdict.explained] if verdict.explained is not None else []
+    explanation = verdict.explanation(longest)
+    counted = [] if explanation is None else [explanation]
     if profiled is None:
         return counted
     if profiled.calls and (verdict.explained or "").startswith(THE_SAME):

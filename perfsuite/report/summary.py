@@ -1,6 +1,5 @@
 """Summarise cases and sessions in a few words, for terminal, HTML, Markdown and JUnit. Pure."""
 
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +27,7 @@ MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # marks that ca
 NOTES_SHOWN = 5  # maximum number of different notes on cases that need no action
 MOST_JUDGE_CHANGES = 30  # maximum number of sentences on changed checks; results.json has all of them
 UNCLAIMED_SHOWN = 10  # maximum number of baselines without a case that are named
-LONGEST_SENTENCE = 160  # maximum length of a finding in a table, in characters
+LONGEST_SENTENCE = 160  # maximum length of a finding in a table, without its cost, in characters
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ran to the end: their metrics are judged nevertheless, to show regressions."""
 IF_MEANT = "; if this is intended, accept a new baseline, or delete this one if it is not reviewed"
@@ -107,8 +106,8 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
     if not deciding:
         return []
     largest, *others = deciding
-    shown = textwrap.shorten(largest.sentence, LONGEST_SENTENCE, placeholder=" ...")
-    return [shown + (f"; and {plural(len(others), 'count')} more" if others else "")]
+    more = f"; and {plural(len(others), 'count')} more" if others else ""
+    return [largest.in_words(LONGEST_SENTENCE) + more]
 
 
 def marks(result: Measurement) -> list[str]:

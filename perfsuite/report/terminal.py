@@ -22,6 +22,9 @@ from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Preflight
 
 MOST_LINES = 12  # maximum lines about a case that did not pass, unless the full explanation is requested
+LONGEST_SENTENCE = 250  # maximum length of the sentence about a count in such a case, in characters
+COST_LINES = 2  # maximum lines that the cost of a count adds to the lines of its sentence
+TEXT_LINES = 3  # maximum lines of a text about such a case
 MOST_COUNTS = 10  # maximum number of judged counts, and of other counts, that are described in words
 MOST_ENTRIES = 2  # maximum number of `RankCounts` whose step is shown
 SPANS_INDENT = 6  # indentation of the table of spans in an explanation
@@ -133,8 +136,10 @@ def explanation(result: Measurement, *, whole: bool = True) -> str:
     If not `whole`, a launched case has at most `MOST_LINES` lines: the reasons for its verdict, the changes,
     and the location of its files.
     """
-    sections = explained(result)
-    lines = _all(result, sections) if whole or result.dry else _in_short(result, sections)
+    if whole or result.dry:
+        lines = _all(result, explained(result))
+    else:
+        lines = _in_short(result, explained(result, LONGEST_SENTENCE))
     return printable("\n".join(lines))
 
 
@@ -146,7 +151,7 @@ def _all(result: Measurement, sections: Explained) -> list[str]:
     files = [f"{name}: {file}" for name, file in sections.files.items()]
     parts = [
         ("  ", [*sections.why, *sections.reasons, *counted]),
-        ("    ", [*findings, *listed, *sections.remarks]),
+        ("    ", [*findings, *sections.prices, *listed, *sections.remarks]),
         (
             "  ",
             [
@@ -182,17 +187,15 @@ def _in_short(result: Measurement, sections: Explained) -> list[str]:
         worth_less += filter(None, [summary.blind_to(result)])
     end = [line for text in worth_less for line in _lines(text, most=2)] + _lines(f"{name}: {directory}")
     findings = [finding for finding in sections.findings if not any(why in finding for why in sections.why)]
-    texts = [
-        *sections.why,
-        *sections.reasons,
-        *sections.decisive,
-        *findings,
-        *sections.held,
-        *sections.changed,
-        *sections.notes,
+    with_cost = TEXT_LINES + COST_LINES
+    named_files = [f"{heading}: {file}" for heading, file in others]
+    parts = [
+        (with_cost, sections.why),
+        (TEXT_LINES, [*sections.reasons, *sections.decisive]),
+        (with_cost, findings),
+        (TEXT_LINES, [*sections.prices, *sections.held, *sections.changed, *sections.notes, *named_files]),
     ]
-    texts += [f"{heading}: {file}" for heading, file in others]
-    sentences = [_lines(text, most=3) for text in texts]
+    sentences = [_lines(text, most=most) for most, texts in parts for text in texts]
     body = list(chain.from_iterable(sentences))
     room = MOST_LINES - len(lines) - len(end)
     if len(body) > room:  # keep as many whole sentences as fit

@@ -1,10 +1,12 @@
 """Verdicts: the outcome of a case, the style in which it is shown, and the check of each metric. Pure."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.documents import Data
+from perfsuite.results.cost import Cost
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 
@@ -94,23 +96,14 @@ class Check(Data):
         return self.minimum_detectable is not None and self.minimum_detectable > self.allowed
 
 
+def shortened(sentence: str, longest: int) -> str:
+    """Return the first words of a sentence, with ` ...` in place of the rest if it is too long."""
+    return textwrap.shorten(sentence, longest, placeholder=" ...")
+
+
 def in_span(span: str, text: str) -> str:
     """Prefix a text with the name of its span, unless the span is empty."""
     return f"{span}: {text}" if span else text
-
-
-class Cost(Data):
-    """The predicted change of a step's time due to one count, as a range. Negative seconds are a saving."""
-
-    least_s: float | None = None  # None: unknown
-    most_s: float | None = None
-    step_s: float | None = None  # the predicted time of the step with the larger count
-    # Bytes/s of one device's link above which the step does not wait for the bytes. Kernels can be slower
-    # meanwhile.
-    hidden_above: float | None = None
-    why_naive: str | None = None
-    """Why `most_s` is only the time that the bytes or FLOPs take by themselves; None: both sides were
-    replayed."""
 
 
 class Finding(Data):
@@ -132,6 +125,11 @@ class Finding(Data):
     def name(self) -> str:
         """The judged quantity, prefixed with the event or phase in which it was counted."""
         return in_span(self.span, self.quantity)
+
+    def in_words(self, longest: int | None = None) -> str:
+        """Return the change and its cost. The sentence is cut to `longest` letters, and the cost never is."""
+        change = self.sentence if longest is None else shortened(self.sentence, longest)
+        return change if self.cost is None else change + self.cost.in_words(self.unit)
 
 
 NOT_JUDGED = ": not judged, "
@@ -165,7 +163,7 @@ class Verdict(Data):
     launches: int
     checks: tuple[Check, ...] = ()
     counts: CountCheck | None = None  # None if nothing was counted
-    explained: str | None = None  # explanation of a change by the counts
+    explained: str | None = None  # explanation of a change by the counts: often the sentence of a finding
     profiled: Profiled | None = None  # explanation by profiles; None if no profile was taken
     failure: FailureKind | None = None
     # Why the case failed, if no metric shows why, and why launches were set aside.
@@ -173,6 +171,15 @@ class Verdict(Data):
     unhealthy_launches: tuple[int, ...] = ()  # numbers (from 1) of the launches that were set aside
     changed: tuple[str, ...] = ()  # other changes since the baseline: not judged, but possible causes
     against: str | None = None  # name of the reference, such as `arm A`; None: a stored baseline, if any
+
+    def explanation(self, longest: int | None = None) -> str | None:
+        """Return `explained`, with its cost if it is a finding (`Finding.in_words`)."""
+        if self.explained is None:
+            return None
+        findings = () if self.counts is None else self.counts.findings
+        same = [finding for finding in findings if finding.sentence == self.explained]
+        same.sort(key=lambda finding: finding.cost is None)
+        return same[0].in_words(longest) if same else self.explained
 
     @property
     def is_recorded(self) -> bool:

@@ -206,7 +206,6 @@ class ByDryRuns(ByCounts):
 
     dry: ClassVar[bool] = True
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
-    interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
 
     def __post_init__(self) -> None:
         """Prepare to run several cases at the same time."""
@@ -250,7 +249,7 @@ class ByDryRuns(ByCounts):
                 arm=self.arms["ab".index(arm)],
                 stop=stop,
                 counted_steps=self.options.steps_to_count(task.case),
-                interconnect=self.interconnect,
+                interconnect=self.options.interconnect,
             )
 
         with ThreadPoolExecutor(len(arms)) as threads:
@@ -325,12 +324,11 @@ def by_counts(
     arms: tuple[Arm, ...],
     known_a: Run | None = None,
     metric: str | None = None,
-    interconnect: str | None = None,
 ) -> Session:
     """Return a session that compares the counts of two arms. Without a `launcher`, the arms run dry.
 
-    `known_a` and `metric` are fields of `ByCounts`, and `interconnect` is one of `ByDryRuns`. Dry runs
-    simulate a GPU in both arms or in neither. If CUDA cannot be faked in an arm, a message says so.
+    `known_a` and `metric` are fields of `ByCounts`. Dry runs simulate a GPU in both arms or in neither. If
+    CUDA cannot be faked in an arm, a message says so.
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))
@@ -341,4 +339,4 @@ def by_counts(
         progress.say(f"both arms run dry as on a CPU, because CUDA cannot be faked in arm {name}: {why}")
     device: Device | None = "cpu" if why_not else None
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(ByDryRuns(setup, arms, known_a=known_a, device=device, interconnect=interconnect))
+    return Session(ByDryRuns(setup, arms, known_a=known_a, device=device))

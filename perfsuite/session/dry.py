@@ -6,11 +6,9 @@ from pathlib import Path
 from threading import Event
 from typing import ClassVar
 
-from perfsuite.analysis.step_time.links import network_bytes_per_s
 from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import Device
-from perfsuite.errors import CaseError
 from perfsuite.report.progress import Progress
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.counts import COUNTED_STEP
@@ -34,7 +32,6 @@ class Dry(Mode):
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
     # Ranks to run. None: the ranks that represent all others. A baseline is recorded only if this is None.
     ranks: tuple[int, ...] | None = None
-    interconnect: str | None = None  # the network between the machines that are simulated; None: unknown
     dry: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -82,7 +79,7 @@ class Dry(Mode):
             device=self.device,
             stop=stop,
             counted_steps=self.options.steps_to_count(task.case),
-            interconnect=self.interconnect,
+            interconnect=self.options.interconnect,
         )
 
     def _with_forecast(self, run: Run) -> Run:
@@ -108,28 +105,15 @@ class Dry(Mode):
         return self.baselines.counts.reviewed_file(target, case.id)
 
 
-def check_network(interconnect: str | None) -> None:
-    """Raise `CaseError` if the network of simulated machines has another form than `Machine.interconnect`."""
-    if interconnect is not None and network_bytes_per_s(interconnect) is None:
-        raise CaseError(
-            f"--interconnect: give the ports of a machine and their Gbit/s, such as 8xib400 or eth100, "
-            f"got {interconnect!r}"
-        )
-
-
 def dry_session(
     options: Options,
     progress: Progress,
     device: Device | None = None,
     ranks: tuple[int, ...] | None = None,
-    interconnect: str | None = None,
 ) -> Session:
     """Return a session that runs cases dry on simulated machines.
 
     Without `device`, each case runs on the simulated device that it is meant for.
-
-    Raises `CaseError` if the `interconnect` has another form than `Machine.interconnect`.
     """
-    check_network(interconnect)
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(Dry(setup, device=device, ranks=ranks, interconnect=interconnect))
+    return Session(Dry(setup, device=device, ranks=ranks))

@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from perfsuite.analysis.step_time.links import network_bytes_per_s
 from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
@@ -103,6 +104,13 @@ def canaries(value: str) -> int | tuple[str, ...]:
     if all(ids) and not value[0].isdigit():
         return ids
     raise ValueError("a number from 1 to 999, or the ids of cases, separated by commas")
+
+
+def interconnect(value: str) -> str:
+    """Check the network ports of a machine, such as 8xib400, and return them unchanged."""
+    if network_bytes_per_s(value) is None:
+        raise ValueError("the ports of a machine and their Gbit/s, such as 8xib400 or eth100")
+    return value
 
 
 def path(value: str) -> Path:
@@ -367,6 +375,15 @@ OPTIONS = (
         page="See [Dry runs](dry-run.md)",
     ),
     Option(
+        name="interconnect",
+        metavar="PORTS",
+        parse=interconnect,
+        ini=True,
+        help="network ports of a simulated machine and their Gbit/s, such as 8xib400, to predict step times",
+        page="Without it, [dry runs](dry-run.md#how-long-a-step-should-take) of cases on several machines "
+        "predict no step times. On the command line, it needs `--perf-dry`",
+    ),
+    Option(
         name="store",
         metavar="DIR",
         parse=path,
@@ -409,7 +426,7 @@ def check_together(given: set[str]) -> None:
         for excluded in others:
             if {name, excluded} <= given:
                 raise CaseError(f"--perf-{name} excludes --perf-{excluded} ({why}): leave one of them out")
-    for name, needed in (("max-pairs", "against"), ("canaries", "reference")):
+    for name, needed in (("max-pairs", "against"), ("canaries", "reference"), ("interconnect", "dry")):
         if name in given and needed not in given:
             raise CaseError(f"--perf-{name} needs --perf-{needed}: add it, or leave --perf-{name} out")
 

@@ -1,81 +1,69 @@
 """Put a price in milliseconds on the counts that changed.
 
 Between two dry runs, prices are predicted for collectives, kernels, FLOPs and waits of the host for the GPU.
-Launches log no streams, so there the price is naive: the time that the bytes of a collective take on the
-link, or the FLOPs on the GPU.
+A replay takes seconds, so first a naive price is estimated: the time that the changed work takes by itself,
+such as the bytes of a collective on its link. Only the changes with the highest naive prices are replayed.
+Launches log no streams, so all of their prices are naive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfsuite.analysis.figures import is_in_tf32
-from perfsuite.analysis.step_time.expected import speeds, why_unknown
-from perfsuite.analysis.step_time.links import is_inside, network_bytes_per_s, ranks_on_one_machine
+from perfsuite.analysis.step_time.expected import speeds
+from perfsuite.analysis.step_time.links import is_inside, latency_s, network_bytes_per_s, ranks_on_one_machine
 from perfsuite.analysis.step_time.price import (
     Group,
     Price,
+    kernels_alone_s,
     price,
     price_of_calls,
     price_of_kernels,
     price_of_waits,
 )
-from perfsuite.analysis.step_time.streams import reported_step
+from perfsuite.analysis.step_time.streams import Host
 from perfsuite.errors import FileError, PredictionError
-from perfsuite.results import device_log_file
-from perfsuite.results.amounts import duration
-from perfsuite.results.counts import (
-    COUNTED_STEP,
-    PHASES,
-    Collective,
-    Counts,
-    collective_name,
-    numbers,
-    of_rank,
-)
-from perfsuite.results.device_log import Entry
+from perfsuite.results.cost import Cost
+from perfsuite.results.counts import PHASES, Collective, Phase, collective_name
 from perfsuite.results.dry_facts import SCALED
-from perfsuite.results.outcome import Cost, Finding, Verdict
+from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.quantities import BLOCKING, FLOPS, HOST_READS, KERNELS
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.logged_steps import Log, LoggedSteps
 
-MOST = 5  # maximum number of findings with a price, because predicting a price takes seconds
+MOST = 5  # maximum number of replayed changes of a case, because a replay takes up to some seconds
+NOT_REPLAYED = f"only the {MOST} changes that take longest by themselves are replayed"
 SYNCHRONIZE = ".synchronize"  # ends the field of counted calls that wait for all work, a stream or an event
 NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
-NOT_IN_EACH_STEP = f"not all steps have this change, and a dry run logs only step {COUNTED_STEP}"
-IN_TF32 = "the script multiplies fp32 matrices in TF32, whose speed is not known"
-
-Log = RunDir | str  # the directory with the log of a dry run, or the reason why there is no log
+WAIT_S = Host().read_s + Host().forward_s + Host().launch_s
+"""Seconds for which the GPU is idle after the host has waited for it, until its next kernel begins."""
 
 
 def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdict:
-    """Return the verdict with prices on changed counts and in its explanation.
+    """Return the verdict with prices on changed counts, also on the change that explains it.
 
     The most expensive findings come first. `arms` are runs of arm A and arm B, and `logs` are their logs. A
     baseline has no run of its own, so a run of the case takes its place.
     """
     if verdict.counts is None:
         return verdict
-    priced_findings = []
-    number = 0
-    why = verdict.explained
-    for finding in verdict.counts.findings:
-        explains = finding.sentence == verdict.explained
-        is_meant = explains or finding.outcome != "passed"
-        if is_meant and not finding.span and number < MOST:
-            cost = _cost(finding, arms, logs)
-            if cost is not None:
-                number += 1
-                finding = finding.replace(
-                    cost=cost, sentence=finding.sentence + in_words(cost, finding.quantity)
-                )
-                why = finding.sentence if explains else why
-        priced_findings.append(finding)
-    priced_findings.sort(key=_upper_end, reverse=True)  # stable: findings without a price keep their order
-    counts = verdict.counts.replace(findings=tuple(priced_findings))
-    return verdict.replace(counts=counts, explained=why)
+    steps = LoggedSteps(arms, logs)
+    findings = [*verdict.counts.findings]
+    changes = {}
+    for index, finding in enumerate(findings):
+        is_meant = finding.outcome != "passed" or finding.sentence == verdict.explained
+        change = _change(finding, steps) if is_meant and not finding.span else None
+        if change is not None:
+            changes[index] = change
+    costs = _costs([*changes.values()])
+    for index, cost in zip(changes, costs, strict=True):
+        findings[index] = findings[index].replace(cost=cost)
+    findings.sort(key=_upper_end, reverse=True)  # stable: findings without a price keep their order
+    return verdict.replace(counts=verdict.counts.replace(findings=tuple(findings)))
 
 
 def priced_launches(verdict: Verdict, run: Run) -> Verdict:
@@ -85,29 +73,55 @@ def priced_launches(verdict: Verdict, run: Run) -> Verdict:
     return priced(verdict, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))
 
 
-def _cost(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost | None:
-    """Return the price of a finding.
+def _upper_end(finding: Finding) -> float:
+    """Return the upper end of a finding's price; 0 if it has no price or is not a regression."""
+    if finding.outcome != "regressed" or finding.cost is None:
+        return 0.0
+    return finding.cost.most_s or 0.0
 
-    Returns None for counts whose time is not predicted, such as memory, and for counts without a naive price
-    whose log is missing.
-    """
-    collective = _collective(finding, arms)
-    is_of_kernels = finding.quantity in (KERNELS.name, FLOPS.name)
-    is_of_waits = finding.quantity in (HOST_READS.name, BLOCKING.name) or finding.field.endswith(SYNCHRONIZE)
-    if collective is None and (arms[0].machine.device == "cpu" or not (is_of_kernels or is_of_waits)):
-        return None
-    try:
-        if collective is not None:
-            return _of_collective(finding, collective, arms, logs)
-        return _of_waits(finding, arms, logs) if is_of_waits else _of_kernels(finding, arms, logs)
-    except (PredictionError, FileError) as error:
-        naive_s = _naive_s(finding, collective, arms[1])
-        needed = logs if is_of_kernels else [logs[_larger(finding)]]
-        if naive_s is None and collective is None and not all(isinstance(log, RunDir) for log in needed):
-            return None
-        return Cost(
-            least_s=None if naive_s is None else min(0.0, naive_s), most_s=naive_s, why_naive=str(error)
-        )
+
+@dataclass(frozen=True)
+class _Change:
+    """A changed count whose time can be predicted, if the log of the dry run is complete."""
+
+    finding: Finding
+    steps: LoggedSteps
+    collective: Collective | None  # one of the collectives that the finding counts, if it counts any
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """Whether kernels or their FLOPs changed."""
+        return self.finding.quantity in (KERNELS.name, FLOPS.name)
+
+    @property
+    def is_of_waits(self) -> bool:
+        """Whether the number of times that the host waits for the GPU changed."""
+        is_wait = self.finding.quantity in (HOST_READS.name, BLOCKING.name)
+        return is_wait or self.finding.field.endswith(SYNCHRONIZE)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase whose kernels or FLOPs changed."""
+        return next(phase for phase in PHASES if self.finding.field.endswith(f" in {phase}"))
+
+    @property
+    def more(self) -> int:
+        """The difference of the counts."""
+        return self.finding.now - self.finding.before
+
+    @property
+    def larger(self) -> int:
+        """The number of the arm with the larger count: 0 for arm A, 1 for arm B."""
+        return int(self.more > 0)
+
+
+def _change(finding: Finding, steps: LoggedSteps) -> _Change | None:
+    """Return the change of a finding. None for counts whose time is not predicted, such as memory."""
+    change = _Change(finding, steps, _collective(finding, steps.arms))
+    if change.collective is not None:
+        return change
+    is_on_gpu = steps.arms[0].machine.device != "cpu"
+    return change if is_on_gpu and (change.is_of_kernels or change.is_of_waits) else None
 
 
 def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
@@ -124,48 +138,79 @@ def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
     return None
 
 
-def _larger(finding: Finding) -> int:
-    """Return the number of the arm with the larger count: 0 for arm A, 1 for arm B."""
-    return int(finding.now > finding.before)
+def _costs(changes: Sequence[_Change]) -> list[Cost | None]:
+    """Return the cost of each change. Regressions that take longest by themselves are replayed first."""
+    alone = [_alone_s(change) for change in changes]
+
+    def rank(index: int) -> tuple[bool, float]:
+        change = changes[index]
+        alone_s = change.more * WAIT_S if change.is_of_waits else alone[index]
+        return change.finding.outcome == "regressed", abs(alone_s or 0.0)
+
+    costs: list[Cost | None] = [None] * len(changes)
+    replays = 0
+    for index in sorted(range(len(changes)), key=rank, reverse=True):
+        if replays == MOST:
+            costs[index] = _naive(alone[index], NOT_REPLAYED)
+            continue
+        costs[index] = cost = _cost(changes[index], alone[index])
+        replays += cost is not None and cost.why_naive is None
+    return costs
 
 
-def _upper_end(finding: Finding) -> float:
-    """Return the upper end of a finding's price; 0 if it has no price or is not a regression."""
-    if finding.outcome != "regressed" or finding.cost is None:
-        return 0.0
-    return finding.cost.most_s or 0.0
+def _cost(change: _Change, alone_s: float | None) -> Cost | None:
+    """Return the price of a change: replayed if that is possible, and otherwise naive.
+
+    Returns None if there is no naive price, and a log is missing because nothing was logged.
+    """
+    try:
+        if change.collective is not None:
+            return _of_collective(change, change.collective)
+        return _of_waits(change) if change.is_of_waits else _of_kernels(change)
+    except (PredictionError, FileError) as error:
+        logs = change.steps.logs
+        needed = logs if change.is_of_kernels else [logs[change.larger]]
+        if (
+            alone_s is None
+            and change.collective is None
+            and not all(isinstance(log, RunDir) for log in needed)
+        ):
+            return None
+        return _naive(alone_s, str(error))
 
 
-def _of_collective(
-    finding: Finding, collective: Collective, arms: Sequence[Run], logs: Sequence[Log]
-) -> Cost:
-    larger = _larger(finding)  # the step of this arm is replayed
+def _naive(alone_s: float | None, why: str) -> Cost:
+    least_s = None if alone_s is None else min(0.0, alone_s)
+    return Cost(least_s=least_s, most_s=alone_s, why_naive=why)
+
+
+def _of_collective(change: _Change, collective: Collective) -> Cost:
+    finding = change.finding
     fewer, more = sorted((finding.before, finding.now))
-    run = arms[larger]
+    run = change.steps.arms[change.larger]
     group = Group(collective.kind, collective.ranks, collective.apart)
-    step = _step(run, finding, logs[larger])
+    step = change.steps.step(change.larger, finding)
     machine = speeds(run.machine, run.case)
     if finding.unit == "bytes":
         its = price(step, group, fewer / more, machine)
     else:
         its = price_of_calls(step, group, fewer, machine)
-    return _as_cost(its, is_more=larger == 1)
+    return _as_cost(its, is_more=change.larger == 1)
 
 
-def _of_waits(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
-    larger = _larger(finding)
-    run = arms[larger]
-    step = _step(run, finding, logs[larger])
-    waits = abs(finding.now - finding.before)
-    return _as_cost(price_of_waits(step, waits, speeds(run.machine, run.case)), is_more=larger == 1)
+def _of_waits(change: _Change) -> Cost:
+    run = change.steps.arms[change.larger]
+    step = change.steps.step(change.larger, change.finding)
+    its = price_of_waits(step, abs(change.more), speeds(run.machine, run.case))
+    return _as_cost(its, is_more=change.larger == 1)
 
 
-def _of_kernels(finding: Finding, arms: Sequence[Run], logs: Sequence[Log]) -> Cost:
-    before, now = (_step(run, finding, log) for run, log in zip(arms, logs, strict=True))
-    phase = next(phase for phase in PHASES if finding.field.endswith(f" in {phase}"))
-    machine = speeds(arms[1].machine, arms[1].case)
-    has_flops = finding.quantity == FLOPS.name
-    return _as_cost(price_of_kernels(before, now, phase, machine, with_flops=has_flops), is_more=True)
+def _of_kernels(change: _Change) -> Cost:
+    before, now = (change.steps.step(arm, change.finding) for arm in (0, 1))
+    run = change.steps.arms[1]
+    has_flops = change.finding.quantity == FLOPS.name
+    machine = speeds(run.machine, run.case)
+    return _as_cost(price_of_kernels(before, now, change.phase, machine, with_flops=has_flops), is_more=True)
 
 
 def _as_cost(its: Price, *, is_more: bool) -> Cost:
@@ -176,31 +221,33 @@ def _as_cost(its: Price, *, is_more: bool) -> Cost:
     return Cost(least_s=least_s, most_s=most_s, step_s=its.step_s, hidden_above=its.hidden_above)
 
 
-def _step(run: Run, finding: Finding, log: Log) -> Sequence[Entry]:
-    """Return the reported step of the first rank of a finding. Raises `PredictionError` or `FileError`."""
-    if isinstance(log, str):
-        raise PredictionError(log)
-    if finding.steps:
-        raise PredictionError(NOT_IN_EACH_STEP)
-    if is_in_tf32(run):
-        raise PredictionError(IN_TF32)
-    rank = numbers(finding.ranks)[0]
-    counts = of_rank(run.counts, rank) or Counts()
-    reason = why_unknown(counts, run.case, run.machine)
-    if reason is not None:
-        raise PredictionError(reason)
-    return reported_step(device_log_file.read(log.device_log(rank)))
+def _alone_s(change: _Change) -> float | None:
+    """Return the time that the changed work takes by itself; None if it is unknown.
+
+    The time of waits is unknown, because it depends on the work that the host has given the GPU before.
+    """
+    run = change.steps.arms[1]
+    if change.collective is not None:
+        return _collectives_alone_s(change, change.collective)
+    if change.finding.quantity == FLOPS.name:
+        peak = _peak_flops(run)
+        return None if peak is None else change.more / peak
+    if change.is_of_waits:
+        return None
+    try:
+        before, now = (change.steps.step(arm, change.finding).step for arm in (0, 1))
+        return kernels_alone_s(before, now, change.phase, speeds(run.machine, run.case))
+    except (PredictionError, FileError):
+        return None
 
 
-def _naive_s(finding: Finding, collective: Collective | None, run: Run) -> float | None:
-    """Return the time that changed bytes or FLOPs take by themselves; None if it is unknown."""
-    if collective is not None and finding.unit == "bytes":
+def _collectives_alone_s(change: _Change, collective: Collective) -> float | None:
+    run = change.steps.arms[1]
+    if change.finding.unit == "bytes":
         rate = _link_bytes_per_s(collective, run)
-    elif finding.quantity == FLOPS.name:
-        rate = _peak_flops(run)
-    else:
-        rate = None
-    return None if rate is None else (finding.now - finding.before) / rate
+        return None if rate is None else change.more / rate
+    devices = run.case.topology.processes_per_node
+    return change.more * latency_s(collective.kind, collective.ranks, collective.apart, devices)
 
 
 def _link_bytes_per_s(collective: Collective, run: Run) -> float | None:
@@ -221,40 +268,3 @@ def _peak_flops(run: Run) -> float | None:
     """Return the dense peak of the GPU; None if it is unknown. FLOPs in float8 run at twice the speed."""
     has_float8 = any(operator.startswith(SCALED) for entry in run.counts for operator in entry.counts.ops)
     return None if is_in_tf32(run) else run.machine.peak_flops("float8" if has_float8 else run.case.precision)
-
-
-def in_words(cost: Cost, quantity: str = "") -> str:
-    """Return the price of a changed quantity as the end of a sentence."""
-    if cost.why_naive is not None:
-        return _naive_words(cost.most_s, cost.why_naive, quantity)
-    hidden = (
-        "" if cost.hidden_above is None else f"hidden while each GPU gets {_rate(cost.hidden_above)} or more"
-    )
-    if cost.least_s is None or cost.most_s is None or cost.step_s is None:
-        but = f", but {hidden}" if hidden else ""
-        return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
-    largest = max(abs(cost.least_s), abs(cost.most_s)) / cost.step_s
-    is_saving = cost.most_s <= 0 and cost.least_s < 0
-    kind = "saving" if is_saving else "cost"
-    ends = (-cost.most_s, -cost.least_s) if is_saving else (cost.least_s, cost.most_s)
-    also = f"; {hidden}" if hidden else ""
-    return (
-        f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
-        f"{duration(cost.step_s)} (at most {largest:.1%}){also}"
-    )
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.2g} GB/s"
-
-
-def _naive_words(alone_s: float | None, why: str, quantity: str) -> str:
-    if alone_s is None:
-        return f"; how much the step waits for it is unknown: {why}"
-    alone = duration(abs(alone_s))
-    work = (
-        f"computing these FLOPs takes at least {alone}"
-        if quantity == FLOPS.name
-        else f"sending these bytes takes {alone}"
-    )
-    return f"; {work}, but how much of that the step waits for is unknown: {why}"

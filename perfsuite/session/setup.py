@@ -42,6 +42,7 @@ class Options:
     inject: str | None = None
     counts: bool = True
     counted_steps: int = CONSECUTIVE  # consecutive steps to count if nothing is timed; a case can override it
+    interconnect: str | None = None  # the network between simulated machines; None: unknown
     explain: bool = False
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()

@@ -113,7 +113,7 @@ def _regressions(result: Measurement) -> list[Regression]:
         growth = abs(finding.now - finding.before)
         share = growth / finding.before if finding.before else math.inf
         names = {in_span(finding.span, name) for name in (finding.quantity, finding.field)}
-        regressions.append(Regression(_with_kinds(names), finding.sentence, share, growth))
+        regressions.append(Regression(_with_kinds(names), finding.in_words(), share, growth))
     return regressions
 
 

@@ -109,7 +109,7 @@ def test_the_network_of_dry_arms_can_be_given(verdicts: Verdicts) -> None:
     command(".", "--dry", "--interconnect", "8xib400", CASE.id)
     (mode,) = verdicts.modes
     assert isinstance(mode, ByDryRuns)
-    assert mode.interconnect == "8xib400"
+    assert mode.options.interconnect == "8xib400"
 
 
 def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -301,7 +301,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --dry --tolerance 3%", "exactly: leave it out"),
         (". --dry --counts", "--dry excludes --counts"),
         (". --interconnect 8xib400", "--interconnect describes simulated machines. Add --dry, or leave it"),
-        (". --dry --interconnect fast", "such as 8xib400 or eth100, got 'fast'"),
+        (". --dry --interconnect fast", "--interconnect=fast: give the ports of a machine and their Gbit/s"),
         (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),
     ],
 )

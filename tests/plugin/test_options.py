@@ -26,6 +26,8 @@ def options(config: pytest.Config) -> Options:
         (("--perf-min-judged=90%",), "min_judged", 0.9),
         (("--perf-explain",), "explain", True),
         (("-o", "perf_explain=true"), "explain", True),
+        (("--perf-dry", "--perf-interconnect=8xib400"), "interconnect", "8xib400"),
+        (("-o", "perf_interconnect=8xib400"), "interconnect", "8xib400"),
     ],
 )
 def test_what_is_given_reaches_the_session(
@@ -45,6 +47,11 @@ def test_what_is_given_reaches_the_session(
         (
             "--perf-dry --perf-resume",
             "--perf-dry excludes --perf-resume (dry runs cannot be resumed): leave one *",
+        ),
+        ("--perf-interconnect=8xib400", "--perf-interconnect needs --perf-dry: add it, or leave *"),
+        (
+            "--perf-dry --perf-interconnect=fast",
+            "--perf-interconnect=fast: give the ports of a machine and their Gbit/s, such as 8xib400 or *",
         ),
     ],
     ids=lambda value: value[:24],

@@ -767,11 +767,12 @@ STANDS_IN_FOR_DRY_RUNS = """
 def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
-    result = suite.runpytest_subprocess(*SIDE_BY_SIDE)
+    result = suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-interconnect=8xib400")
     assert result.ret == 0, result.outlines
     result.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2*recorded*", "*1 recorded*"])
     (case,) = read_json(suite)["results"]
     assert case["runs"][0]["counts"][0]["ranks"] == [0]
+    assert case["runs"][0]["machine"]["interconnect"] == "8xib400"
 
 
 @pytest.mark.launch

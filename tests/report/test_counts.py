@@ -1,5 +1,8 @@
+import pytest
+
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
+from perfsuite.results.cost import Cost
 from perfsuite.results.counts import KeptObjects, PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
@@ -97,6 +100,32 @@ def test_separates_judged_findings_from_listed() -> None:
     by_rank = [f"{sentence} (ranks 0-3,5)", f"regressed: {other} (rank 4)"]
     assert counts.sentences(check, judged=True, by_rank=True) == by_rank
     assert counts.sentences(check, judged=True, by_rank=False) == [sentence, f"regressed: {other}"]
+
+
+PREDICTED = Cost(least_s=0.0, most_s=0.1, step_s=1.0)
+NAIVE = Cost(least_s=0.0, most_s=0.1, why_naive="why")
+UNKNOWN = Cost(why_naive="why")
+OF_THREE = "a price is predicted for 1 of 3 changes"
+
+
+@pytest.mark.parametrize(
+    ("costs", "lines"),
+    [
+        ((PREDICTED, None, None), []),
+        ((NAIVE, UNKNOWN, None), []),
+        ((PREDICTED, NAIVE, PREDICTED), [
+            "a price is predicted for 2 of 3 changes; 1 has only the time that the work takes by itself"
+        ]),
+        ((NAIVE, PREDICTED, NAIVE), [f"{OF_THREE}; 2 have only the time that the work takes by itself"]),
+        ((UNKNOWN, PREDICTED, None), [f"{OF_THREE}; 2 have none"]),
+        ((NAIVE, PREDICTED, Cost(hidden_above=1e9)), [
+            f"{OF_THREE}; 1 has only the time that the work takes by itself; 1 has none"
+        ]),
+    ],
+)  # fmt: skip
+def test_says_how_many_changes_have_a_price(costs: tuple[Cost | None, ...], lines: list[str]) -> None:
+    check = make_check(*(FIRST.replace(cost=cost) for cost in costs), BUCKETS)
+    assert counts.prices(check) == lines
 
 
 def test_remarks_are_unsteady_fields_and_notes() -> None:

@@ -119,14 +119,6 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert len(render([session.replace(results=(worst,) * MAX_ROWS)]).encode()) < mib
 
 
-def test_a_long_finding_keeps_its_price() -> None:
-    price = "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%)"
-    result = make_counted(make_check(make_finding(sentence="x" * 400 + price)))
-    shown = " ".join(of(result).said("li"))
-    assert "x ... x" in shown
-    assert price in shown
-
-
 def test_no_control_character_reaches_a_terminal() -> None:
     odd = "\x1b[31mred\x1b[0m \x9b2J \u202egnp.exe \x00\x08\x7f\ud800"
     assert text(odd) == (

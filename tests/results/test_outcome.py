@@ -3,6 +3,7 @@ from typing import get_args
 
 import pytest
 
+from perfsuite.results.cost import Cost
 from perfsuite.results.outcome import (
     QUIET,
     STYLES,
@@ -15,6 +16,7 @@ from perfsuite.results.outcome import (
     Outcome,
     Verdict,
 )
+from tests.counted import EXPLAINED, make_check, make_finding
 from tests.samples import make_run, metric_check
 
 
@@ -99,3 +101,24 @@ def test_records_times_if_counts_improved() -> None:
     assert not is_recorded("improved")
     assert not is_recorded("regressed", recorded)
     assert not is_recorded("unhealthy")
+
+
+COST = Cost(least_s=0.0, most_s=0.006, step_s=0.43)
+PRICE = "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%)"
+
+
+def test_only_the_sentence_of_a_finding_is_cut() -> None:
+    finding = make_finding(sentence="more bytes in each step", cost=COST)
+    assert finding.in_words() == f"more bytes in each step{PRICE}"
+    assert finding.in_words(14) == f"more bytes ...{PRICE}"
+    assert make_finding(sentence="more bytes").in_words(10) == "more bytes"
+
+
+def test_an_explanation_has_the_price_of_its_finding() -> None:
+    """Two ranks have the same sentence, and only the second has a price."""
+    counts = make_check(make_finding(), make_finding(cost=COST))
+    verdict = Verdict(outcome="regressed", launches=1, counts=counts, explained=EXPLAINED)
+    assert verdict.explanation() == f"{EXPLAINED}{PRICE}"
+    assert verdict.replace(explained="the same calls").explanation() == "the same calls"
+    assert verdict.replace(counts=None).explanation() == EXPLAINED
+    assert verdict.replace(explained=None).explanation() is None

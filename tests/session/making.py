@@ -106,7 +106,8 @@ class DryRuns:
         self.interconnects.append(interconnect)
         self.counted_steps.append(counted_steps)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
-        ran = {"machine": pretended(case, device)[0], "counts": () if self.failure or self.hidden else counts}
+        machine = pretended(case, device)[0].replace(interconnect=interconnect)
+        ran = {"machine": machine, "counts": () if self.failure or self.hidden else counts}
         ended = {"failure": self.failure, "hidden": self.hidden, "dry_facts": self.dry_facts}
         return make_run(case=case, dry=True, step_s=(), window=(0, 0), **ran, **ended)
 

@@ -441,12 +441,13 @@ def test_changes_between_dry_arms_get_a_price(launches: Launches, monkeypatch: p
     monkeypatch.setattr(against_arm, "dry_run", gather)
     counts = launches.compare_counts(dry=True).verdict.counts
     assert counts is not None
-    assert "; predicted cost: " in counts.findings[0].sentence
+    assert "; predicted cost: " in counts.findings[0].in_words()
 
 
 def test_dry_arms_have_the_given_network(launches: Launches) -> None:
     setup = make_setup(launches.root, launches.said)
-    ours = by_counts(setup.options, setup.progress, None, ARMS, interconnect="8xib400")
+    options = replace(setup.options, interconnect="8xib400")
+    ours = by_counts(options, setup.progress, None, ARMS)
     ours.setup.lock = Mock()
     ours.measure(SIMULATED, "test")
     assert launches.interconnects == {"8xib400"}

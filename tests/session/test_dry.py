@@ -62,7 +62,7 @@ def test_judges_dry_runs_by_architecture_counts(runs: DrySessions) -> None:
     assert worse.outcome == "regressed"
     assert worse.verdict.counts is not None
     assert [(finding.before, finding.now) for finding in worse.verdict.counts.findings] == [(100, 200)]
-    assert NO_LOG_OF_BASELINE in worse.verdict.counts.findings[0].sentence, "the price is naive"
+    assert NO_LOG_OF_BASELINE in worse.verdict.counts.findings[0].in_words(), "the price is naive"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def test_one_option_sets_each_field() -> None:
         ("record-launches", "1", "policy.record_launches", 1),
         ("baselines", "/shared", "baselines", Path("/shared")),
         ("inject", "nan", "inject", "nan"),
+        ("interconnect", "8xib400", "interconnect", "8xib400"),
     ],
 )
 def test_what_a_value_means(name: str, value: str, field: str, expected: Any) -> None:
@@ -89,6 +90,14 @@ def test_quick_look_allows_no_unhealthy_launch() -> None:
             for text in ("0", "1000", "2.5", "a,,b", "3,4")
         ),
         ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
+        *(
+            (
+                "interconnect",
+                text,
+                f"--perf-interconnect={text}: give the ports of a machine and their Gbit/s, such as 8xib400",
+            )
+            for text in ("fast", "400", "0xib400")
+        ),
         ("json", "/", "--perf-json=/: give a file (this is a directory)"),
         ("report", __file__, "give a directory (this is a file)"),
         *(
@@ -125,6 +134,7 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
         ({"reference", "dry"}, r"--perf-reference excludes --perf-dry \(a reference is only useful"),
         ({"reference", "resume"}, r"--perf-reference excludes --perf-resume \(a reference shows how fast"),
         ({"canaries"}, r"--perf-canaries needs --perf-reference: add it"),
+        ({"interconnect"}, r"--perf-interconnect needs --perf-dry: add it, or leave --perf-interconnect out"),
     ],
 )
 def test_names_options_that_conflict(given: set[str], said: str) -> None:

@@ -6,13 +6,22 @@ import pytest
 
 from perfsuite.case.case import Topology
 from perfsuite.results import device_log_file
+from perfsuite.results.cost import Cost
 from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts, collective_name
 from perfsuite.results.device_log import Communicate, EndOfStep, Entry, HostWait, Kernel, RecordEvent
-from perfsuite.results.outcome import Cost, CountCheck, Finding, Verdict
+from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.session.priced import NO_LOG_OF_BASELINE, Log, in_words, priced, priced_launches
+from perfsuite.session.logged_steps import NOT_IN_EACH_STEP, Log
+from perfsuite.session.priced import (
+    MOST,
+    NO_LOG_OF_BASELINE,
+    NO_LOG_OF_LAUNCHES,
+    NOT_REPLAYED,
+    priced,
+    priced_launches,
+)
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -78,7 +87,7 @@ def cost_of(tmp_path: Path, before: int, now: int, *, stream: int = 0) -> tuple[
     ]
     (result,) = priced_findings(arms, directories, finding(before, now))
     assert result.cost is not None
-    return result.cost, result.sentence
+    return result.cost, result.in_words()
 
 
 def test_exposed_bytes_cost_their_time(tmp_path: Path) -> None:
@@ -104,13 +113,167 @@ def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
     assert "; predicted saving: " in sentence
 
 
-def test_the_most_expensive_finding_comes_first(tmp_path: Path) -> None:
-    arms = (run_of(GIB), run_of(2 * GIB))
-    directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 2 * GIB))]
+def test_the_highest_upper_end_comes_first(tmp_path: Path) -> None:
+    """Three more products take 10 to 16 ms, and the bytes 8 to 20 ms (naive: 9 ms)."""
+    more = 2_571_428_571
+    arms = (run_of(GIB), run_of(GIB + more))
+    directories = []
+    for name, size, products in (("a", GIB, 50), ("b", GIB + more, 53)):
+        call = Communicate(1, 0, "forward", "all_gather", 8, 1, size, is_async=False)
+        directories.append(log_of(tmp_path / name, call, *[PRODUCT] * products))
     memory = finding(1, 2, "peak of live tensors")
-    found = priced_findings(arms, directories, memory, finding(GIB, 2 * GIB))
-    assert [each.quantity for each in found] == ["all_gather of 8 ranks", "peak of live tensors"]
-    assert found[1].cost is None
+    kernels = changed_calls("kernels", 50, 53, "kernels in forward")
+    results = priced_findings(arms, directories, memory, kernels, finding(GIB, GIB + more))
+    assert [result.quantity for result in results] == [
+        "all_gather of 8 ranks",
+        "kernels",
+        "peak of live tensors",
+    ]
+    first, second = (result.cost for result in results[:2])
+    assert first is not None
+    assert second is not None
+    assert (first.least_s, second.least_s) == pytest.approx((0.008, 0.0103), rel=0.02)
+    assert (first.most_s, second.most_s) == pytest.approx((0.020, 0.0161), rel=0.02)
+    assert results[2].cost is None
+
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "gather", "scatter")
+
+
+Arms = tuple[Run, Run]
+
+
+def several(tmp_path: Path, more_bytes: Sequence[int], *entries: Entry) -> tuple[Arms, list[RunDir]]:
+    """Return two arms and their logs. Arm B sends this many more bytes in each kind of collective.
+
+    Only arm B has `entries`.
+    """
+    arms: list[Run] = []
+    directories: list[RunDir] = []
+    for name, times in (("a", 0), ("b", 1)):
+        sizes = dict(zip(KINDS, (GIB + times * more for more in more_bytes), strict=False))
+        collectives = tuple(
+            Collective(kind=kind, ranks=8, apart=1, dtype="", phase="forward", count=1, bytes=size)
+            for kind, size in sizes.items()
+        )
+        calls = [
+            Communicate(number, 0, "forward", kind, 8, 1, size, is_async=False)
+            for number, (kind, size) in enumerate(sizes.items())
+        ]
+        arms.append(run_of(GIB, collectives=collectives))
+        directories.append(log_of(tmp_path / name, PRODUCT, *calls, *(entries * times)))
+    return (arms[0], arms[1]), directories
+
+
+def more_of(number: int, more: int) -> Finding:
+    """Return the finding that a kind of collective sends more bytes. Its sentence is the kind's number."""
+    changed = finding(GIB, GIB + more, f"{KINDS[number]} of 8 ranks")
+    return changed.replace(sentence=str(number))
+
+
+def replayed(findings: Sequence[Finding]) -> list[str]:
+    """Return the sentences of the findings with a predicted price."""
+    return [
+        results.sentence
+        for results in findings
+        if results.cost is not None and results.cost.why_naive is None
+    ]
+
+
+def test_only_the_changes_that_take_longest_are_replayed(tmp_path: Path) -> None:
+    sizes = [size * GIB for size in (1, 4, 2, 16, 32, 8, 64)]
+    arms, directories = several(tmp_path, sizes)
+    results = priced_findings(arms, directories, *(more_of(*pair) for pair in enumerate(sizes)))
+    assert [result.sentence for result in results] == ["6", "4", "3", "5", "1", "2", "0"]
+    assert replayed(results) == ["6", "4", "3", "5", "1"]
+    assert [result.cost for result in results[5:]] == [
+        Cost(least_s=0.0, most_s=size * GIB / 300e9, why_naive=NOT_REPLAYED) for size in (2, 1)
+    ]
+
+
+def test_regressions_are_replayed_before_improvements(tmp_path: Path) -> None:
+    sizes = [64 * GIB] * MOST + [GIB]
+    arms, directories = several(tmp_path, sizes)
+    fewer = [
+        more_of(number, size).replace(before=GIB + size, now=GIB, outcome="improved")
+        for number, size in enumerate(sizes[:MOST])
+    ]
+    results = priced_findings(arms[::-1], directories[::-1], *fewer, more_of(MOST, GIB))
+    assert results[0].sentence == str(MOST)
+    assert len(replayed(results)) == MOST
+    assert replayed(results)[0] == str(MOST)
+
+
+def test_the_largest_savings_are_replayed(tmp_path: Path) -> None:
+    sizes = [GIB, *[2 * GIB] * MOST]
+    arms, directories = several(tmp_path, sizes)
+    fewer = [
+        more_of(number, size).replace(before=GIB + size, now=GIB, outcome="improved")
+        for number, size in enumerate(sizes)
+    ]
+    results = priced_findings(arms[::-1], directories[::-1], *fewer)
+    assert replayed(results) == [str(number) for number in range(1, MOST + 1)]
+    assert results[0].in_words().startswith("0; sending these bytes takes 3.6 ms, but how much ")
+
+
+def test_a_change_that_cannot_be_replayed_takes_no_place(tmp_path: Path) -> None:
+    sizes = [GIB] * MOST + [64 * GIB]
+    arms, directories = several(tmp_path, sizes)
+    *others, dearest = (more_of(*pair) for pair in enumerate(sizes))
+    results = priced_findings(arms, directories, *others, dearest.replace(steps="every 5th step (5, 10)"))
+    assert sorted(replayed(results)) == [str(number) for number in range(MOST)]
+    assert results[0].cost is not None
+    assert results[0].cost.why_naive == NOT_IN_EACH_STEP
+
+
+READ: tuple[Entry, ...] = (RecordEvent(1, 0), HostWait(1))
+
+
+def test_waits_are_ranked_by_their_number(tmp_path: Path) -> None:
+    """A wait leaves the GPU idle for 24 us. The bytes take 35 us and 3 us."""
+    sizes = [10 * 2**20] * (MOST - 1) + [2**20]
+    arms, directories = several(tmp_path, sizes, *READ)
+    waits = changed_calls("host reads", 0, 1, "host reads in forward")
+    results = priced_findings(arms, directories, *(more_of(*pair) for pair in enumerate(sizes)), waits)
+    assert sorted(replayed(results)) == ["0", "1", "2", "3", "more bytes"]
+
+
+def test_a_wait_that_is_not_replayed_has_no_number(tmp_path: Path) -> None:
+    sizes = [GIB] * MOST
+    arms, directories = several(tmp_path, sizes, *READ)
+    waits = changed_calls("host reads", 0, 1, "host reads in forward")
+    *_, last = priced_findings(arms, directories, waits, *(more_of(*pair) for pair in enumerate(sizes)))
+    assert last.in_words() == f"more bytes; how much the step waits for it is unknown: {NOT_REPLAYED}"
+
+
+def test_kernels_that_are_not_replayed_have_their_own_time(tmp_path: Path) -> None:
+    sizes = [8 * GIB] * MOST
+    arms, directories = several(tmp_path, sizes, *[PRODUCT] * 2)
+    kernels = changed_calls("kernels", 1, 3, "kernels in forward")
+    *_, last = priced_findings(arms, directories, kernels, *(more_of(*pair) for pair in enumerate(sizes)))
+    assert last.cost is not None
+    assert last.cost.most_s == pytest.approx(2 * 2 * 8192**3 / (312e12 * 0.82), rel=0.1)
+    assert last.in_words().startswith("more bytes; this work takes 8.")
+    assert last.cost.why_naive == NOT_REPLAYED
+
+
+def test_all_findings_of_launches_have_their_own_time() -> None:
+    collectives = tuple(
+        Collective(kind=kind, ranks=8, apart=1, dtype="", phase="forward", count=1, bytes=GIB)
+        for kind in KINDS
+    )
+    run = run_of(GIB, collectives=collectives)
+    results = findings_of_launches(run, *(more_of(number, GIB) for number in range(len(KINDS))))
+    costs = [result.cost for result in results]
+    assert costs == [Cost(least_s=0.0, most_s=GIB / 300e9, why_naive=NO_LOG_OF_LAUNCHES)] * len(KINDS)
+
+
+def test_more_calls_of_launches_take_the_time_to_begin_them() -> None:
+    changed = changed_calls("all_gather of 8 ranks", 1, 101, "all_gather of 8 ranks: calls")
+    (calls,) = findings_of_launches(run_of(GIB), changed)
+    assert calls.cost is not None
+    assert calls.cost.most_s == pytest.approx(100 * (18e-6 + 7 * 1.5e-6))
+    assert "; this work takes 2.9 ms by itself, but how much " in calls.in_words()
 
 
 def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
@@ -119,15 +282,15 @@ def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
     (found,) = priced_findings(arms, directories, finding(GIB, 3 * GIB))
     assert found.cost is not None
     assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
-    assert "; sending these bytes takes 7.2 ms, but how much of that " in found.sentence
-    assert "does not exist. Run the case dry again" in found.sentence
+    assert "; sending these bytes takes 7.2 ms, but how much of that " in found.in_words()
+    assert "does not exist. Run the case dry again" in found.in_words()
 
 
 def test_launches_get_the_time_of_the_bytes_alone() -> None:
     run = run_of(3 * GIB)
     kernels = changed_calls("kernels", 50, 60, "kernels in forward")
     gather, of_kernels = findings_of_launches(run, finding(GIB, 3 * GIB), kernels)
-    assert gather.sentence == (
+    assert gather.in_words() == (
         "more bytes; sending these bytes takes 7.2 ms, but how much of that the step waits for is unknown: "
         "only dry runs log when streams wait for each other"
     )
@@ -162,7 +325,7 @@ def test_launches_across_machines_share_the_network(ranks: int, apart: int, port
 
 def test_launches_on_an_unknown_network_have_a_reason() -> None:
     (gather,) = findings_of_launches(across_machines(None), finding(GIB, 3 * GIB))
-    assert gather.sentence == (
+    assert gather.in_words() == (
         "more bytes; how much the step waits for it is unknown: only dry runs log when streams wait for each "
         "other"
     )
@@ -176,11 +339,13 @@ def test_launches_get_the_time_of_the_flops_alone() -> None:
     case = make_case(precision="bf16-mixed")
     run = run_of(GIB).replace(case=case)
     (flops,) = findings_of_launches(run, flops_of(10**12, 10**12 + 312 * 10**9))
-    assert flops.sentence.startswith("more FLOPs; computing these FLOPs takes at least 1.0 ms, but how much ")
+    assert flops.in_words().startswith(
+        "more FLOPs; computing these FLOPs takes at least 1.0 ms, but how much "
+    )
     machine = make_gpu_machine("NVIDIA H100 80GB HBM3")
     low = run_of(GIB, ops={"aten._scaled_mm": 1}).replace(case=case, machine=machine)
     (of_float8,) = findings_of_launches(low, flops_of(10**12, 10**12 + 2 * 989500 * 10**6))
-    assert "takes at least 1.0 ms" in of_float8.sentence
+    assert "takes at least 1.0 ms" in of_float8.in_words()
 
 
 def test_the_naive_time_of_tf32_is_unknown(tmp_path: Path) -> None:
@@ -190,15 +355,16 @@ def test_the_naive_time_of_tf32_is_unknown(tmp_path: Path) -> None:
     assert flops.cost is None
     directories = [log_of(tmp_path / name, PRODUCT) for name in "ab"]
     (of_dry_runs,) = priced_findings((run, run), directories, flops_of(1, 10**12))
-    assert "is unknown: the script multiplies fp32 matrices in TF32" in of_dry_runs.sentence
+    assert "is unknown: the script multiplies fp32 matrices in TF32" in of_dry_runs.in_words()
 
 
 def test_an_explanation_has_the_price_too(tmp_path: Path) -> None:
     """In a timed comparison, counts are not judged, but the largest change explains the times."""
     listed = finding(GIB, 3 * GIB).replace(outcome="passed")
     verdict = priced_launches(verdict_of(listed, explained="more bytes"), run_of(3 * GIB))
-    assert verdict.explained is not None
-    assert verdict.explained.startswith("more bytes; sending these bytes takes 7.2 ms")
+    explanation = verdict.explanation()
+    assert explanation is not None
+    assert explanation.startswith("more bytes; sending these bytes takes 7.2 ms")
     other = priced_launches(verdict_of(listed, explained="the same calls"), run_of(3 * GIB))
     assert other == verdict_of(listed, explained="the same calls")
 
@@ -207,7 +373,7 @@ def test_more_bytes_than_in_a_baseline_are_replayed(tmp_path: Path) -> None:
     run = run_of(3 * GIB)
     logs = (NO_LOG_OF_BASELINE, directory_of(tmp_path / "b", 3 * GIB))
     (found,) = priced_findings((run, run), logs, finding(GIB, 3 * GIB))
-    assert "; predicted cost: " in found.sentence
+    assert "; predicted cost: " in found.in_words()
 
 
 def test_fewer_bytes_than_in_a_baseline_get_the_naive_time(tmp_path: Path) -> None:
@@ -215,7 +381,7 @@ def test_fewer_bytes_than_in_a_baseline_get_the_naive_time(tmp_path: Path) -> No
     logs = (NO_LOG_OF_BASELINE, directory_of(tmp_path / "b", GIB))
     (found,) = priced_findings((run, run), logs, finding(3 * GIB, GIB))
     assert f"takes 7.2 ms, but how much of that the step waits for is unknown: {NO_LOG_OF_BASELINE}" in (
-        found.sentence
+        found.in_words()
     )
 
 
@@ -224,7 +390,7 @@ def test_compiled_models_get_the_naive_time_too(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(3 * GIB, compiled=compiled))
     directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 3 * GIB))]
     (found,) = priced_findings(arms, directories, finding(GIB, 3 * GIB))
-    assert "the step waits for is unknown: the model is compiled" in found.sentence
+    assert "the step waits for is unknown: the model is compiled" in found.in_words()
 
 
 def log_of(path: Path, *entries: Entry) -> RunDir:
@@ -247,7 +413,7 @@ def test_additional_kernels_and_flops_have_a_price(tmp_path: Path) -> None:
         cost = priced_finding.cost
         assert cost is not None
         assert cost.most_s == pytest.approx(1.25 * 10 * 2 * 8192**3 / (312e12 * 0.82), rel=0.1)
-        assert "; predicted cost: " in priced_finding.sentence
+        assert "; predicted cost: " in priced_finding.in_words()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +449,7 @@ def test_work_of_some_steps_gets_no_number(tmp_path: Path, field: str) -> None:
     (found,) = priced_findings(arms, directories, changed)
     assert found.cost is not None
     assert found.cost.step_s is None
-    assert "is unknown: not all steps have this change, and a dry run logs only step 4" in found.sentence
+    assert "is unknown: not all steps have this change, and a dry run logs only step 4" in found.in_words()
 
 
 def test_more_calls_for_the_same_bytes_have_a_price(tmp_path: Path) -> None:
@@ -325,8 +491,8 @@ def test_a_host_read_without_a_log_says_what_is_missing(tmp_path: Path) -> None:
     arms = (run_of(GIB), run_of(GIB))
     directories = [RunDir(tmp_path / "a"), RunDir(tmp_path / "b")]
     (read,) = priced_findings(arms, directories, changed_calls("host reads", 0, 1))
-    assert "; how much the step waits for it is unknown: " in read.sentence
-    assert "does not exist. Run the case dry again" in read.sentence
+    assert "; how much the step waits for it is unknown: " in read.in_words()
+    assert "does not exist. Run the case dry again" in read.in_words()
 
 
 def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:
@@ -334,31 +500,3 @@ def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:
     kernels = changed_calls("kernels", 50, 60, "kernels in forward")
     (same,) = priced_findings(arms, [RunDir(tmp_path), RunDir(tmp_path)], kernels)
     assert same == kernels
-
-
-@pytest.mark.parametrize(
-    ("cost", "words"),
-    [
-        (
-            Cost(least_s=0.0, most_s=0.006, step_s=0.43, hidden_above=31e9),
-            "; predicted cost: 0.0 ms to 6.0 ms of a step of 430.0 ms (at most 1.4%); "
-            "hidden while each GPU gets 31 GB/s or more",
-        ),
-        (
-            Cost(least_s=-0.003, most_s=0.006, step_s=0.6),
-            "; predicted cost: -3.0 ms to 6.0 ms of a step of 600.0 ms (at most 1.0%)",
-        ),
-        (
-            Cost(least_s=-0.006, most_s=-0.003, step_s=0.6),
-            "; predicted saving: 3.0 ms to 6.0 ms of a step of 600.0 ms (at most 1.0%)",
-        ),
-        (
-            Cost(hidden_above=31e9),
-            "; predicted cost: unknown, because the speed of the network is unknown, "
-            "but hidden while each GPU gets 31 GB/s or more",
-        ),
-        (Cost(why_naive="why"), "; how much the step waits for it is unknown: why"),
-    ],
-)
-def test_a_price_in_words(cost: Cost, words: str) -> None:
-    assert in_words(cost) == words

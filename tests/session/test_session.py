@@ -356,4 +356,4 @@ def test_launches_that_send_more_bytes_have_a_price(
     monkeypatch.setattr(ours.mode, "judge", judge)
     judged = ours.measure(run.case, "test").verdict.counts
     assert judged is not None
-    assert "; sending these bytes takes 7.2 ms" in judged.findings[0].sentence
+    assert "; sending these bytes takes 7.2 ms" in judged.findings[0].in_words()

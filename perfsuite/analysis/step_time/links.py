@@ -61,9 +61,9 @@ def collective_s(call: Communicate, links: Links) -> float:
     if ranks <= 1:
         return 0.0
     inside = is_inside(ranks, call.apart, links.devices)
-    hops = _hops(call)
+    begin_s = latency_s(call.kind, ranks, call.apart, links.devices)
     if inside:
-        return BEGIN_INSIDE_S + HOP_INSIDE_S * hops + _sent(call) / _rate_inside(call, links)
+        return begin_s + _sent(call) / _rate_inside(call, links)
     if links.between is None:
         raise PredictionError(
             f"{call.kind} among {ranks} ranks uses the network between machines, whose speed is unknown"
@@ -76,7 +76,15 @@ def collective_s(call: Communicate, links: Links) -> float:
         rate = links.between
     elif call.kind in ("send", "recv"):
         rate = links.between
-    return BEGIN_BETWEEN_S + HOP_BETWEEN_S * hops + sent / rate
+    return begin_s + sent / rate
+
+
+def latency_s(kind: str, ranks: int, apart: int, devices: int) -> float:
+    """Return the seconds of a collective that sends nothing."""
+    hops = _hops(kind, ranks)
+    if is_inside(ranks, apart, devices):
+        return BEGIN_INSIDE_S + HOP_INSIDE_S * hops
+    return BEGIN_BETWEEN_S + HOP_BETWEEN_S * hops
 
 
 def _rate_inside(call: Communicate, links: Links) -> float:
@@ -92,9 +100,9 @@ def _sent(call: Communicate) -> float:
     return (2 if call.kind == "all_reduce" else 1) * call.bytes * (call.ranks - 1) / call.ranks
 
 
-def _hops(call: Communicate) -> int:
-    if call.kind in ("send", "recv"):
+def _hops(kind: str, ranks: int) -> int:
+    if kind in ("send", "recv"):
         return 0
-    if call.kind == "all_reduce":
-        return min(MOST_HOPS, 2 * min(call.ranks - 1, 2 * math.ceil(math.log2(call.ranks)) + 8))
-    return min(MOST_HOPS, call.ranks - 1)
+    if kind == "all_reduce":
+        return min(MOST_HOPS, 2 * min(ranks - 1, 2 * math.ceil(math.log2(ranks)) + 8))
+    return min(MOST_HOPS, ranks - 1)

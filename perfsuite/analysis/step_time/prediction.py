@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfsuite.analysis.step_time.streams import Durations, Machine, period_s
+from perfsuite.analysis.step_time.kernels import Device
+from perfsuite.analysis.step_time.links import Links
+from perfsuite.analysis.step_time.streams import Durations, Host, Machine, period_s
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
 
@@ -34,15 +36,75 @@ class StepTime(NamedTuple):
         return sum(self)
 
 
+class Replays:
+    """The predicted times of one step. Each of its replays is made once."""
+
+    def __init__(self, step: Sequence[Entry], same_calls: Replays | None = None) -> None:
+        """Prepare to replay a step. It differs from that of `same_calls` only in the bytes of collectives."""
+        self.step = step
+        self._durations: dict[tuple[Device, Links], Durations] = {}
+        self._periods: dict[Machine, float] = {}
+        # Without communication, the bytes of collectives do not matter.
+        self._silent: dict[tuple[Device, Host | None], float] = (
+            {} if same_calls is None else same_calls._silent
+        )
+
+    def durations(self, machine: Machine) -> Durations:
+        """Return the seconds of each kernel and collective. Raises `PredictionError`."""
+        key = machine.device, machine.links
+        if key not in self._durations:
+            self._durations[key] = Durations(self.step, machine)
+        return self._durations[key]
+
+    def period_s(self, machine: Machine) -> float:
+        """Return the seconds between the ends of two steps, as if collectives did not slow down kernels."""
+        if machine not in self._periods:
+            self._periods[machine] = period_s(self.step, self.durations(machine), machine)
+        return self._periods[machine]
+
+    def without_links_s(self, machine: Machine) -> float:
+        """Return the seconds of the step if its collectives take no time."""
+        return self._without_links_s(machine, machine.host)
+
+    def kernels_s(self, machine: Machine) -> float:
+        """Return the seconds of the step's kernels, without communication and without the host."""
+        return self._without_links_s(machine, None)
+
+    def _without_links_s(self, machine: Machine, host: Host | None) -> float:
+        key = machine.device, host
+        if key not in self._silent:
+            durations = self.durations(machine)
+            self._silent[key] = period_s(
+                self.step, durations, machine, communicates=False, host_takes_time=host is not None
+            )
+        return self._silent[key]
+
+    def delays(self, machine: Machine) -> tuple[float, float, float]:
+        """Return three times in seconds.
+
+        They are the time of a step without communication, the time of waiting for communication, and the time
+        by which communication slows down kernels.
+        """
+        without_links_s = self.without_links_s(machine)
+        exposed_s = self.period_s(machine) - without_links_s
+        hidden_s = max(0.0, self.durations(machine).communication_s - exposed_s)
+        return without_links_s, exposed_s, SLOWED * min(hidden_s, self.kernels_s(machine))
+
+    def total_s(self, machine: Machine) -> float:
+        """Return the seconds of the step. A step can have no kernels. Raises `PredictionError`."""
+        return sum(self.delays(machine))
+
+
 def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
     """Replay the reported step of a log. Raises `PredictionError` if the machine lacks a link.
 
     The parts come from three replays: with everything, without communication, and without the host. The time
     is never below that of the kernels alone, and does not grow if any bandwidth grows.
     """
-    durations = Durations(step, machine)
-    kernels_s = _kernels_s(step, durations, machine)
-    without_links_s, exposed_s, slowed_s = _delays(step, durations, machine, kernels_s)
+    replays = Replays(step)
+    durations = replays.durations(machine)
+    kernels_s = replays.kernels_s(machine)
+    without_links_s, exposed_s, slowed_s = replays.delays(machine)
     overlapped = kernels_s / durations.kernels_s  # below 1 if streams compute at the same time
     return StepTime(
         matmul_s=overlapped * durations.of_kind["matmul"],
@@ -56,36 +118,8 @@ def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
 
 def by_host(step: Sequence[Entry], machine: Machine) -> tuple[tuple[float, float], ...]:
     """Return the seconds of a step for each factor in `SLOWER_HOSTS`, as pairs. Raises `PredictionError`."""
-    durations = Durations(step, machine)
-    kernels_s = _kernels_s(step, durations, machine)
-    return tuple(
-        (factor, sum(_delays(step, durations, machine.with_host(factor), kernels_s)))
-        for factor in SLOWER_HOSTS
-    )
-
-
-def total_s(step: Sequence[Entry], machine: Machine) -> float:
-    """Return the seconds of a step. A step can have no kernels. Raises `PredictionError`."""
-    durations = Durations(step, machine)
-    return sum(_delays(step, durations, machine, _kernels_s(step, durations, machine)))
-
-
-def _kernels_s(step: Sequence[Entry], durations: Durations, machine: Machine) -> float:
-    return period_s(step, durations, machine, communicates=False, host_takes_time=False)
-
-
-def _delays(
-    step: Sequence[Entry], durations: Durations, machine: Machine, kernels_s: float
-) -> tuple[float, float, float]:
-    """Return three times in seconds.
-
-    They are the time of a step without communication, the time of waiting for communication, and the time by
-    which communication slows down kernels.
-    """
-    without_links_s = period_s(step, durations, machine, communicates=False)
-    exposed_s = period_s(step, durations, machine) - without_links_s
-    hidden_s = max(0.0, durations.communication_s - exposed_s)
-    return without_links_s, exposed_s, SLOWED * min(hidden_s, kernels_s)
+    replays = Replays(step)
+    return tuple((factor, replays.total_s(machine.with_host(factor))) for factor in SLOWER_HOSTS)
 
 
 def of_layers(few: StepTime, more: StepTime, few_layers: int, more_layers: int, layers: int) -> StepTime:

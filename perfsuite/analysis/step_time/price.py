@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from perfsuite.analysis.step_time.links import is_inside
-from perfsuite.analysis.step_time.prediction import total_s
-from perfsuite.analysis.step_time.streams import Durations, Machine, period_s
+from perfsuite.analysis.step_time.prediction import Replays
+from perfsuite.analysis.step_time.streams import Durations, Machine
 from perfsuite.errors import PredictionError
 from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
@@ -49,46 +49,48 @@ class Price(NamedTuple):
     """Rate of the link of one device, in bytes/s, above which other work hides the bytes. None: never."""
 
 
-def price(step: Sequence[Entry], group: Group, share: float, machine: Machine) -> Price:
+def price(replays: Replays, group: Group, share: float, machine: Machine) -> Price:
     """Return the price of the extra bytes of a group. The other side sends only `share` of its bytes.
 
     Raises `PredictionError` if the step uses another link that is unknown.
     """
-    other = with_bytes(step, group, share)
+    step = replays.step
+    other = Replays(with_bytes(step, group, share), same_calls=replays if share else None)
     inside = is_inside(group.ranks, group.apart, machine.links.devices)
-    hidden_above = _hidden_above(step, other, inside, machine)
+    hidden_above = _hidden_above(replays, other, inside, machine)
     rate = machine.links.inside if inside else machine.links.between
     if rate is None:
         return Price(None, None, None, hidden_above)
     costs = []
     for times in LINK_SPEEDS:
         its = _with_rate(machine, inside, times * rate)
-        costs.append(total_s(step, its) - total_s(other, its))
-    return Price(min(costs), max(costs), total_s(step, machine), hidden_above)
+        costs.append(replays.total_s(its) - other.total_s(its))
+    return Price(min(costs), max(costs), replays.total_s(machine), hidden_above)
 
 
-def price_of_calls(step: Sequence[Entry], group: Group, fewer: int, machine: Machine) -> Price:
+def price_of_calls(replays: Replays, group: Group, fewer: int, machine: Machine) -> Price:
     """Return the price of sending a group's bytes in all of the step's calls. The other side has `fewer`.
 
     It is unknown when the other side makes its calls, so the range covers calls in place of the first and of
     the last of those that they replace. Raises `PredictionError` if the step does not have more calls.
     """
+    step = replays.step
     calls = [index for index, entry in enumerate(step) if group.has(entry)]
     if not 0 < fewer < len(calls):
         raise PredictionError(f"the log of the dry run has {len(calls)} calls, and the other side {fewer}")
     bounds = [len(calls) * number // fewer for number in range(fewer + 1)]
     merged = [calls[begin:end] for begin, end in pairwise(bounds)]
     others = [_with_merged(step, merged, place) for place in (0, -1)]
-    return _difference(step, others, machine)
+    return _difference(replays, others, machine)
 
 
-def _difference(step: Sequence[Entry], others: Sequence[Sequence[Entry]], machine: Machine) -> Price:
+def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: Machine) -> Price:
     """Return how much longer a step takes than the other steps, on each machine of the range."""
-    costs = []
-    for its in _machines(machine):
-        whole_s = total_s(step, its)
-        costs += [whole_s - total_s(other, its) for other in others]
-    return Price(min(costs), max(costs), total_s(step, machine), None)
+    replays_of_others = [Replays(other) for other in others]
+    costs = [
+        replays.total_s(its) - other.total_s(its) for its in _machines(machine) for other in replays_of_others
+    ]
+    return Price(min(costs), max(costs), replays.total_s(machine), None)
 
 
 def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: int) -> list[Entry]:
@@ -112,12 +114,13 @@ def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: 
     return changed
 
 
-def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Price:
+def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
     """Return the price of `number` waits of the host for the GPU. Only this side makes these waits.
 
     It is unknown which of the step's waits these are, so the range covers the first, the last and evenly
     distributed waits. Raises `PredictionError` if the step has fewer than `number` waits.
     """
+    step = replays.step
     waits = [index for index, entry in enumerate(step) if isinstance(entry, HostWait)]
     if number > len(waits):
         raise PredictionError(f"the log of the dry run has only {len(waits)} waits of the host for the GPU")
@@ -126,44 +129,49 @@ def price_of_waits(step: Sequence[Entry], number: int, machine: Machine) -> Pric
     for left_out in (waits[:number], waits[len(waits) - number :], every):
         dropped = set(left_out)
         others.append([entry for index, entry in enumerate(step) if index not in dropped])
-    return _difference(step, others, machine)
+    return _difference(replays, others, machine)
 
 
 def price_of_kernels(
-    before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine, *, with_flops: bool
+    before: Replays, now: Replays, phase: Phase, machine: Machine, *, with_flops: bool
 ) -> Price:
     """Return the price of the changed kernels of a phase.
 
     This is the price of the kernels that only `now` has, minus the price of the kernels that only `before`
     has. With `with_flops`, kernels without FLOPs are left out.
     """
-
-    def is_meant(entry: Entry) -> bool:
-        return isinstance(entry, Kernel) and entry.phase == phase and (bool(entry.flops) or not with_flops)
-
-    fewer = _without_extra(now, before, is_meant)
-    fewer_before = _without_extra(before, now, is_meant)
+    fewer = Replays(_without_extra(now.step, before.step, phase, with_flops=with_flops)[0])
+    fewer_before = Replays(_without_extra(before.step, now.step, phase, with_flops=with_flops)[0])
     costs = [
-        total_s(now, its) - total_s(fewer, its) - total_s(before, its) + total_s(fewer_before, its)
+        now.total_s(its) - fewer.total_s(its) - before.total_s(its) + fewer_before.total_s(its)
         for its in _machines(machine)
     ]
-    return Price(min(costs), max(costs), total_s(now, machine), None)
+    return Price(min(costs), max(costs), now.total_s(machine), None)
+
+
+def kernels_alone_s(before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine) -> float:
+    """Return how much longer the kernels of a phase take by themselves. Nothing is replayed."""
+    _, more = _without_extra(now, before, phase, with_flops=False)
+    _, fewer = _without_extra(before, now, phase, with_flops=False)
+    return Durations(more, machine).kernels_s - Durations(fewer, machine).kernels_s
 
 
 def _without_extra(
-    step: Sequence[Entry], other: Sequence[Entry], is_meant: Callable[[Entry], bool]
-) -> list[Entry]:
-    """Return the step without the kernels that the other step does not have on any stream."""
+    step: Sequence[Entry], other: Sequence[Entry], phase: Phase, *, with_flops: bool
+) -> tuple[list[Entry], list[Entry]]:
+    """Return the step without the kernels that the other step has on no stream, and these kernels."""
     left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
     kept: list[Entry] = []
+    extra: list[Entry] = []
     for entry in step:
-        if isinstance(entry, Kernel) and is_meant(entry):
+        if isinstance(entry, Kernel) and entry.phase == phase and (entry.flops or not with_flops):
             kind = entry._replace(stream=0)
             if not left[kind]:
+                extra.append(entry)
                 continue
             left[kind] -= 1
         kept.append(entry)
-    return kept
+    return kept, extra
 
 
 def _machines(machine: Machine) -> list[Machine]:
@@ -181,26 +189,23 @@ def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]
     return changed
 
 
-def _hidden_above(
-    step: Sequence[Entry], other: Sequence[Entry], inside: bool, machine: Machine
-) -> float | None:
+def _hidden_above(replays: Replays, other: Replays, inside: bool, machine: Machine) -> float | None:
     low = SLOWEST
     high = FASTEST
-    if not _is_hidden(step, other, _with_rate(machine, inside, high)):
+    if not _is_hidden(replays, other, _with_rate(machine, inside, high)):
         return None
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        if _is_hidden(step, other, _with_rate(machine, inside, middle)):
+        if _is_hidden(replays, other, _with_rate(machine, inside, middle)):
             high = middle
         else:
             low = middle
     return high
 
 
-def _is_hidden(step: Sequence[Entry], other: Sequence[Entry], machine: Machine) -> bool:
-    whole_s = period_s(step, Durations(step, machine), machine)
-    without_s = period_s(other, Durations(other, machine), machine)
-    return whole_s - without_s <= HIDDEN * whole_s
+def _is_hidden(replays: Replays, other: Replays, machine: Machine) -> bool:
+    whole_s = replays.period_s(machine)
+    return whole_s - other.period_s(machine) <= HIDDEN * whole_s
 
 
 def _with_rate(machine: Machine, inside: bool, rate: float) -> Machine:

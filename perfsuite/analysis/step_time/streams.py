@@ -28,6 +28,8 @@ from perfsuite.results.device_log import (
 )
 
 REPEATS = 3  # times that the step is replayed: the first ones fill the queues, and the last one is timed
+ON_STREAMS = (Kernel, Communicate, CollectiveWait, RecordEvent, StreamWait, HostWait)
+"""Entries that are replayed on the clocks of streams, links or the host."""
 CUT_SHORT = "the log of the dry run was cut short: {}. Run the case dry again"
 
 
@@ -147,14 +149,37 @@ def period_s(
     Without `communicates`, collectives take no time. Without `host_takes_time`, the host is always ahead.
     """
     host = machine.host if host_takes_time else Host(factor=0.0, launch_s=0.0)
+    issued = _issued(step, durations, host, communicates=communicates)
     clock = _Clock(host, machine.links.devices)
     ends = []
     for _ in range(REPEATS):
-        for entry, seconds in zip(step, durations.of_entry, strict=True):
-            is_collective = isinstance(entry, Communicate)
-            clock.issue(entry, seconds if communicates or not is_collective else 0.0)
+        for call in issued:
+            clock.issue(call)
         ends.append(clock.ends)
     return max((end - before for end, before in zip(ends[-1], ends[-2], strict=True)), default=0.0)
+
+
+class _Issued(NamedTuple):
+    """An entry that the host issues, and its times."""
+
+    entry: Entry
+    host_s: float  # seconds that the host takes since the last such entry
+    seconds: float  # seconds of the entry's own work
+
+
+def _issued(step: Sequence[Entry], durations: Durations, host: Host, *, communicates: bool) -> list[_Issued]:
+    """Return the entries that streams or the host wait for. All others only take the host's time."""
+    issued = []
+    host_s = 0.0
+    for entry, seconds in zip(step, durations.of_entry, strict=True):
+        host_s += host.call_s(entry)
+        if isinstance(entry, ON_STREAMS):
+            takes_time = communicates or not isinstance(entry, Communicate)
+            issued.append(_Issued(entry, host_s, seconds if takes_time else 0.0))
+            host_s = 0.0
+    if host_s:  # after the last of these entries, the host still has work in this step
+        issued.append(_Issued(step[-1], host_s, 0.0))
+    return issued
 
 
 class _Clock:
@@ -174,9 +199,10 @@ class _Clock:
         """The times at which each stream and each link has done everything."""
         return [*self._streams.values(), *self._links.values()]
 
-    def issue(self, entry: Entry, seconds: float) -> None:
-        """Let the host issue an entry, whose work takes `seconds`."""
-        self._now += self._host.call_s(entry)
+    def issue(self, issued: _Issued) -> None:
+        """Let the host issue an entry."""
+        entry, host_s, seconds = issued
+        self._now += host_s
         streams = self._streams
         match entry:
             case Kernel(stream):

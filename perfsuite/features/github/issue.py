@@ -119,6 +119,7 @@ def _of_result(result: Measurement) -> str:
         *explanation.reasons,
         *explanation.decisive,
         *cut(explanation.findings, MOST_CAUSES),
+        *explanation.prices,
     ]
     lines += [*explanation.excuses, *explanation.not_counted, *explanation.changed]
     outcome, _, evidence = explanation.verdict.partition(" ")

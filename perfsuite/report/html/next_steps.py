@@ -35,7 +35,7 @@ def next_steps(result: Measurement, session: SessionFile, *, commands: Collectio
 
 def _comparison(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
     if _is_searched(result) and not session.arms and session.commit is not None:
-        against = _command("compare", "--against", GOOD, *_way(result), result.case_id)
+        against = _command("compare", "--against", GOOD, *_way(result), *_network(result), result.case_id)
         yield NextStep(f"Is it the code? ({GOOD}: a commit that was fast enough)", against)
 
 
@@ -105,10 +105,17 @@ def _again(result: Measurement, session: SessionFile) -> str:
         words = ["compare", "--against", a.text, "--arm", b.text]
         words += ["--dry"] if result.dry else ["--counts"] if result.by_counts else []
         words += ["--inject", inject] if inject else []
-        return _command(*words, result.case_id)
+        return _command(*words, *_network(result), result.case_id)
     if result.dry:
-        return _command("dry-run", f"--device={result.runs[-1].machine.device}", result.case_id)
+        device = f"--device={result.runs[-1].machine.device}"
+        return _command("dry-run", device, *_network(result), result.case_id)
     return shlex.join(["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])])
+
+
+def _network(result: Measurement) -> list[str]:
+    """Return the option with the network of a dry run's simulated machines, if it was given."""
+    interconnect = result.runs[-1].machine.interconnect if result.dry else None
+    return [] if interconnect is None else ["--interconnect", interconnect]
 
 
 def _inject(result: Measurement) -> str | None:

@@ -1,6 +1,6 @@
 import pytest
 
-from perfsuite.analysis.step_time.links import Links, collective_s, is_inside
+from perfsuite.analysis.step_time.links import Links, collective_s, is_inside, latency_s
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate
 
@@ -39,6 +39,11 @@ def test_latency_grows_with_the_ranks_of_a_ring() -> None:
     times = [collective_s(call("all_gather", ranks, 1, 0), LINKS) for ranks in (2, 4, 8, 64, 512)]
     assert times == sorted(times)
     assert times[-1] < LATENCY_S
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("all_gather", 8), ("all_reduce", 64), ("send", 2)])
+def test_a_collective_without_bytes_takes_its_latency(kind: str, ranks: int) -> None:
+    assert latency_s(kind, ranks, 1, LINKS.devices) == collective_s(call(kind, ranks, size=0), LINKS)
 
 
 def test_machines_are_joined_no_faster_than_inside() -> None:

@@ -5,7 +5,8 @@ import pytest
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
-from perfsuite.analysis.step_time.prediction import StepTime, by_host, of_layers, step_time
+from perfsuite.analysis.step_time.prediction import Replays, StepTime, by_host, of_layers, step_time
+from perfsuite.analysis.step_time.price import Group, with_bytes
 from perfsuite.analysis.step_time.streams import Host, Machine
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
@@ -92,3 +93,24 @@ def test_a_slower_host_is_hidden_until_it_sets_the_pace() -> None:
     times = dict(by_host([kernel(3)], machine))
     assert times == pytest.approx({0: 3, 0.5: 3, 1: 3, 2: 3, 4: 4})
     assert times[1] == step_time([kernel(3)], machine).total_s
+
+
+def test_steps_with_other_bytes_share_what_bytes_do_not_change() -> None:
+    step = prefetched(4, compute_s=1, gather_s=2)
+    other = with_bytes(step, Group("all_gather", 8, 1), 0.25)
+    replays = Replays(step)
+    for machine in (MACHINE, MACHINE.with_device(2), MACHINE._replace(host=Host(forward_s=3))):
+        replays.total_s(machine)
+        shared = Replays(other, same_calls=replays).total_s(machine)
+        assert shared == Replays(other).total_s(machine)
+        assert shared < replays.total_s(machine)
+
+
+def test_a_machine_is_replayed_again_only_if_it_differs() -> None:
+    replays = Replays([*prefetched(4, compute_s=1, gather_s=2), matmul(1)])
+    first = replays.total_s(MACHINE)
+    assert replays.total_s(faster_device(0.5)) > first
+    assert replays.total_s(faster_link(0.5)) > first
+    assert replays.total_s(faster_host(0.1)) > first
+    assert replays.total_s(MACHINE) == first
+    assert replays.durations(MACHINE) is replays.durations(MACHINE)

@@ -97,6 +97,13 @@ def test_every_entry_has_its_price_on_the_host() -> None:
     assert host._replace(factor=2.0).call_s(entries[0]) == 2
 
 
+def test_the_host_also_takes_time_between_kernels_and_at_the_end() -> None:
+    machine = MACHINE._replace(host=Host(forward_s=1.0, view_s=2.0, launch_s=0.0))
+    view = HostCall("view")
+    assert seconds([view, kernel(1), view, Free(1), view, kernel(1)], machine) == pytest.approx(8)
+    assert seconds([kernel(1), kernel(1), view, view, Free(1)], machine) == pytest.approx(6)
+
+
 def test_a_read_holds_the_host_until_the_device_is_done() -> None:
     host = Host(forward_s=1.0, launch_s=0.0, read_s=0.0)
     machine = MACHINE._replace(host=host)

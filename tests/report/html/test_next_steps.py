@@ -71,6 +71,20 @@ def test_a_dry_run_is_searched_by_dry_runs() -> None:
     ]
 
 
+def test_dry_runs_keep_their_network() -> None:
+    dry = judged(counted.make_dry(), outcome="regressed")
+    on_ports = tuple(run.replace(machine=run.machine.replace(interconnect="8xib400")) for run in dry.runs)
+    dry = dry.replace(runs=on_ports)
+    compare, _, _, again = commands(dry)
+    network = "--interconnect 8xib400"
+    assert compare == f"perfsuite compare --against COMMIT --dry {network} {dry.case_id}"
+    assert again == f"perfsuite dry-run --device=cuda {network} {dry.case_id}"
+    launched = dry.replace(runs=tuple(run.replace(dry=False) for run in on_ports))
+    assert not any("--interconnect" in command for command in commands(launched))
+    arms = (facts("main"), facts("."))
+    assert f"--dry {network}" in commands(dry.replace(before=on_ports), arms)[-1]
+
+
 def test_a_case_that_passed_is_only_measured_again() -> None:
     assert commands(make_result(now())) == [AGAIN]
     assert commands(BY_COUNTS.replace(excused="waived")) == [AGAIN]

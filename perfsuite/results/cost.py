@@ -1,0 +1,48 @@
+"""The cost of a change: the predicted change of a step's time due to one count."""
+
+from perfsuite.documents import Data
+from perfsuite.results.amounts import duration
+
+
+class Cost(Data):
+    """The predicted change of a step's time due to one count, as a range. Negative seconds are a saving."""
+
+    least_s: float | None = None  # None: unknown
+    most_s: float | None = None
+    step_s: float | None = None  # the predicted time of the step with the larger count
+    # Bytes/s of one device's link above which the step does not wait for the bytes. Kernels can be slower
+    # meanwhile.
+    hidden_above: float | None = None
+    why_naive: str | None = None
+    """Why `most_s` is only the time that the work takes by itself; None: both sides were replayed."""
+
+    def in_words(self, unit: str) -> str:
+        """Return the cost of a change in this unit as the end of a sentence."""
+        if self.why_naive is not None:
+            return self._naive_words(unit, self.why_naive)
+        hidden = ""
+        if self.hidden_above is not None:
+            hidden = f"hidden while each GPU gets {self.hidden_above / 1e9:.2g} GB/s or more"
+        if self.least_s is None or self.most_s is None or self.step_s is None:
+            but = f", but {hidden}" if hidden else ""
+            return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
+        largest = max(abs(self.least_s), abs(self.most_s)) / self.step_s
+        is_saving = self.most_s <= 0 and self.least_s < 0
+        kind = "saving" if is_saving else "cost"
+        ends = (-self.most_s, -self.least_s) if is_saving else (self.least_s, self.most_s)
+        also = f"; {hidden}" if hidden else ""
+        return (
+            f"; predicted {kind}: {duration(ends[0])} to {duration(ends[1])} of a step of "
+            f"{duration(self.step_s)} (at most {largest:.1%}){also}"
+        )
+
+    def _naive_words(self, unit: str, why: str) -> str:
+        if self.most_s is None:
+            return f"; how much the step waits for it is unknown: {why}"
+        alone = duration(abs(self.most_s))
+        of_unit = {
+            "bytes": f"sending these bytes takes {alone}",
+            "FLOP": f"computing these FLOPs takes at least {alone}",
+        }
+        work = of_unit.get(unit, f"this work takes {alone} by itself")
+        return f"; {work}, but how much of that the step waits for is unknown: {why}"
