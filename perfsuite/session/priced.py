@@ -8,6 +8,7 @@ Launches log no streams, so all of their prices are naive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,10 +75,16 @@ def priced_launches(verdict: Verdict, run: Run) -> Verdict:
 
 
 def _upper_end(finding: Finding) -> float:
-    """Return the upper end of a finding's price; 0 if it has no price or is not a regression."""
-    if finding.outcome != "regressed" or finding.cost is None:
+    """Return the upper end of a finding's price; 0 if it has no price or is not a regression.
+
+    A price that cannot be predicted can be the highest, so it is infinite.
+    """
+    cost = finding.cost
+    if finding.outcome != "regressed" or cost is None:
         return 0.0
-    return finding.cost.most_s or 0.0
+    if cost.most_s is None:
+        return 0.0 if cost.why_naive == NOT_REPLAYED else math.inf
+    return cost.most_s
 
 
 @dataclass(frozen=True)

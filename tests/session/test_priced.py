@@ -137,6 +137,20 @@ def test_the_highest_upper_end_comes_first(tmp_path: Path) -> None:
     assert results[2].cost is None
 
 
+def test_an_unknown_price_comes_first(tmp_path: Path) -> None:
+    """The log has no waits, so nobody knows how long the host waits for the GPU."""
+    arms = (run_of(GIB), run_of(3 * GIB))
+    directories = [directory_of(tmp_path / name, size) for name, size in (("a", GIB), ("b", 3 * GIB))]
+    copies = changed_calls("blocking copies between devices", 0, 1, "blocking copies cpu to cuda")
+    first, second = priced_findings(arms, directories, finding(GIB, 3 * GIB), copies)
+    assert first.field == "blocking copies cpu to cuda"
+    assert first.in_words().endswith(
+        "the log of the dry run does not show all of these waits of the host for the GPU"
+    )
+    assert second.cost is not None
+    assert second.cost.most_s is not None
+
+
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "gather", "scatter")
 
 
