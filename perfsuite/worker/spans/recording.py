@@ -68,6 +68,8 @@ class Span:
 class Background:
     """Work that a span left to other threads."""
 
+    name: str  # the name of the span
+    since: float  # the time at which the span left the work
     future: Any = None  # the future of the work. None until the work has been started
     # Whether other background work began before this work had ended. It is then unknown which work wrote
     # what.
@@ -76,6 +78,10 @@ class Background:
     def is_over(self) -> bool:
         """Return whether the work has ended."""
         return self.future is not None and bool(self.future.done())
+
+    def runs(self) -> bool:
+        """Return whether the work has been started and has not ended."""
+        return self.future is not None and not self.is_over()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,7 @@ class Spans:
         self._failed = OwnList[tuple[str, int, str]]()  # name, thread, kind of the exception
         self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
         self._left: list[Span] = []  # counted spans that left work to other threads
+        self._behind: list[Background] = []  # work that spans of the training thread left, until it is over
 
     def train(self, steps: Callable[[], int], running: Path | None = None) -> None:
         """Treat the calling thread as the training thread.
@@ -208,20 +215,33 @@ class Spans:
         for span in self._left:
             if span.left is not None and not span.left.is_over():
                 span.left.is_mixed = True
-        background = Background()
-        for span in self._open[get_ident()]:
+        thread = get_ident()
+        open_spans = self._open[thread]
+        background = Background(name=open_spans[0].name if open_spans else "", since=self._meters.now())
+        for span in open_spans:
             if span.is_counted:
                 span.left = background
                 self._left.append(span)
+        if open_spans and thread == self._thread:
+            self._behind.append(background)
         return background
 
     def open_for(self, seconds: float) -> str | None:
-        """Return the name of a span that has run for `seconds` without a step, or None if there is none."""
+        """Return the name of a span that has run for `seconds` without a step, or None if there is none.
+
+        A span also runs while work that it left to other threads has not ended, because the training can wait
+        for this work in ways that are not seen.
+        """
+        before = self._meters.now() - seconds
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
         for span in open_spans:
-            is_between_steps = span.steps == self._steps()
-            if is_between_steps and span.since is not None and self._meters.now() - span.since >= seconds:
+            if span.steps == self._steps() and span.since is not None and span.since <= before:
                 return span.name
+        for background in [*self._behind]:
+            if background.is_over():
+                self._behind.remove(background)
+            elif background.runs() and background.since <= before:
+                return background.name
         return None
 
     def times(self) -> dict[str, SpanTimes]:

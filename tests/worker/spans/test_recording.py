@@ -205,6 +205,23 @@ def test_background_writes_count_for_their_span(spans: Spans, machine: Machine) 
     assert (counts(spans).bytes_written, spans.times()[SAVE].seconds) == (100, (1,))
 
 
+def test_a_span_runs_until_its_background_work_ends(spans: Spans, machine: Machine) -> None:
+    """Training can wait for the work unseen, such as with `concurrent.futures.wait`."""
+    future = Future[None]()
+    span(spans, leave(spans, future))
+    assert spans.open_for(120) is None
+    machine.now = 120
+    assert spans.open_for(120) == SAVE
+    future.set_result(None)
+    assert spans.open_for(120) is None
+
+
+def test_background_work_that_never_began_does_not_run(spans: Spans, machine: Machine) -> None:
+    span(spans, lambda: known(spans.leave()))
+    machine.now = 120
+    assert spans.open_for(120) is None
+
+
 def test_writes_before_the_future_count(spans: Spans) -> None:
     def begin_and_write() -> None:
         left = spans.leave()
