@@ -102,7 +102,7 @@ def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, 
     own = {
         "sequence_length": 64,
         "micro_batch": 2,
-        "precision": "bf16-mixed",
+        "precision": "fp32" if case.precision == "fp32" else "bf16-mixed",
         "activation_checkpointing": "selective-op",
     }
     pipeline = {"activation_checkpointing": "none", "micro_batch": 1, "gradient_accumulation": 4}
@@ -131,11 +131,12 @@ def _accelerate(shards: int, other: str) -> dict[str, object]:
 def _titan(module: str, degree: str, case: Case) -> dict[str, object]:
     """Return torchtitan's settings for the small model of a module in its registry.
 
-    It takes as many steps as `case`.
+    It takes as many steps as `case`. On a CPU it trains in fp32, because experts in bf16 take minutes there.
     """
     balanced = ("--debug.moe_force_load_balance",) if "expert" in degree else ()
+    precision = ("--training.mixed_precision_param=float32",) if case.precision == "fp32" else ()
     steps = f"--training.steps={case.total_steps}"
-    overrides = (*SMALL_BATCH, steps, f"--parallelism.{degree}", *balanced)
+    overrides = (*SMALL_BATCH, steps, *precision, f"--parallelism.{degree}", *balanced)
     return {"name": "torchtitan", "module": module, "config": f"{module}_debugmodel", "overrides": overrides}
 
 
