@@ -148,8 +148,7 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         what = difference or "the model was given another number of tokens"
         reason = f"{what}, so arm B might do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
-    doubts = (exact.works_in_threads([b], a.other_threads), exact.lacks_events([b], a.counts))
-    unseen = [doubt for doubt in doubts if doubt is not None]
+    unseen = exact.unseen_work([b], a.other_threads, a.counts)
     if unseen:
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, *unseen))
     if b.dry:

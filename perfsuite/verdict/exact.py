@@ -151,7 +151,16 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
     )
 
 
-def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
+def unseen_work(runs: Sequence[Run], threads: int | None, before: Sequence[RankCounts]) -> list[str]:
+    """Return the reasons why less work might only be work that was not seen.
+
+    `threads` and `before` are the number of other threads and the counts of the baseline or of the other arm.
+    """
+    doubts = (_works_in_threads(runs, threads), _lacks_events(runs, before))
+    return [doubt for doubt in doubts if doubt is not None]
+
+
+def _works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     """Return a reason to doubt the counts if more threads compute than on the other side.
 
     `before` is the number of threads there. Returns None if there are no more now, or if `before` is unknown.
@@ -164,7 +173,7 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     return f"{threads} in a step, and the work of threads is not counted"
 
 
-def lacks_events(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
+def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
     """Return a reason to doubt the counts if an event of the other side was not seen in all launches.
 
     Its work might now be done in a way that is not recognised, such as in a thread, or with another writer.
