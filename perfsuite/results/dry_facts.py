@@ -206,9 +206,7 @@ class Forecast(Data):
     cases: tuple[str, ...]  # ids of the measured cases with the same parallelism and the same `host_pace`
     gpu_factor: float  # measured times of the GPU relative to the expected times
     host_factor: float | None  # the same for the host; None: no measured case shows it
-    host_pace: bool = (
-        False  # whether the host can set the pace of the step, and did not only launch its kernels
-    )
+    host_pace: bool = False  # whether the host can set the pace of the step. Otherwise the GPU sets it
     held: int = 0  # number of earlier forecasts on this kind of GPU whose interval contained the measurement
     checked: int = 0  # number of earlier forecasts whose case was measured later
 

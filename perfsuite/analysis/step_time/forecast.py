@@ -158,12 +158,12 @@ def _nothing_alike(group: _Group, measured: Collection[_Group]) -> str:
         return f"none of the measured cases has the same parallelism ({kind}). Measure one of them first"
     if group.host:
         return (
-            "the step's time can depend on the speed of the host, but that of no measured case "
-            f"{kind} does. Measure a case whose GPU waits for the host first"
+            f"the host can set the pace of this step, but not that of any measured case {kind}. Measure a "
+            "case whose GPU waits for the host first"
         )
     return (
-        f"the host can set the pace of every measured case {kind}, and that of this step depends on the GPU "
-        "only. Measure a case with larger layers or batches first"
+        f"the GPU sets the pace of this step, but the host can set that of every measured case {kind}. "
+        "Measure a case with larger layers or batches first"
     )
 
 

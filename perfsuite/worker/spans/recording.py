@@ -79,10 +79,6 @@ class Background:
         """Return whether the work has ended."""
         return self.future is not None and bool(self.future.done())
 
-    def runs(self) -> bool:
-        """Return whether the work has been started and has not ended."""
-        return self.future is not None and not self.is_over()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Meters:
@@ -240,7 +236,7 @@ class Spans:
         for background in [*self._behind]:
             if background.is_over():
                 self._behind.remove(background)
-            elif background.runs() and background.since <= before:
+            elif background.future is not None and background.since <= before:
                 return background.name
         return None
 
