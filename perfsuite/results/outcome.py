@@ -96,11 +96,6 @@ class Check(Data):
         return self.minimum_detectable is not None and self.minimum_detectable > self.allowed
 
 
-def shortened(sentence: str, longest: int) -> str:
-    """Return the first words of a sentence, with ` ...` in place of the rest if it is too long."""
-    return textwrap.shorten(sentence, longest, placeholder=" ...")
-
-
 def in_span(span: str, text: str) -> str:
     """Prefix a text with the name of its span, unless the span is empty."""
     return f"{span}: {text}" if span else text
@@ -128,7 +123,9 @@ class Finding(Data):
 
     def in_words(self, longest: int | None = None) -> str:
         """Return the change and its cost. The sentence is cut to `longest` letters, and the cost never is."""
-        change = self.sentence if longest is None else shortened(self.sentence, longest)
+        change = self.sentence
+        if longest is not None:
+            change = textwrap.shorten(change, longest, placeholder=" ...")
         return change if self.cost is None else change + self.cost.in_words(self.unit)
 
 
