@@ -148,9 +148,6 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         what = difference or "the model was given another number of tokens"
         reason = f"{what}, so arm B might do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
-    unseen = exact.unseen_work([b], a.other_threads, a.counts)
-    if unseen:
-        return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, *unseen))
     if b.dry:
         verdict = verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
     return if_same(verdict, then, now, ARM_A)

@@ -110,6 +110,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
     fewer = does_less_later(runs, baseline.counts)
     doubts += [] if fewer is None else [fewer]
+    doubts += _unseen_work(runs, baseline, advice="" if of_arm else _ACCEPT)
     new_events = [*_new_events(baseline, launches)] if of_arm else []
     findings = (*new_events, *findings)
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
@@ -151,12 +152,12 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
     )
 
 
-def unseen_work(runs: Sequence[Run], threads: int | None, before: Sequence[RankCounts]) -> list[str]:
-    """Return the reasons why less work might only be work that was not seen.
-
-    `threads` and `before` are the number of other threads and the counts of the baseline or of the other arm.
-    """
-    doubts = (_works_in_threads(runs, threads), _lacks_events(runs, before))
+def _unseen_work(runs: Sequence[Run], baseline: CountBaseline, *, advice: str) -> list[str]:
+    """Return the reasons why equal or less work might only be work that was not seen."""
+    doubts = (
+        _works_in_threads(runs, baseline.other_threads),
+        _lacks_events(runs, baseline.counts, advice=advice),
+    )
     return [doubt for doubt in doubts if doubt is not None]
 
 
@@ -173,7 +174,7 @@ def _works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     return f"{threads} in a step, and the work of threads is not counted"
 
 
-def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
+def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts], *, advice: str) -> str | None:
     """Return a reason to doubt the counts if an event of the other side was not seen in all launches.
 
     Its work might now be done in a way that is not recognised, such as in a thread, or with another writer.
@@ -185,7 +186,7 @@ def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | No
         return None
     names = " and ".join(sorted(missing))
     were = "was" if len(missing) == 1 else "were"
-    return f"{names} {were} not seen, and might be done in a way that is not recognised"
+    return f"{names} {were} not seen, and might be done in a way that is not recognised{advice}"
 
 
 def _events_of(entries: Sequence[RankCounts]) -> set[str]:
