@@ -66,11 +66,12 @@ sys.exit(main(sys.argv[1:]))
 """
 """Makes pip write the packages that it found to a file (name, file, address, reason if yanked) and stop.
 
-`pip install --dry-run` downloads everything before it reports the packages (seen in 23.2), but the user must
-consent to a download first. The names in `pip._internal` were seen in 23.2. If they are missing, or if pip
-does not call the replaced method, `--report` has the same information, but old versions of pip download
-before they report. If an index has no separate metadata, `fast-deps` reads the dependencies of a wheel
-without downloading all of it."""
+`pip install --dry-run` downloads everything before it reports the packages (23.2 does, 26.3 does not), but
+the user must consent to a download first. The names in `pip._internal` were seen in 23.2. If they are
+missing, or if pip does not call the replaced method, `--report` has the same information, but old versions of
+pip download before they report. If an index has no separate metadata, `fast-deps` reads the dependencies of a
+wheel without downloading all of it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,7 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
             words = ("install", "--dry-run", *wheels, requirement)
             with contextlib.suppress(InstallerError):
                 run(python, "-c", LISTS, str(file), *words)
+                return True  # a pip whose dry run ends before it prepares the packages (seen in 26.3)
             return file.exists()
         return False
 
