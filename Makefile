@@ -173,6 +173,7 @@ compare-dry: .venv/installed  ## BASE=main: compare the work of a step at BASE a
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip  # Python 3.11's takes three times as long
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/deepspeed \
 		deepspeed hjson msgpack  # only for its own tests: accelerate and the Trainer import it if it is installed
