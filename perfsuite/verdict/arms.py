@@ -148,6 +148,9 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         what = difference or "the model was given another number of tokens"
         reason = f"{what}, so arm B might do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
+    threads = exact.works_in_threads([b], a.other_threads)
+    if threads is not None:
+        return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, threads))
     if b.dry:
         verdict = verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
     return if_same(verdict, then, now, ARM_A)

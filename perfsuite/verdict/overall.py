@@ -127,6 +127,8 @@ def _if_same(
     then = Computed.of_counts(baseline)
     now = Computed.of(runs)
     why = does_less(then, now, OF_COUNTS)
+    threads = exact.works_in_threads(runs, baseline.other_threads)
+    why += [] if threads is None else [threads]
     if runs[-1].dry and not why:
         return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))
     if not runs[-1].dry and not (times is not None and are_compared(times.launches, now.launches)):
