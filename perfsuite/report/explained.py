@@ -140,11 +140,10 @@ def _memory(fit: Fit) -> list[str]:
     whole = f"the model before it is sharded: {_size(fit.built)}"
     nominal = " (nominal; the usable memory of this GPU is less, but unknown)" if fit.card_is_nominal else ""
     needs = f"rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}"
-    bound = "" if fit.reserved_upper is None else f", at most {_size(fit.reserved_upper)}"
     return [
         f"{fit.verdict}: {needs}{nominal}",
         *([whole] if fit.built > fit.allocated else []),
-        f"reserved by the caching allocator {_size(fit.reserved)}{bound} "
+        f"reserved by the caching allocator {_size(fit.reserved)}, at most {_size(fit.reserved_upper)} "
         f"({_size(fit.reserved_expandable)} with expandable segments), "
         f"allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",
         f"outside the allocator: {', '.join(outside)}",

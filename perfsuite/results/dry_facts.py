@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from pydantic import Field
+
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data
@@ -42,8 +44,8 @@ class Fit(Data):
     allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
     reserved: int  # estimated peak of the memory that the caching allocator reserves
     # Upper bound of `reserved`. It applies if blocks that several streams use cannot be used again in the
-    # step that frees them. None in a dry run by an older perfsuite.
-    reserved_upper: int | None = None
+    # step that frees them.
+    reserved_upper: int
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
@@ -59,7 +61,7 @@ class Fit(Data):
     @property
     def most(self) -> int:
         """The memory, in bytes, with which the allocator never frees its cache, even in the worst case."""
-        return max(self.reserved_upper or self.reserved, self.built) + sum(part.high for part in self.outside)
+        return max(self.reserved_upper, self.built) + sum(part.high for part in self.outside)
 
 
 class Roofline(Data):
@@ -174,10 +176,10 @@ class Expected(Data):
     # Lowest and highest share of the predicted speed that published steps reach on this accelerator; None:
     # too few are published.
     published: tuple[float, float] | None = None
-    parallelism: Parallelism | None = None  # None in a dry run by an older perfsuite
+    parallelism: Parallelism
     # Pairs (factor, seconds) in ascending order: the seconds that a step takes if the host takes `factor`
-    # times as long as assumed. Empty in a dry run by an older perfsuite.
-    by_host: tuple[tuple[float, float], ...] = ()
+    # times as long as assumed.
+    by_host: tuple[tuple[float, float], ...] = Field(min_length=2)
 
     @property
     def step_s(self) -> float:

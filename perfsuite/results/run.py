@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -49,14 +49,6 @@ class DeviceHealth(Data):
     foreign_memory_bytes: int | None = None
     # Maximum memory in use beyond `held_before_bytes`: the allocator, NCCL, the CUDA context and libraries.
     job_memory_bytes: int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_numbers_of_the_card(cls, values: Any) -> Any:
-        """Drop the card's UUID and serial number, which older versions recorded."""
-        if not isinstance(values, dict):
-            return values
-        return {field: value for field, value in values.items() if field not in ("uuid", "serial")}
 
     @property
     def name(self) -> str:

@@ -90,7 +90,17 @@ def test_only_rows_with_both_speeds_are_compared() -> None:
     assert ratios(rows, {"a": 100.0, "c": 100.0}) == {"a": 0.5}
 
 
-EXPECTED = Expected(matmul_s=1, attention_s=0, memory_s=0, slowed_s=0, exposed_s=0, host_s=0, tokens=1000)
+EXPECTED = Expected(
+    matmul_s=1,
+    attention_s=0,
+    memory_s=0,
+    slowed_s=0,
+    exposed_s=0,
+    host_s=0,
+    tokens=1000,
+    parallelism="none",
+    by_host=((0, 1), (1, 1)),
+)
 
 
 def sessions() -> list[SessionFile]:

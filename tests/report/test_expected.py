@@ -18,6 +18,8 @@ STEP = Expected(
     host_s=0.319,
     tokens=346,
     published=(0.75, 1.16),
+    parallelism="none",
+    by_host=((0.0, 0.027), (1.0, 0.346)),
 )
 INTERVAL = Forecast(low_s=0.5, high_s=0.6, cases=("a", "b"), gpu_factor=1.1, host_factor=None)
 

@@ -94,6 +94,6 @@ def test_the_range_of_a_need() -> None:
     Memory outside of the allocator is added to both bounds.
     """
     a, b = (MemoryPart(name="x", low=low, high=high, source="s") for low, high in ((5, 10), (1, 4)))
-    fit = FIT.replace(allocated=100, reserved=130, reserved_upper=None, outside=(a, b))
+    fit = FIT.replace(allocated=100, reserved=120, reserved_upper=130, outside=(a, b))
     assert (fit.least, fit.most) == (106, 144)
     assert fit.replace(reserved_upper=135).most == 149

@@ -20,13 +20,10 @@ def test_figures_are_named_and_read_back() -> None:
     assert Figures.model_validate(json.loads(json.dumps(documents.plain(figures)))) == figures
 
 
-def test_drops_the_serial_number_of_older_files() -> None:
-    health = DeviceHealth(index=0, pci_bus_id="00000000:5B:00.0", ecc=True)
-    older = {**documents.plain(health), "uuid": "GPU-8932f937", "serial": "1654123000001"}
-    assert DeviceHealth.model_validate(older) == health
+def test_records_no_serial_number_of_a_card() -> None:
     assert not {"uuid", "serial"} & DeviceHealth.model_fields.keys()
     with pytest.raises(CaseError, match="unknown field"):
-        DeviceHealth(index=0, board="699-2G520")  # type: ignore[call-arg]
+        DeviceHealth(index=0, serial="1654123000001")  # type: ignore[call-arg]
 
 
 def test_names_a_gpu_by_number_and_known_bus() -> None:

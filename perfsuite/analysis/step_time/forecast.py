@@ -86,7 +86,7 @@ class _Group(NamedTuple):
 
     @classmethod
     def of(cls, step: Expected) -> _Group:
-        return cls(step.parallelism or "none", host_can_set_the_pace(step))
+        return cls(step.parallelism, host_can_set_the_pace(step))
 
     @property
     def spread(self) -> float:
@@ -122,13 +122,10 @@ def forecast(step: Expected, cases: Sequence[MeasuredCase]) -> Forecast:
     Raises `PredictionError` if no measured case is alike, or if the time depends on the host's speed, which
     the measured cases do not show.
     """
-    if step.parallelism is None or not step.by_host:
-        raise PredictionError("an older perfsuite made the dry run. Run the case dry again")
     group = _Group.of(step)
     groups: dict[_Group, list[MeasuredCase]] = {}
     for case in cases:
-        if case.expected.by_host:
-            groups.setdefault(_Group.of(case.expected), []).append(case)
+        groups.setdefault(_Group.of(case.expected), []).append(case)
     if group not in groups:
         raise PredictionError(_nothing_alike(group, groups))
     alike = groups[group]

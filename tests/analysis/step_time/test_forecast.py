@@ -8,7 +8,7 @@ from perfsuite.errors import PredictionError
 from perfsuite.results.dry_facts import Expected, Parallelism
 
 
-def step(gpu_s: float, host_s: float = 0.0, parallelism: Parallelism | None = "none") -> Expected:
+def step(gpu_s: float, host_s: float = 0.0, parallelism: Parallelism = "none") -> Expected:
     """Return a step that takes the longer of two times: those of the GPU and of the host."""
     return Expected(
         matmul_s=gpu_s,
@@ -83,12 +83,6 @@ def test_each_parallelism_has_its_own_factor() -> None:
     assert forecast(step(1, parallelism="sharded"), cases).gpu_factor == pytest.approx(0.8)
     with pytest.raises(PredictionError, match=r"same parallelism \(with replicated parameters\)\. Measure"):
         forecast(step(1, parallelism="replicated"), cases)
-
-
-def test_an_older_dry_run_gets_no_number() -> None:
-    for older in (step(1, parallelism=None), step(1).replace(by_host=())):
-        with pytest.raises(PredictionError, match="Run the case dry again"):
-            forecast(older, [measured(step(1), 1.2)])
 
 
 def test_cases_that_differ_widen_the_interval() -> None:
