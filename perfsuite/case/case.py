@@ -315,7 +315,7 @@ class CaseList(Document):
 
     schema_version: Literal[1] = 1
     cases: tuple[Case, ...]  # cases of the selected tests
-    tests: tuple[CollectedTest, ...] = ()  # all collected tests; empty if an older perfsuite wrote the file
+    tests: tuple[CollectedTest, ...]  # all collected tests
 
 
 class CaseFile(Document):

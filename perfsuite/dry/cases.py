@@ -65,4 +65,4 @@ def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> C
     if done.returncode not in (0, NO_TESTS_COLLECTED):
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
         raise CaseError(f"pytest cannot collect the cases in {' '.join(paths) or arm.directory}: {said}")
-    return documents.read(file, CaseList) if file.exists() else CaseList(cases=())
+    return documents.read(file, CaseList) if file.exists() else CaseList(cases=(), tests=())

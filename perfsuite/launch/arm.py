@@ -356,12 +356,8 @@ def _place(worktree: Path, top: Path) -> Path:
 
 _ASK_VERSION = """
 import perfsuite
-try:
-    from perfsuite.extensions import own
-except ImportError:  # an older one
-    pass
-else:
-    own("perfsuite.frameworks")
+from perfsuite.extensions import own
+own("perfsuite.frameworks")
 print(perfsuite.__version__)
 """
 """Code that fails if ranks would not find perfsuite's frameworks, for example in a clone that is not

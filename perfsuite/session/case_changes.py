@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from perfsuite import documents
-from perfsuite.case.case import Case, CaseList, CollectedTest
+from perfsuite.case.case import Case, CollectedTest
 from perfsuite.dry.cases import collect
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
@@ -111,7 +111,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
         )
     names = {_in_arm(path, arm): names for path, names in selection.names.items()}
-    return tuple(test for test in _tests(case_list) if _is_asked(test, names))
+    return tuple(test for test in case_list.tests if _is_asked(test, names))
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
@@ -122,11 +122,6 @@ def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
         words for path, listed in names.items() if path.parts[-len(parts) :] == parts for words in listed
     ]
     return not asked or any(name == words or name.startswith((f"{words}[", f"{words}::")) for words in asked)
-
-
-def _tests(case_list: CaseList) -> tuple[CollectedTest, ...]:
-    older = (CollectedTest(nodeid="", case=case, marks=tuple(case.markers)) for case in case_list.cases)
-    return case_list.tests or tuple(older)
 
 
 def _paths(arm: Arm, selection: Selection) -> list[Path]:

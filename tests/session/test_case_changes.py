@@ -4,7 +4,6 @@ They use real repositories, with changes like those in pull requests.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -300,23 +299,3 @@ def commit_without_adding(repo: Path) -> str:
 def test_shared_working_tree_is_not_collected(tmp_path: Path) -> None:
     broken = Arm(python=str(tmp_path / "nosuch"), given={"X": "1"})
     assert case_changes((broken, HERE), Selection(), tmp_path) == ((), None)
-
-
-@pytest.mark.nightly
-def test_older_perfsuite_lists_only_its_selection(repo: Path) -> None:
-    """Arm A's own interpreter collects the cases.
-
-    If this interpreter has an older perfsuite, it might not write the list of tests.
-    """
-    edit(repo, PARAMETERS, "[CASE]")
-    old = repo / "python"
-    old.write_text(
-        f'#!/bin/sh\n{sys.executable} "$@" || exit\n'
-        "for word; do case $word in --perf-cases=*) file=${word#--perf-cases=};; esac; done\n"
-        f"[ -z \"$file\" ] || {sys.executable} - $file <<'E'\n"
-        "import json, sys\nkept = json.load(open(sys.argv[1]))\ndel kept['tests']\n"
-        "json.dump(kept, open(sys.argv[1], 'w'))\nE\n"
-    )
-    old.chmod(0o755)
-    ((change,), unknown) = found(repo, text=f"main {old}")
-    assert (change.case_id, change.kind, unknown) == (B2, "deleted", None)
