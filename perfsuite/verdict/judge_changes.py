@@ -4,15 +4,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
 from perfsuite import documents
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.inputs import ini
 from perfsuite.results import waivers
 from perfsuite.results.amounts import amount
@@ -40,6 +39,7 @@ _A_CASE = re.compile(
 )
 
 B = TypeVar("B", bound=BaselineDocument)
+T = TypeVar("T")
 
 
 class FileChange(NamedTuple):
@@ -106,12 +106,15 @@ def _kind(name: str, places: Places) -> str | None:
 
 def _kind_and_lines(change: FileChange, places: Places, base: str) -> tuple[str, Sequence[str]]:
     kind = _kind(change.name, places)
-    if kind == "ini":
-        return kind, _of_ini(change, base)
-    if kind == "waivers":
-        return kind, _of_waivers(change, base)
-    if kind == "baseline":
-        return kind, _of_baseline(change, places, base)
+    try:
+        if kind == "ini":
+            return kind, _of_ini(change, base)
+        if kind == "waivers":
+            return kind, _of_waivers(change, base)
+        if kind == "baseline":
+            return kind, _of_baseline(change, places, base)
+    except FileError as unreadable:
+        return str(kind), [str(unreadable)]
     if kind in ("code", "workflow"):
         return kind, [f"{change.name} {_by_lines(change)}"]
     if kind == "case" or any(
@@ -141,19 +144,13 @@ def _lines(count: int) -> str:
     return "1 line" if count == 1 else f"{count:,} lines"
 
 
-def _unreadable(name: str, base: str, *, before: bool) -> str:
-    return f"{name} cannot be read {f'at {base}' if before else 'now'}, so its changes are not known"
-
-
 def _of_ini(change: FileChange, base: str) -> list[str]:
     """Describe changes of pytest's settings. Empty if the file has no settings on either side."""
-    both = list[Mapping[str, Any]]()
-    for text, is_before in ((change.before, True), (change.now, False)):
-        try:
-            both.append({} if text is None else ini.parsed(change.name, text) or {})
-        except PerfsuiteError:
-            return [_unreadable(change.name, base, before=is_before)]
-    before, now = both
+
+    def settings(text: str | None) -> Mapping[str, Any]:
+        return {} if text is None else ini.parsed(change.name, text) or {}
+
+    before, now = _both(change, settings, change.name, base)
     lines = [
         f"{change.name}: {_of_setting(key, before.get(key), now.get(key))}"
         for key in sorted({*before, *now})
@@ -192,13 +189,10 @@ def _cut(text: str, most: int = 3 * LONGEST) -> str:
 
 
 def _of_waivers(change: FileChange, base: str) -> list[str]:
-    both = list[dict[str, Waiver]]()
-    for text, is_before in ((change.before, True), (change.now, False)):
-        try:
-            both.append(_by_name([] if text is None else waivers.parsed(change.name, text)))
-        except PerfsuiteError:
-            return [_unreadable(change.name, base, before=is_before)]
-    before, now = both
+    def by_name(text: str | None) -> dict[str, Waiver]:
+        return _by_name(() if text is None else waivers.parsed(change.name, text))
+
+    before, now = _both(change, by_name, change.name, base)
     lines = []
     for name in dict.fromkeys([*now, *before]):
         then = before.get(name)
@@ -235,11 +229,11 @@ def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
         return []
     if below.parts[0] == COUNTS:
         name = f"baseline of the counts of {case_id} on {folder}"
-        counts = _both(change, CountBaseline, name, base)
-        return [counts] if isinstance(counts, str) else _changed(name, change, _counts_differ(*counts))
+        counts = _both(change, partial(_read, CountBaseline), f"{name} ({change.name})", base)
+        return _changed(name, change, _counts_differ(*counts))
     name = f"baseline of {case_id} on {folder}"
-    times = _both(change, Baseline, name, base)
-    return [times] if isinstance(times, str) else _changed(name, change, _times_differ(*times))
+    times = _both(change, partial(_read, Baseline), f"{name} ({change.name})", base)
+    return _changed(name, change, _times_differ(*times))
 
 
 def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[str]:
@@ -248,15 +242,21 @@ def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[
     return [f"{name}: {', '.join(differences) or 'nothing that is judged has changed'}"]
 
 
-def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:
-    """Return a baseline on both sides, or a sentence that says on which side it cannot be read."""
-    both = list[B | None]()
-    for text, is_before in ((change.before, True), (change.now, False)):
+def _read(kind: type[B], text: str | None) -> B | None:
+    return None if text is None else kind.model_validate(json.loads(text), context=documents.FROM_FILE)
+
+
+def _both(change: FileChange, read: Callable[[str | None], T], name: str, base: str) -> tuple[T, T]:
+    """Return what a file says on both sides. `read` gets None for a file that does not exist.
+
+    Raises `FileError`, which calls the file `name` and says on which side it cannot be read.
+    """
+    both = []
+    for text, where in ((change.before, f"at {base}"), (change.now, "now")):
         try:
-            content = None if text is None else json.loads(text)
-            both.append(None if text is None else kind.model_validate(content, context=documents.FROM_FILE))
-        except (ValueError, ValidationError, RecursionError, PerfsuiteError):
-            return _unreadable(f"{name} ({change.name})", base, before=is_before)
+            both.append(read(text))
+        except (ValueError, RecursionError, PerfsuiteError):
+            raise FileError(f"{name} cannot be read {where}, so its changes are not known") from None
     before, now = both
     return before, now
 
