@@ -136,7 +136,7 @@ def may_differ(then: Launches, now: Launches) -> str | None:
         allowed = LOSS_FLOOR * norm_before
         if not abs(norm - norm_before) <= allowed:  # true for NaN
             return f"{said}: {norm_before:.4g} -> {norm:.4g}{_limit(allowed, norm_before)}"
-    if _is_scaled_elsewhere(then, now):
+    if _harmless_factor(then, now) is not None:
         return None
     for position, (loss_before, loss) in enumerate(zip(before.loss, today.loss, strict=False)):
         allowed = LOSS_FLOOR * abs(loss_before)
@@ -177,7 +177,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
         if _is_apart([(before, today)], 0):
             limit = _limit(_allowed([(before, today)], 0), before[0])
             return f"{said}: {before[0]:.4g} -> {today[0]:.4g}{limit}"
-    if _is_scaled_elsewhere(then, now):
+    if _harmless_factor(then, now) is not None:
         return None
     curves = _agreeing([launch.loss for launch in then], LOSS_DEGREES), [launch.loss for launch in now]
     tenths = [
@@ -277,18 +277,17 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
     return scale if is_whole and is_same else None
 
 
-def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
-    """Return whether a common factor scales the losses of all steps although the gradients are the same."""
+def _harmless_factor(then: Launches, now: Launches) -> float | None:
+    """Return the factor that is common to the losses of all steps; None unless the gradients are the same."""
     scale = _scale(now, _usual_loss(then))
-    return scale is not None and _scaled_computation(scale, then, now, "") is None
+    is_harmless = scale is not None and _scaled_computation(scale, then, now, "") is None
+    return scale if is_harmless else None
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
     """Return a sentence if a loss is a multiple of the baseline's although the gradients are equal."""
-    then = baseline.launches
-    now = from_runs(runs).launches
-    scale = _scale(now, _usual_loss(then))
-    if scale is None or not _is_scaled_elsewhere(then, now):
+    scale = _harmless_factor(baseline.launches, from_runs(runs).launches)
+    if scale is None:
         return []
     return [
         f"the loss is x {_times(scale)} in every step, but the gradients are the same: only the loss has "
