@@ -276,16 +276,14 @@ def _unknown_fields(error: ValidationError) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def read_json(
-    path: Path, most: int = files.LARGEST_DOCUMENT, restore: str = "Delete it or restore it"
-) -> Any:
-    """Read the JSON values of a file. Raises `FileError`, which ends with `restore` if it is not JSON."""
+def read_json(path: Path) -> Any:
+    """Read the JSON values of a file. Raises `FileError` if the file cannot be read or is not JSON."""
     try:
-        return parse(files.read_text(path, most))
+        return parse(files.read_text(path, files.LARGEST_DOCUMENT))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # ValueError: also for bytes that are not UTF-8
-        raise FileError(f"{path}: not JSON ({error}). Was it cut short? {restore}.") from error
+        raise FileError(f"{path}: not JSON ({error}). Was it cut short? Delete it or restore it.") from error
 
 
 def parse(text: str) -> Any:

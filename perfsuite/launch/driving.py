@@ -145,7 +145,7 @@ def prepare(run_dir: RunDir) -> None:
     documents.write_text(run_dir.progress, "")
 
 
-def abandoned_locks(proc: Path = Path("/proc")) -> list[Path]:
+def abandoned_locks() -> list[Path]:
     """Return the locks in the user's TORCH_EXTENSIONS_DIR that no build holds any more.
 
     torch keeps the lock's file open while it builds. A build on another machine cannot be seen, but it takes
@@ -158,7 +158,7 @@ def abandoned_locks(proc: Path = Path("/proc")) -> list[Path]:
     if not old:
         return []
     opened = set()
-    for descriptor in proc.glob("[0-9]*/fd/*"):
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             opened.add(os.readlink(descriptor))
     return [lock for lock in old if str(lock.resolve()) not in opened]

@@ -86,12 +86,11 @@ class Watch:
             )
 
 
-def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, float]:
+def _cpu_s_of_threads() -> Mapping[int, float]:
     """Return the CPU seconds of all Python threads, except for this thread and perfsuite's threads.
 
-    The keys are the ids of the threads.
-    The seconds are read from /proc. Python's own clocks of threads are undefined once a thread has ended, and
-    `threading` also lists threads of C++ code that have ended.
+    The keys are the ids of the threads. The seconds are read from /proc. Python's own clocks of threads are
+    undefined once a thread has ended, and `threading` also lists threads of C++ code that have ended.
     """
     seconds = {}
     for thread in threading.enumerate():
@@ -99,7 +98,7 @@ def _cpu_s_of_threads(tasks: Path = Path("/proc/self/task")) -> Mapping[int, flo
         if number in (None, threading.get_native_id()) or thread.name.startswith("perfsuite"):
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
-            seconds[number] = int((tasks / str(number) / "schedstat").read_text().split()[0]) / 1e9
+            seconds[number] = int(Path(f"/proc/self/task/{number}/schedstat").read_text().split()[0]) / 1e9
     return seconds
 
 

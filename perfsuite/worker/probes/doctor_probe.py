@@ -74,10 +74,10 @@ def peak_memory(device: torch.device) -> tuple[Memory, int]:
     return memory.read(), before + BLOCK_BYTES
 
 
-def clock_facts(device: torch.device, pairs: int = PAIRS) -> ClockFacts:
+def clock_facts(device: torch.device) -> ClockFacts:
     """Train a small DDP model in this process, on a `torch.device`, with and without the clock."""
     with one_rank(clock_case(device), device) as run:
-        return timed(run, device, pairs)
+        return timed(run, device, PAIRS)
 
 
 def clock_case(device: torch.device) -> Case:
