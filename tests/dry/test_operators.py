@@ -29,11 +29,6 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def log() -> DeviceLog:
-    return DeviceLog()
-
-
-@pytest.fixture
 def floats(log: DeviceLog) -> Iterator[Make]:
     """Return a function that makes a fake tensor. The log sees the operators on the tensor."""
     with FakeTensorMode() as mode, NoValues():

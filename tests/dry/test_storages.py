@@ -28,11 +28,6 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def log() -> DeviceLog:
-    return DeviceLog()
-
-
-@pytest.fixture
 def floats(log: DeviceLog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Return a function that makes a fake tensor. The log sees the tensor once an operator uses it."""
     monkeypatch.setattr(torch.UntypedStorage, "resize_", torch.UntypedStorage.resize_)

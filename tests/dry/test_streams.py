@@ -7,11 +7,6 @@ from perfsuite.results.device_log import DeviceLog, HostWait, RecordEvent, Strea
 
 
 @pytest.fixture
-def log() -> DeviceLog:
-    return DeviceLog()
-
-
-@pytest.fixture
 def cuda(log: DeviceLog) -> dict[str, Any]:
     """Return the replacements for names in torch.cuda."""
     return stand_ins(log)

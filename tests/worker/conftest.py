@@ -1,4 +1,6 @@
 import gc
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +22,15 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 def new_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `living` ignore the objects that tests/conftest.py froze. They do not belong to any test."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+
+
+@pytest.fixture
+def no_profiler() -> Iterator[None]:
+    """Leave no profiler behind if a test fails, and restore the profiler of the suite."""
+    before = sys.getprofile()
+    sys.setprofile(None)
+    yield
+    sys.setprofile(before)
 
 
 @pytest.fixture(autouse=True)

@@ -21,15 +21,7 @@ from tests.samples import known
 from tests.worker.loops import in_a_thread
 
 Step = Callable[[], object]
-
-
-@pytest.fixture(autouse=True)
-def no_profiler() -> Iterator[None]:
-    """Leave no profiler behind if a test fails, and restore the profiler of the suite."""
-    before = sys.getprofile()
-    sys.setprofile(None)
-    yield
-    sys.setprofile(before)
+pytestmark = pytest.mark.usefixtures("no_profiler")
 
 
 def training() -> tuple[list[nn.Parameter], Step, torch.optim.Optimizer]:

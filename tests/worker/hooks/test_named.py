@@ -18,6 +18,7 @@ from perfsuite.worker.hooks.named import NamedFunction, Search
 from tests.samples import known
 
 MODULE = "a_users_module"
+pytestmark = pytest.mark.usefixtures("no_profiler")
 
 
 @pytest.fixture
@@ -25,14 +26,6 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
-
-
-@pytest.fixture
-def no_profiler() -> Iterator[None]:
-    profiler = sys.getprofile()
-    sys.setprofile(None)
-    yield
-    sys.setprofile(profiler)
 
 
 def search_for(name: str) -> Search:
@@ -72,7 +65,6 @@ def test_does_not_load_a_lazy_module_to_search_it(module: Any, monkeypatch: pyte
     assert module.get() == 2
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_finds_later_functions_before_their_calls(module: Any) -> None:
     Search([NamedFunction(f"{MODULE}:{name}", doubled) for name in ("get", "give")]).begin()
     module.get = lambda: 1
@@ -92,7 +84,6 @@ class Looked(NamedFunction):
         return super().look()
 
 
-@pytest.mark.usefixtures("no_profiler")
 @pytest.mark.parametrize(("name", "looks"), [("later", 2), ("KEPT", 2), ("nothing", 1)])
 def test_calls_and_definitions_cost_few_looks(module: Any, name: str, looks: int) -> None:
     named = Looked(f"{MODULE}:{name}", doubled)
@@ -110,7 +101,6 @@ def test_calls_and_definitions_cost_few_looks(module: Any, name: str, looks: int
     assert named.looks <= 1 + looks
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_finds_a_name_that_is_bound_again(module: Any) -> None:
     module.get = None
     search = Search([NamedFunction(f"{MODULE}:get", doubled)])
@@ -137,7 +127,6 @@ def watched_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
         del sys.modules[name]
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_imports_run_without_the_profile_function(watched_imports: Path) -> None:
     (watched_imports / "import_of_others.py").write_text("import sys\nprofiler = sys.getprofile()\n")
     search = search_for(f"{MODULE}:get")
@@ -148,7 +137,6 @@ def test_imports_run_without_the_profile_function(watched_imports: Path) -> None
     assert after == search._look_in_a_call
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_named_module_is_searched_during_its_import(watched_imports: Path) -> None:
     text = "def get():\n    return 1\n\nlen('a call')\ngot = get()\n"
     (watched_imports / "named_by_a_case.py").write_text(text)
@@ -159,7 +147,6 @@ def test_named_module_is_searched_during_its_import(watched_imports: Path) -> No
     assert sys.getprofile() is None
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_a_step_in_an_import_ends_the_search(watched_imports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (watched_imports / "trains_in_its_import.py").write_text("import a_step\n")
     (watched_imports / "a_step.py").write_text("import sys\nsys.modules['train_step'].end()\n")
@@ -169,7 +156,6 @@ def test_a_step_in_an_import_ends_the_search(watched_imports: Path, monkeypatch:
     assert sys.getprofile() is None
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_the_scripts_own_profile_function_is_kept(watched_imports: Path) -> None:
     text = "import sys\nsys.setprofile(lambda *_: None)\nprofiler = sys.getprofile()\n"
     (watched_imports / "has_a_profiler.py").write_text(text)
@@ -181,7 +167,6 @@ def test_the_scripts_own_profile_function_is_kept(watched_imports: Path) -> None
     assert sys.getprofile() is imported.profiler
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_a_step_in_another_thread_ends_the_search(module: Any) -> None:
     search = Search([NamedFunction(f"{MODULE}:get", doubled)])
     search.begin()
@@ -192,7 +177,6 @@ def test_a_step_in_another_thread_ends_the_search(module: Any) -> None:
     assert sys.getprofile() is None
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_finds_a_function_of_a_script_in_runpy(tmp_path: Path) -> None:
     script = tmp_path / "run_by_runpy.py"
     script.write_text("def get():\n    return 1\n\nlen('a call')\ngot = get()\n")
@@ -201,7 +185,6 @@ def test_finds_a_function_of_a_script_in_runpy(tmp_path: Path) -> None:
     assert sys.getprofile() is None
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_search_keeps_the_count_of_the_start_up(module: Any) -> None:
     clock = StartUpClock(0.0, before="imports", now=lambda: 0.0)
     clock.count_calls(in_forks=False)
@@ -214,7 +197,6 @@ def test_search_keeps_the_count_of_the_start_up(module: Any) -> None:
     assert sum(known(known(clock.end()).calls)["start-up: build and first step"].values()) >= 1
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_failed_count_during_a_search_is_unknown(module: Any) -> None:
     clock = StartUpClock(0.0, before="imports", now=lambda: 0.0)
     clock.count_calls(in_forks=False)
@@ -229,7 +211,6 @@ def test_failed_count_during_a_search_is_unknown(module: Any) -> None:
     assert known(clock.end()).calls is None
 
 
-@pytest.mark.usefixtures("no_profiler")
 def test_the_search_ends_with_the_first_step() -> None:
     search = Search([NamedFunction(f"{MODULE}:get", doubled)])
     search.begin()
