@@ -10,7 +10,6 @@ from perfsuite.analysis.agreement import TOKENS_DIFFER
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
 from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
     PEAK_MEMORY,
     TOKENS_PER_S,
     Metric,
@@ -48,16 +47,16 @@ from perfsuite.verdict.judge import (
     worth_a_launch,
 )
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
-from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
+from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.overall import OF_A_DRY_RUN, explained_by_counts
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
+from perfsuite.verdict.tonight import MACHINE_METRICS
 
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| The measurements would not be those of this case\b)"
 """Matches the point in the message of a mismatch at which the advice to correct the case begins."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
-FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
 """The check of the counts if `judge_counts` could not compare them."""
@@ -370,7 +369,7 @@ def _check(
         return tolerance_check(metric, check, tolerance)
     costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
     probes = None
-    if corrects and metric in FOLLOW_THE_PROBE:
+    if corrects and metric in MACHINE_METRICS:
         seen = [[run.figures.probe_s_p50 for run in runs] for runs in (a, b)]
         slow_a, slow_b = ([probe for probe in arm if is_size(probe)] for arm in seen)
         probes = (slow_a, slow_b) if len(slow_a) == len(slow_b) == len(a) else None
