@@ -15,11 +15,12 @@ from bench_cases.predicted import published_tokens_per_s
 from bench_cases.published import Row
 from perfsuite import Case, Topology
 from perfsuite.analysis.step_time.expected import speeds
-from perfsuite.analysis.step_time.prediction import StepTime, of_layers, step_time
+from perfsuite.analysis.step_time.prediction import StepTime, step_time
 from perfsuite.analysis.step_time.streams import Machine, reported_step
 from perfsuite.case.catalog import llama
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.results import device_log_file
+from tests.analysis.step_time.steps import of_layers
 from tests.bench_cases.test_published import CASES, PUBLISHED
 
 library = pytest.importorskip("perfsuite.frameworks.torchtitan")

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
 from perfsuite.analysis.step_time.streams import Durations, Host, Machine, period_s
-from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
 
 SLOWED = 0.15
@@ -17,7 +16,6 @@ memory. This estimate was fixed before any published step was predicted. With 0 
 predictions of published steps change by at most 4%."""
 SLOWER_HOSTS = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Factors of the host's time for which a step's time is predicted. With 0, the host takes no time."""
-HOST_SETS_THE_PACE = 0.01  # if the device waits for the host for a larger share of a step, `of_layers` fails
 
 
 class StepTime(NamedTuple):
@@ -120,20 +118,3 @@ def by_host(step: Sequence[Entry], machine: Machine) -> tuple[tuple[float, float
     """Return the seconds of a step for each factor in `SLOWER_HOSTS`, as pairs. Raises `PredictionError`."""
     replays = Replays(step)
     return tuple((factor, replays.total_s(machine.with_host(factor))) for factor in SLOWER_HOSTS)
-
-
-def of_layers(few: StepTime, more: StepTime, few_layers: int, more_layers: int, layers: int) -> StepTime:
-    """Extrapolate from the steps of a model with fewer layers to one with `layers`.
-
-    Raises `PredictionError` if the host sets the pace of either step, because in a longer step the host can
-    be further ahead.
-    """
-    for step, number in ((few, few_layers), (more, more_layers)):
-        if step.host_s > HOST_SETS_THE_PACE * step.total_s:
-            share = step.host_s / step.total_s
-            raise PredictionError(
-                f"with {number} layers, the device waits for the host for {share:.0%} of a step, and this "
-                "wait is not proportional to the number of layers. Run the whole model dry"
-            )
-    times = (layers - few_layers) / (more_layers - few_layers)
-    return StepTime(*(first + times * (second - first) for first, second in zip(few, more, strict=True)))

@@ -2,8 +2,10 @@
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
+from perfsuite.analysis.step_time.prediction import StepTime
 from perfsuite.analysis.step_time.streams import Host, Machine
 from perfsuite.case.hardware import Speed
+from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate, Entry, Kernel, RecordEvent, StreamWait
 
 G = 10**9
@@ -59,3 +61,23 @@ def prefetched(layers: int, compute_s: float, gather_s: float) -> list[Entry]:
             step += [StreamWait(0, layer - 1), kernel(compute_s)]
     step += [StreamWait(0, layers - 1), kernel(compute_s), RecordEvent(end, 0)]
     return step
+
+
+HOST_SETS_THE_PACE = 0.01  # if the device waits for the host for a larger share of a step, `of_layers` fails
+
+
+def of_layers(few: StepTime, more: StepTime, few_layers: int, more_layers: int, layers: int) -> StepTime:
+    """Extrapolate from the steps of a model with fewer layers to one with `layers`.
+
+    Raises `PredictionError` if the host sets the pace of either step, because in a longer step the host can
+    be further ahead.
+    """
+    for step, number in ((few, few_layers), (more, more_layers)):
+        if step.host_s > HOST_SETS_THE_PACE * step.total_s:
+            share = step.host_s / step.total_s
+            raise PredictionError(
+                f"with {number} layers, the device waits for the host for {share:.0%} of a step, and this "
+                "wait is not proportional to the number of layers"
+            )
+    times = (layers - few_layers) / (more_layers - few_layers)
+    return StepTime(*(first + times * (second - first) for first, second in zip(few, more, strict=True)))

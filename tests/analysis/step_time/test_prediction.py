@@ -5,12 +5,21 @@ import pytest
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
-from perfsuite.analysis.step_time.prediction import Replays, StepTime, by_host, of_layers, step_time
+from perfsuite.analysis.step_time.prediction import Replays, StepTime, by_host, step_time
 from perfsuite.analysis.step_time.price import Group, with_bytes
 from perfsuite.analysis.step_time.streams import Host, Machine
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
-from tests.analysis.step_time.steps import DEVICE, MACHINE, PLAIN, gather, kernel, matmul, prefetched
+from tests.analysis.step_time.steps import (
+    DEVICE,
+    MACHINE,
+    PLAIN,
+    gather,
+    kernel,
+    matmul,
+    of_layers,
+    prefetched,
+)
 
 LATENCY_S = 1e-3
 ROUNDING = 1e-12
