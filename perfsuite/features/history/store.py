@@ -104,9 +104,8 @@ class StoredSession(Document):
     settings: tuple[dict[str, str], ...]
     environments: tuple[dict[str, str], ...]
     results: tuple[StoredResult, ...]
-    # Case id -> verdict, including cases that measured nothing and have no result. The oldest files have no
-    # verdicts.
-    verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
+    # Case id -> verdict, including cases that measured nothing and have no result.
+    verdicts: dict[str, StoredVerdict]
     reference: StoredReference | None = None  # None: there was no reference, or its change is unknown
 
     @model_validator(mode="after")
@@ -254,19 +253,13 @@ def read_cases(history: Path) -> dict[str, StoredCase]:
 def _read(file: Path, kind: type[D]) -> D:
     """Read a file of a history. Raises `FileError` if its content does not match the digest in its name."""
     document = documents.read(file, kind)
-    content = documents.read_json(file)
-    digest = documents.digest(content, 12)
-    if file.stem[-12:] == digest:
-        return document
-    why = "it was edited or damaged. Restore it or delete it"
-    # The oldest sessions have the digest of their `results.json` in their name. They look like files that
-    # have lost their verdicts, so the user must decide.
-    if kind is StoredSession and "verdicts" not in content:
-        renamed = f"{file.stem[:-12]}{digest}.json"
-        why = f"its verdicts are lost, or an old perfsuite wrote it. Restore it, or rename it to {renamed}"
-    raise FileError(
-        f"{file}: its name ends with {file.stem[-12:]!r}, but the digest of its content is {digest!r}: {why}"
-    )
+    digest = documents.digest(documents.read_json(file), 12)
+    if file.stem[-12:] != digest:
+        raise FileError(
+            f"{file}: its name ends with {file.stem[-12:]!r}, but the digest of its content is {digest!r}: "
+            "it was edited or damaged. Restore it or delete it"
+        )
+    return document
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:

@@ -38,9 +38,7 @@ def by_case(
     cases = store.read_cases(history)
     nights = defaultdict[tuple[str, str], list[Night]](list)
     for place in store.places(history, hardware_class=hardware_class, since=since):
-        session = place.read(cases)
-        measured = {cases[result.case].id: StoredVerdict(word=result.outcome) for result in session.results}
-        for name, verdict in {**measured, **session.verdicts}.items():  # old sessions have no verdicts
+        for name, verdict in place.read(cases).verdicts.items():
             if fnmatchcase(name, case):
                 nights[place.hardware_class, name].append(Night(place, name, verdict))
     return [nights[key] for key in sorted(nights)]

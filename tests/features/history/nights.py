@@ -76,6 +76,7 @@ def write_history(
                 settings=({"wrapper": "FSDP"},),
                 environments=(environment(night),),
                 results=tuple(results),
+                verdicts={},
                 reference=reference(night),
             )
             store.keep(directory, session, dict(stored))

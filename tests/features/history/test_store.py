@@ -274,22 +274,6 @@ def test_refuses_a_file_unlike_its_name(history: Path) -> None:
     assert sessions_of(history)
 
 
-def test_refuses_a_session_without_verdicts(history: Path) -> None:
-    """A case that was not measured has only a verdict.
-
-    So its failure would be lost with the verdicts.
-    """
-    [written] = add(history, kept(RUN), never_run().replace(case_id="lost")).written
-    content = json.loads(written.read_text())
-    del content["verdicts"]
-    written.write_text(json.dumps(content))
-    renamed = f"{written.stem[:-12]}{documents.digest(content, 12)}.json"
-    with pytest.raises(FileError, match=f"its verdicts are lost, or .*Restore it, or rename it to {renamed}"):
-        sessions_of(history)
-    written.rename(written.with_name(renamed))
-    assert sessions_of(history)[0].verdicts == {}
-
-
 @pytest.mark.parametrize("word", ["Regressed", "green", ""])
 def test_a_word_that_no_verdict_has_is_refused(history: Path, word: str) -> None:
     [written] = add(history, kept(RUN)).written

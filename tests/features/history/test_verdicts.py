@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from perfsuite import documents
 from perfsuite.features.history import store, verdicts
 from perfsuite.features.history.verdicts import Night
 from perfsuite.results.rank_report import Failure
@@ -45,15 +44,6 @@ def test_keeps_verdicts_of_unmeasured_cases(tmp_path: Path) -> None:
     assert add(tmp_path, 3, make_result(RUN.replace(inject="slowdown=30%"))) == [], (
         "this session has no verdict"
     )
-
-
-def test_old_session_has_its_results_outcomes(tmp_path: Path) -> None:
-    (file,) = add(tmp_path, 1, told("regressed"))
-    old = documents.read(file, store.StoredSession).replace(verdicts={})
-    file.unlink()
-    store.keep(tmp_path / "history", old, {})
-    (night,) = nights(tmp_path)
-    assert (night.verdict.word, night.verdict.baselines, night.state) == ("regressed", None, "red")
 
 
 @pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "regressed"])
