@@ -33,6 +33,13 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tools)
 
 
+@pytest.fixture
+def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this machine the device file of NVIDIA's driver."""
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
+
+
 def stand_in(tools: str, runtime: str, *lines: str) -> None:
     """Write a fake runtime with these lines.
 
@@ -74,6 +81,7 @@ ONE = "GPU-8932f937"
 TWO = "GPU-11e71f2a"
 
 
+@pytest.mark.usefixtures("_gpus")
 @pytest.mark.parametrize(
     ("runtime", "smi", "words"),
     [
@@ -89,15 +97,13 @@ TWO = "GPU-11e71f2a"
     ],
 )
 def test_passes_the_gpus_that_the_job_may_use(
-    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, smi: str, words: list[str]
+    only: str, tmp_path: Path, runtime: str, smi: str, words: list[str]
 ) -> None:
     """A scheduler might have given the job two of eight GPUs, and the others to another user."""
     stand_in(only, runtime)
     executable(Path(only, "nvidia-smi"), smi)
     sif = tmp_path / "it.sif"
     sif.touch()
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
     python = image.interpreter(str(sif), [], tmp_path)
     subprocess.run([python, "-c", ""], check=True)
     given = Path(only, "told").read_text().splitlines()
@@ -105,32 +111,26 @@ def test_passes_the_gpus_that_the_job_may_use(
     assert given[position : position + len(words)] == words
 
 
+@pytest.mark.usefixtures("_gpus")
 @pytest.mark.parametrize("runtime", ["docker", "podman"])
-def test_a_job_without_gpus_passes_none(
-    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
-) -> None:
+def test_a_job_without_gpus_passes_none(only: str, tmp_path: Path, runtime: str) -> None:
     """The machine has GPUs, but the scheduler gave none to the job."""
     stand_in(only, runtime)
     executable(Path(only, "nvidia-smi"), "echo No devices were found; exit 6")
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
     subprocess.run([image.interpreter("octo/train:1", [], tmp_path), "-c", ""], check=True)
     given = Path(only, "told").read_text().splitlines()
     assert not [word for word in given if word.startswith(("--gpus", "--device"))]
     assert "devices" not in given
 
 
+@pytest.mark.usefixtures("_gpus")
 @pytest.mark.parametrize(
     ("runtime", "words"),
     [("docker", ["--gpus", '"device=all"']), ("podman", ["--device=nvidia.com/gpu=all"])],
 )
-def test_all_gpus_need_no_uuids(
-    only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, words: list[str]
-) -> None:
+def test_all_gpus_need_no_uuids(only: str, tmp_path: Path, runtime: str, words: list[str]) -> None:
     """Without nvidia-smi, it is unknown which GPUs the job may use."""
     stand_in(only, runtime)
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or exists(path))
     subprocess.run([image.interpreter("octo/train:1", [], tmp_path), "-c", ""], check=True)
     given = Path(only, "told").read_text().splitlines()
     assert [word for word in given if word in words] == words

@@ -34,6 +34,7 @@ def no_profiler() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_spans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the recorder that an earlier test left behind when it attached to this process."""
+def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the recorder and the import finders that a test leaves behind in this process."""
     monkeypatch.setattr(phases, "spans", None)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])

@@ -17,9 +17,8 @@ from tests.worker import motor
 
 
 @pytest.fixture
-def driving(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def driving(packages: Packages) -> Iterator[Any]:
     """Import the library while engines are watched, and yield it."""
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     engines.watch()
     yield motor.driving()
@@ -56,10 +55,7 @@ def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) 
         assert calls == ["before", "after"] * steps
 
 
-def test_clock_hears_engines_of_a_single_file(
-    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+def test_clock_hears_engines_of_a_single_file(packages: Packages, optimizer: Any) -> None:
     motor.install_as_one_file(packages)
     engines.watch()
     engine = importlib.import_module("motor").Driver(optimizer)
@@ -113,7 +109,6 @@ def test_notices_engines_of_a_half_imported_library(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script imports the library. The library imports torch, and then perfsuite attaches."""
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
     (packages.directory / "motor" / "__init__.py").write_text("import sys; sys.attach()\n")
@@ -125,7 +120,6 @@ def test_looks_again_for_a_half_imported_engine(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's module begins by importing torch, and then perfsuite attaches."""
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
     (packages.directory / "motor" / "__init__.py").write_text("")
@@ -136,10 +130,7 @@ def test_looks_again_for_a_half_imported_engine(
     assert engines.of(optimizer) is engine
 
 
-def test_notices_engines_of_an_imported_library(
-    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+def test_notices_engines_of_an_imported_library(packages: Packages, optimizer: Any) -> None:
     motor.install(packages)
     driving = motor.driving()
     engines.watch()
@@ -147,10 +138,7 @@ def test_notices_engines_of_an_imported_library(
     assert engines.of(optimizer) is engine
 
 
-def test_knows_an_older_engine_once_it_steps(
-    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+def test_knows_an_older_engine_once_it_steps(packages: Packages, optimizer: Any) -> None:
     motor.install(packages)
     engine = motor.driving().Driver(optimizer)
     engines.watch()
@@ -185,8 +173,7 @@ def test_says_why_if_an_engine_cannot_be_created(driving: Any) -> None:
     assert engines.not_dry() == "a motor needs fuel"
 
 
-def test_an_absent_class_becomes_a_note(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+def test_an_absent_class_becomes_a_note(packages: Packages) -> None:
     motor.install(packages)
     (packages.directory / "motor" / "driving.py").write_text("")
     engines.watch()

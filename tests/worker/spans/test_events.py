@@ -46,8 +46,6 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
                 monkeypatch.setattr(owner, name, getattr(owner, name))
     kind: Any = filesystem._FileSystemWriter
     monkeypatch.setattr(kind, "_write_data", kind._write_data)
-    monkeypatch.setattr(phases, "spans", None)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     events.watch()
     spans = known(phases.spans)
     spans.train(lambda: 0)
