@@ -286,7 +286,7 @@ class SlurmLauncher(Launcher):
 
 
 def _has_reported(job: Job) -> bool:
-    return len(job.run_dir.all_ranks()) == job.case.topology.world_size
+    return job.run_dir.has_reports(job.case.topology.world_size)
 
 
 def alike(nodes: Sequence[Described]) -> Machine:

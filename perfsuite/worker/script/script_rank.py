@@ -8,7 +8,6 @@ import re
 import socket
 import time
 from itertools import starmap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -250,11 +249,9 @@ class ScriptRank(Rank):
 
     def are_all_measured(self) -> bool:
         """Return whether all ranks were measured without a failure. Only then can all join a collective."""
-        reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
+        files = map(self.run_dir.rank, range(self.case.topology.world_size))
+        reports = [documents.read_or_none(file, RankReport) for file in files]
         return all(report is not None and report.failure is None for report in reports)
-
-    def _reports(self) -> list[Path]:
-        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
         """Return the rates of the device. Empty if the probe fails, for example for lack of memory."""
