@@ -446,6 +446,19 @@ def compute_until(is_over: threading.Event) -> None:
         pass
 
 
+def until_asleep(thread: threading.Thread) -> None:
+    """Wait until a thread sleeps, and has used no CPU time for a while."""
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    before = ""
+    while True:
+        used = (task / "schedstat").read_text()
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        if state == "S" and used == before:
+            return
+        before = used
+        time.sleep(0.02)
+
+
 def test_counts_threads_that_compute_in_a_step() -> None:
     """Kernels of other threads are not counted.
 
@@ -456,6 +469,7 @@ def test_counts_threads_that_compute_in_a_step() -> None:
     computing = threading.Thread(target=compute_until, args=(is_over,))
     try:
         waiting.start()
+        until_asleep(waiting)
         watch = hidden.Watch()
         computing.start()
         assert watch.other_threads() == 1, "the new thread counts because it was started"
