@@ -12,6 +12,4 @@ targets = inputs.sin().sum(dim=1, keepdim=True)
 model = SingleTaskVariationalGP(train_X=inputs, train_Y=targets, inducing_points=32)
 loss = VariationalELBO(model.likelihood, model.model, num_data=len(inputs))
 loader = DataLoader(TensorDataset(inputs, targets.squeeze(-1)), batch_size=16, shuffle=True)
-fit_gpytorch_mll(
-    loss, data_loader=loader, optimizer_kwargs={"step_limit": 1000, "stopping_criterion": None}
-)
+fit_gpytorch_mll(loss, data_loader=loader, optimizer_kwargs={"step_limit": 1000, "stopping_criterion": None})
