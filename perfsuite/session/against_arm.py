@@ -5,6 +5,7 @@ ByCounts     compares the counts of a step, which have no noise. Launches each a
 ByDryRuns    compares the counts of a step in one dry run of each arm, which needs no hardware.
 """
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -49,6 +50,9 @@ from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
+FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
+"""Matches the message of a failed import. The group is the package from which something was imported."""
+
 
 @dataclass
 class TwoArms(Mode):
@@ -72,6 +76,22 @@ class TwoArms(Mode):
         if before == {verdict.failure} and now <= before:
             return excuse_for(case, launches.runs, verdict)
         return None
+
+    def advised(self, verdict: Verdict, launches: Launches) -> Verdict:
+        """Return the verdict, with advice if an import failed in an arm that names releases.
+
+        Such an arm takes all other packages from this environment, and they might not fit the releases.
+        """
+        if verdict.failure != "crash":
+            return verdict
+        names = (ARM_A, ARM_B)
+        runs = (launches.before[-1], launches.runs[-1])
+        advice = [
+            _import_advice(name, run.failure.message)
+            for name, arm, run in zip(names, self.arms, runs, strict=True)
+            if arm.packages and run.failure is not None
+        ]
+        return verdict.replace(reasons=(*verdict.reasons, *filter(None, advice)))
 
     def launching(self, arm: str) -> Launching:
         """Return how to launch arm `a` or `b`."""
@@ -101,6 +121,7 @@ class AgainstArm(TwoArms):
             judge=lambda **changes: self._verdict(launches, **changes),
             is_free=lambda: is_free(launches.runs[-1], self.setup.launching),
         )
+        verdict = self.advised(verdict, launches)
         return Trial.of(launches, verdict, self.excuse(task.case, launches, verdict))
 
     def _launch_pair(self, task: Task, launches: Launches) -> bool:
@@ -173,7 +194,7 @@ class ByCounts(TwoArms):
             verdict = unless_other(verdict, launches.before, launches.runs).replace(launches=made_before + 2)
         # A dry run cannot show a known issue.
         excuse = None if self.dry else self.excuse(task.case, launches, verdict)
-        return Trial.of(launches, verdict, excuse)
+        return Trial.of(launches, self.advised(verdict, launches), excuse)
 
     def _judged(self, a: Run, b: Run) -> Verdict:
         """Judge the counts of B against the counts of A.
@@ -260,6 +281,19 @@ class ByDryRuns(ByCounts):
                 # After an interrupt, or if one arm cannot run the case, stop the other arm.
                 stop.set()
         return {arm: future.result() for arm, future in begun.items()}
+
+
+def _import_advice(arm: str, message: str) -> str:
+    """Return advice on a failed import in an arm that names releases. Empty if the failure is another one."""
+    failed = FAILED_IMPORT.search(message)
+    if failed is None:
+        return ""
+    package = failed[1]
+    return (
+        f"{arm} takes the packages that it does not name from your environment, and an import from {package} "
+        f"failed: if they do not fit the releases of {arm}, add to {arm} a release of {package}, or of the "
+        "package that imports it (see the traceback)"
+    )
 
 
 def _directory(task: Task, arm: str, launch: int) -> Path:

@@ -55,11 +55,13 @@ class Launches:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.said: list[str] = []
+        self.arms = ARMS
         self.made: list[str] = []  # the directories of launches and dry runs
         self.injected: list[str | None] = []
         self.slower = 1.0
         self.disturbed: set[int] = set()
         self.failing: dict[str, FailureKind] = {}
+        self.message = "boom"  # of each failure
         self.end: tuple[int, BaseException] | None = None
         """A number of launches, and the error that the next launch raises."""
         self.counts: dict[str, Counts] = {}
@@ -82,11 +84,12 @@ class Launches:
     def launch_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         if self.end is not None and len(self.made) == self.end[0]:
             raise self.end[1]
-        name = "AB"[ARMS.index(how.arm)]
+        name = "AB"[self.arms.index(how.arm)]
         self.made.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
         self.counted_steps.append(how.counted_steps)
-        failure = Failure(kind=self.failing[name], message="boom", at=0.0) if name in self.failing else None
+        kind = self.failing.get(name)
+        failure = None if kind is None else Failure(kind=kind, message=self.message, at=0.0)
         speed = 1000.0 * (1 + 0.001 * (len(self.made) % 3)) / (self.slower if name == "B" else 1.0)
         norm = self.norms.get(name)
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed, gradient_norm=norm)
@@ -122,6 +125,7 @@ class Launches:
         return launch(LESS if arm == A else MORE, dry=True)
 
     def session(self, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any) -> Session:
+        self.arms = arms
         setup = make_setup(self.root, self.said, wait_quiet_s=0, **options)
         setup.host.machine = make_machine()
         return Session(AgainstArm(setup, arms, explains=explains))
@@ -142,7 +146,7 @@ class Launches:
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
-        ours = by_counts(setup.options, setup.progress, launcher, ARMS, known_a, metric)
+        ours = by_counts(setup.options, setup.progress, launcher, self.arms, known_a, metric)
         ours.setup.lock = Mock()
         if not dry:
             ours.setup.host.machine = make_machine()
@@ -242,6 +246,38 @@ def test_tries_both_arms_before_blaming_one(
     result = launches.measure(make_case(may_run_out_of_memory=True))
     assert result.verdict.reasons == tuple(f"arm {arm} failed: {failing[arm]}: boom" for arm in failing)
     assert (result.outcome, result.excused, launches.order) == ("failed", excused, "AB")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "package"),
+    [
+        ("crash", "ImportError: cannot import name 'f' from 'torchao.quantization' (/x.py)", "torchao"),
+        ("crash", "RuntimeError: no trainer: caused by ModuleNotFoundError: No module named 'six'", "six"),
+        ("crash", "ValueError: boom", ""),
+        ("timeout", "No module named 'six'", ""),
+    ],
+)
+def test_failed_import_of_a_release_gets_advice(
+    launches: Launches, kind: FailureKind, message: str, package: str
+) -> None:
+    launches.failing = {"A": kind, "B": kind}
+    launches.message = message
+    names_a_release = Arm(text="peft==0.17.1", packages="/packages")
+    first, second, *advice = launches.measure(arms=(names_a_release, Arm())).verdict.reasons
+    assert (first, second) == (f"arm A failed: {kind}: {message}", f"arm B failed: {kind}: {message}")
+    assert bool(advice) == bool(package)
+    if package:
+        (sentence,) = advice
+        assert f"an import from {package} failed" in sentence
+        assert f"add to arm A a release of {package}, or of the package that imports it" in sentence
+
+
+def test_advice_on_imports_is_given_by_counts_as_well(launches: Launches) -> None:
+    launches.arms = (Arm(text="peft==0.17.1", packages="/packages"), B)
+    launches.failing = {"A": "crash"}
+    launches.message = "No module named 'six'"
+    result = launches.compare_counts()
+    assert "an import from six failed" in result.verdict.reasons[-1]
 
 
 def test_nodes_found_bad_are_not_launched_on(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
