@@ -276,13 +276,10 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
-        all_quantities = quantities.quantities((before, *now))
-        for quantity, finding in _in_all_spans(before, now, baseline):
-            whole = sum(
-                abs(other.value(before) or 0) for other in all_quantities if other.family == quantity.family
-            )
-            # Among findings with the same outcome and place, the largest relative change comes first.
-            size = abs(finding.now - finding.before) / max(whole, 1)
+        for quantity, finding, of_span in _in_all_spans(before, now, baseline):
+            # Among findings with the same outcome and place, the largest relative change comes first. It is
+            # relative to the work of the same span, because a start-up does far more than a step.
+            size = abs(finding.now - finding.before) / max(_whole(quantity, of_span), 1)
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
             ranks_of[finding].extend(ranks)
             place_of[finding] = min(place, place_of.get(finding, place))
@@ -290,10 +287,19 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
 
 
+def _whole(quantity: Quantity, counts: Counts) -> float:
+    """Return the total of all quantities of the same family."""
+    family = (other for other in quantities.quantities((counts,)) if other.family == quantity.family)
+    return sum(abs(other.value(counts) or 0) for other in family)
+
+
 def _in_all_spans(
     before: Counts, now: list[Counts], baseline: CountBaseline
-) -> Iterator[tuple[Quantity, Finding]]:
-    """Yield the changes in the counts of one rank, both in steps and in other spans of the run."""
+) -> Iterator[tuple[Quantity, Finding, Counts]]:
+    """Yield the changes in the counts of one rank, both in steps and in other spans of the run.
+
+    The counts are those of the span in the baseline. For steps, they are those of the fourth step.
+    """
     in_steps = defaultdict[str, dict[int, Finding]](dict)
     by_name: dict[str, Quantity] = {}
     steps: dict[int, tuple[Counts, list[Counts]]] = {}
@@ -311,13 +317,13 @@ def _in_all_spans(
                 by_name.setdefault(quantity.name, quantity)
                 in_steps[quantity.name][then.step] = finding
             elif finding.outcome != "passed":
-                yield quantity, finding.replace(span=span, sentence=in_span(span, finding.sentence))
+                yield quantity, finding.replace(span=span, sentence=in_span(span, finding.sentence)), then
     for name, findings in in_steps.items():
         quantity = by_name[name]
         noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
         counted_steps = [step for step, (then, today) in steps.items() if _is_known(quantity, then, *today)]
         for finding in combined(findings, counted_steps, partial(_are_close, noise)):
-            yield quantity, finding
+            yield quantity, finding, before
 
 
 def _is_known(quantity: Quantity, *sides: Counts) -> bool:

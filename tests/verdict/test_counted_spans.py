@@ -175,6 +175,21 @@ def test_judges_calls_of_a_start_up_part() -> None:
     )
 
 
+def test_share_of_a_start_up_does_not_precede_a_multiple() -> None:
+    """A start-up makes so many calls that any change of it is large compared with the calls of a step."""
+
+    def runs(steps: int, start_up: int) -> Counts:
+        python = PythonCalls(version="3.11", calls={"forward": steps}, functions={"f": steps})
+        return building(start_up).replace(python=python)
+
+    findings = count_differences(baseline_of(runs(5_000, 400_000)), baseline_of(runs(50_000, 600_000)))
+
+    assert [listed.sentence.partition(" calls")[0] for listed in findings] == [
+        "Python 3.11",
+        "start-up: build: Python 3.11",
+    ]
+
+
 def test_start_up_part_of_one_side_is_a_note() -> None:
     before = building(20_000)
     now = building(20_000)
