@@ -107,9 +107,10 @@ class _Change:
         return is_wait or self.finding.field.endswith(SYNCHRONIZE)
 
     @property
-    def phase(self) -> Phase:
-        """The phase whose kernels or FLOPs changed."""
-        return next(phase for phase in PHASES if self.finding.field.endswith(f" in {phase}"))
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases whose kernels or FLOPs may have changed: all phases if the finding is about several."""
+        named = tuple(phase for phase in PHASES if self.finding.field.endswith(f" in {phase}"))
+        return named or PHASES
 
     @property
     def more(self) -> int:
@@ -217,7 +218,7 @@ def _of_kernels(change: _Change) -> Cost:
     run = change.steps.arms[1]
     has_flops = change.finding.quantity == FLOPS.name
     machine = speeds(run.machine, run.case)
-    return _as_cost(price_of_kernels(before, now, change.phase, machine, with_flops=has_flops), is_more=True)
+    return _as_cost(price_of_kernels(before, now, change.phases, machine, with_flops=has_flops), is_more=True)
 
 
 def _as_cost(its: Price, *, is_more: bool) -> Cost:
@@ -243,7 +244,7 @@ def _alone_s(change: _Change) -> float | None:
         return None
     try:
         before, now = (change.steps.step(arm, change.finding).step for arm in (0, 1))
-        return kernels_alone_s(before, now, change.phase, speeds(run.machine, run.case))
+        return kernels_alone_s(before, now, change.phases, speeds(run.machine, run.case))
     except (PredictionError, FileError):
         return None
 

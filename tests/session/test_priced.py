@@ -430,6 +430,20 @@ def test_additional_kernels_and_flops_have_a_price(tmp_path: Path) -> None:
         assert "; predicted cost: " in priced_finding.in_words()
 
 
+@pytest.mark.parametrize(("quantity", "unit"), [("kernels", "calls"), ("FLOPs", "FLOP")])
+def test_a_change_of_several_phases_has_a_price(tmp_path: Path, quantity: str, unit: Any) -> None:
+    """The field of such a finding names no phase."""
+    backward = PRODUCT._replace(phase="backward")
+    directories = [
+        log_of(tmp_path / "a", PRODUCT, backward),
+        log_of(tmp_path / "b", *[PRODUCT, backward] * 6),
+    ]
+    of_both = finding(2, 12, quantity).replace(field=quantity, unit=unit)
+    (result,) = priced_findings((run_of(GIB), run_of(GIB)), directories, of_both)
+    assert result.cost is not None
+    assert result.cost.most_s == pytest.approx(1.25 * 10 * 2 * 8192**3 / (312e12 * 0.82), rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("quantity", "field"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -135,15 +135,15 @@ def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
 
 
 def price_of_kernels(
-    before: Replays, now: Replays, phase: Phase, machine: Machine, *, with_flops: bool
+    before: Replays, now: Replays, phases: Collection[Phase], machine: Machine, *, with_flops: bool
 ) -> Price:
-    """Return the price of the changed kernels of a phase.
+    """Return the price of the changed kernels of some phases.
 
     This is the price of the kernels that only `now` has, minus the price of the kernels that only `before`
     has. With `with_flops`, kernels without FLOPs are left out.
     """
-    fewer = Replays(_without_extra(now.step, before.step, phase, with_flops=with_flops)[0])
-    fewer_before = Replays(_without_extra(before.step, now.step, phase, with_flops=with_flops)[0])
+    fewer = Replays(_without_extra(now.step, before.step, phases, with_flops=with_flops)[0])
+    fewer_before = Replays(_without_extra(before.step, now.step, phases, with_flops=with_flops)[0])
     costs = [
         now.total_s(its) - fewer.total_s(its) - before.total_s(its) + fewer_before.total_s(its)
         for its in _machines(machine)
@@ -151,22 +151,24 @@ def price_of_kernels(
     return Price(min(costs), max(costs), now.total_s(machine), None)
 
 
-def kernels_alone_s(before: Sequence[Entry], now: Sequence[Entry], phase: Phase, machine: Machine) -> float:
-    """Return how much longer the kernels of a phase take by themselves. Nothing is replayed."""
-    _, more = _without_extra(now, before, phase, with_flops=False)
-    _, fewer = _without_extra(before, now, phase, with_flops=False)
+def kernels_alone_s(
+    before: Sequence[Entry], now: Sequence[Entry], phases: Collection[Phase], machine: Machine
+) -> float:
+    """Return how much longer the kernels of some phases take by themselves. Nothing is replayed."""
+    _, more = _without_extra(now, before, phases, with_flops=False)
+    _, fewer = _without_extra(before, now, phases, with_flops=False)
     return Durations(more, machine).kernels_s - Durations(fewer, machine).kernels_s
 
 
 def _without_extra(
-    step: Sequence[Entry], other: Sequence[Entry], phase: Phase, *, with_flops: bool
+    step: Sequence[Entry], other: Sequence[Entry], phases: Collection[Phase], *, with_flops: bool
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the step without the kernels that the other step has on no stream, and these kernels."""
     left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
     kept: list[Entry] = []
     extra: list[Entry] = []
     for entry in step:
-        if isinstance(entry, Kernel) and entry.phase == phase and (entry.flops or not with_flops):
+        if isinstance(entry, Kernel) and entry.phase in phases and (entry.flops or not with_flops):
             kind = entry._replace(stream=0)
             if not left[kind]:
                 extra.append(entry)

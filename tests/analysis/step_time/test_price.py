@@ -149,39 +149,45 @@ def test_waits_that_the_log_lacks_get_no_number() -> None:
 def test_additional_kernels_cost_their_time() -> None:
     before: list[Entry] = [kernel(1)]
     now: list[Entry] = [kernel(1), kernel(2), kernel(1)]
-    its = price_of_kernels(Replays(before), Replays(now), "forward", MACHINE, with_flops=False)
+    its = price_of_kernels(Replays(before), Replays(now), ("forward",), MACHINE, with_flops=False)
     assert its.least_s == pytest.approx(0.8 * 3)
     assert its.most_s == pytest.approx(1.25 * 3)
     assert its.step_s == pytest.approx(4)
-    fewer = price_of_kernels(Replays(now), Replays(before), "forward", MACHINE, with_flops=False)
+    fewer = price_of_kernels(Replays(now), Replays(before), ("forward",), MACHINE, with_flops=False)
     assert fewer.least_s == pytest.approx(-1.25 * 3)
 
 
 def test_replaced_kernels_cost_the_difference() -> None:
-    its = price_of_kernels(Replays([kernel(1)]), Replays([kernel(3)]), "forward", MACHINE, with_flops=False)
+    its = price_of_kernels(
+        Replays([kernel(1)]), Replays([kernel(3)]), ("forward",), MACHINE, with_flops=False
+    )
     assert its.most_s == pytest.approx(1.25 * 2)
 
 
 def test_kernels_of_another_phase_or_without_flops_are_left_out() -> None:
     now: list[Entry] = [kernel(1), matmul(2), kernel(4)._replace(phase="backward")]
-    products = price_of_kernels(Replays([kernel(1)]), Replays(now), "forward", MACHINE, with_flops=True)
+    products = price_of_kernels(Replays([kernel(1)]), Replays(now), ("forward",), MACHINE, with_flops=True)
     assert products.most_s == pytest.approx(1.25 * 2, rel=0.01)
-    backward = price_of_kernels(Replays([kernel(1)]), Replays(now), "backward", MACHINE, with_flops=False)
+    backward = price_of_kernels(Replays([kernel(1)]), Replays(now), ("backward",), MACHINE, with_flops=False)
     assert backward.most_s == pytest.approx(1.25 * 4)
+    of_both = price_of_kernels(
+        Replays([kernel(1)]), Replays(now), ("forward", "backward"), MACHINE, with_flops=False
+    )
+    assert of_both.most_s == pytest.approx(1.25 * (2 + 4), rel=0.01)
 
 
 def test_changed_kernels_by_themselves_are_not_replayed() -> None:
     """Beside the longer kernel, the others cost nothing."""
     before: list[Entry] = [kernel(9, stream=1), kernel(3)]
     now: list[Entry] = [kernel(9, stream=1), kernel(1), kernel(2), kernel(4)._replace(phase="backward")]
-    assert kernels_alone_s(before, now, "forward", MACHINE) == pytest.approx(1 + 2 - 3)
-    assert kernels_alone_s(before[:1], now, "forward", MACHINE) == pytest.approx(3)
-    assert kernels_alone_s(now, before, "backward", MACHINE) == pytest.approx(-4)
+    assert kernels_alone_s(before, now, ("forward",), MACHINE) == pytest.approx(1 + 2 - 3)
+    assert kernels_alone_s(before[:1], now, ("forward",), MACHINE) == pytest.approx(3)
+    assert kernels_alone_s(now, before, ("backward",), MACHINE) == pytest.approx(-4)
 
 
 def test_kernels_that_only_changed_their_stream_cost_nothing() -> None:
     its = price_of_kernels(
-        Replays([kernel(1)]), Replays([kernel(1, stream=3)]), "forward", MACHINE, with_flops=False
+        Replays([kernel(1)]), Replays([kernel(1, stream=3)]), ("forward",), MACHINE, with_flops=False
     )
     assert (its.least_s, its.most_s) == (0, 0)
 
@@ -189,6 +195,10 @@ def test_kernels_that_only_changed_their_stream_cost_nothing() -> None:
 def test_kernels_beside_others_are_hidden() -> None:
     """A second stream computes for 1 s while the first one does for 3 s."""
     its = price_of_kernels(
-        Replays([kernel(3)]), Replays([kernel(3), kernel(1, stream=1)]), "forward", MACHINE, with_flops=False
+        Replays([kernel(3)]),
+        Replays([kernel(3), kernel(1, stream=1)]),
+        ("forward",),
+        MACHINE,
+        with_flops=False,
     )
     assert its.most_s == pytest.approx(0)
