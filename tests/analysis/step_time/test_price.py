@@ -13,12 +13,16 @@ from perfsuite.analysis.step_time.price import (
 )
 from perfsuite.analysis.step_time.streams import Host
 from perfsuite.errors import PredictionError
+from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, RecordEvent, StreamWait
 from tests.analysis.step_time.steps import MACHINE, gather, kernel, matmul, prefetched
 
 GATHER = Group("all_gather", 8, 1)
 BETWEEN = Group("all_gather", 64, 1)
 LATENCY_S = 1e-3
+FORWARD: tuple[Phase, ...] = ("forward",)
+BACKWARD: tuple[Phase, ...] = ("backward",)
+BOTH = FORWARD + BACKWARD
 RELATIVE = 0.05  # precision of the rate that hides bytes
 UNKNOWN = MACHINE._replace(links=MACHINE.links._replace(between=None))
 
@@ -149,30 +153,26 @@ def test_waits_that_the_log_lacks_get_no_number() -> None:
 def test_additional_kernels_cost_their_time() -> None:
     before: list[Entry] = [kernel(1)]
     now: list[Entry] = [kernel(1), kernel(2), kernel(1)]
-    its = price_of_kernels(Replays(before), Replays(now), ("forward",), MACHINE, with_flops=False)
+    its = price_of_kernels(Replays(before), Replays(now), FORWARD, MACHINE, with_flops=False)
     assert its.least_s == pytest.approx(0.8 * 3)
     assert its.most_s == pytest.approx(1.25 * 3)
     assert its.step_s == pytest.approx(4)
-    fewer = price_of_kernels(Replays(now), Replays(before), ("forward",), MACHINE, with_flops=False)
+    fewer = price_of_kernels(Replays(now), Replays(before), FORWARD, MACHINE, with_flops=False)
     assert fewer.least_s == pytest.approx(-1.25 * 3)
 
 
 def test_replaced_kernels_cost_the_difference() -> None:
-    its = price_of_kernels(
-        Replays([kernel(1)]), Replays([kernel(3)]), ("forward",), MACHINE, with_flops=False
-    )
+    its = price_of_kernels(Replays([kernel(1)]), Replays([kernel(3)]), FORWARD, MACHINE, with_flops=False)
     assert its.most_s == pytest.approx(1.25 * 2)
 
 
 def test_kernels_of_another_phase_or_without_flops_are_left_out() -> None:
     now: list[Entry] = [kernel(1), matmul(2), kernel(4)._replace(phase="backward")]
-    products = price_of_kernels(Replays([kernel(1)]), Replays(now), ("forward",), MACHINE, with_flops=True)
+    products = price_of_kernels(Replays([kernel(1)]), Replays(now), FORWARD, MACHINE, with_flops=True)
     assert products.most_s == pytest.approx(1.25 * 2, rel=0.01)
-    backward = price_of_kernels(Replays([kernel(1)]), Replays(now), ("backward",), MACHINE, with_flops=False)
+    backward = price_of_kernels(Replays([kernel(1)]), Replays(now), BACKWARD, MACHINE, with_flops=False)
     assert backward.most_s == pytest.approx(1.25 * 4)
-    of_both = price_of_kernels(
-        Replays([kernel(1)]), Replays(now), ("forward", "backward"), MACHINE, with_flops=False
-    )
+    of_both = price_of_kernels(Replays([kernel(1)]), Replays(now), BOTH, MACHINE, with_flops=False)
     assert of_both.most_s == pytest.approx(1.25 * (2 + 4), rel=0.01)
 
 
@@ -180,14 +180,14 @@ def test_changed_kernels_by_themselves_are_not_replayed() -> None:
     """Beside the longer kernel, the others cost nothing."""
     before: list[Entry] = [kernel(9, stream=1), kernel(3)]
     now: list[Entry] = [kernel(9, stream=1), kernel(1), kernel(2), kernel(4)._replace(phase="backward")]
-    assert kernels_alone_s(before, now, ("forward",), MACHINE) == pytest.approx(1 + 2 - 3)
-    assert kernels_alone_s(before[:1], now, ("forward",), MACHINE) == pytest.approx(3)
-    assert kernels_alone_s(now, before, ("backward",), MACHINE) == pytest.approx(-4)
+    assert kernels_alone_s(before, now, FORWARD, MACHINE) == pytest.approx(1 + 2 - 3)
+    assert kernels_alone_s(before[:1], now, FORWARD, MACHINE) == pytest.approx(3)
+    assert kernels_alone_s(now, before, BACKWARD, MACHINE) == pytest.approx(-4)
 
 
 def test_kernels_that_only_changed_their_stream_cost_nothing() -> None:
     its = price_of_kernels(
-        Replays([kernel(1)]), Replays([kernel(1, stream=3)]), ("forward",), MACHINE, with_flops=False
+        Replays([kernel(1)]), Replays([kernel(1, stream=3)]), FORWARD, MACHINE, with_flops=False
     )
     assert (its.least_s, its.most_s) == (0, 0)
 
@@ -197,7 +197,7 @@ def test_kernels_beside_others_are_hidden() -> None:
     its = price_of_kernels(
         Replays([kernel(3)]),
         Replays([kernel(3), kernel(1, stream=1)]),
-        ("forward",),
+        FORWARD,
         MACHINE,
         with_flops=False,
     )
