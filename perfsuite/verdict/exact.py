@@ -24,6 +24,7 @@ from perfsuite.results.counts import (
 )
 from perfsuite.results.outcome import NOT_JUDGED, WORST_FIRST, CountCheck, Finding, in_span
 from perfsuite.results.quantities import Group, Quantity, differing, unsteady_in
+from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
 from perfsuite.verdict.counted_spans import combined, counted_spans, missing_spans
@@ -235,20 +236,31 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
     """List reasons why counts below the baseline's do not necessarily mean less work.
 
-    If FLOPs are missing, new operators without a formula might compute them. If more than half of the FLOPs
-    or bytes are missing, the work might be done without being counted. The second rule is not applied to
-    FLOPs that have already been compared with the model's own formula (`perfsuite.analysis.agreement`).
+    A graph that each step keeps takes more memory than the kept objects show. If FLOPs are missing, new
+    operators without a formula might compute them. If more than half of the FLOPs or bytes are missing, the
+    work might be done without being counted. The second rule is not applied to FLOPs that have already been
+    compared with the model's own formula (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
     )
     doubts: list[str] = []
     for _, whole_before, whole_now in _alike(baseline, launches):
+        doubts += _kept_graphs(whole_before, whole_now)
         for span, before, now in counted_spans(whole_before, whole_now):
             prefix = "" if span == step_name(whole_before.step) else span
             of_span = _doubts_of_span(before, now, advice=advice, is_known=is_known)
             doubts += [in_span(prefix, doubt) for doubt in of_span]
     return list(dict.fromkeys(doubts))
+
+
+def _kept_graphs(before: Counts, now: list[Counts]) -> list[str]:
+    """Return a reason to doubt the kept objects if steps newly keep an autograd graph, or an empty list."""
+    if before.kept is None or before.kept.has_graph:
+        return []
+    if not all(counts.kept is not None and counts.kept.has_graph for counts in now):
+        return []
+    return ["each step keeps a tensor with its autograd graph, whose nodes are not counted"]
 
 
 def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
@@ -272,15 +284,19 @@ def _unknown(counts: Counts) -> set[str]:
 
 
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
-    """Return the findings, each with its ranks. Regressions come first, and then the largest changes."""
+    """Return the findings, each with its ranks. Regressions come first, and then the largest changes.
+
+    A start-up comes after all steps and events, because it happens once.
+    """
     ranks_of = defaultdict[Finding, list[int]](list)
-    place_of: dict[Finding, tuple[int, int, float]] = {}
+    place_of: dict[Finding, tuple[int, bool, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
         for quantity, finding, of_span in _in_all_spans(before, now, baseline):
             # Among findings with the same outcome and place, the largest relative change comes first. It is
             # relative to the work of the same span, because a start-up does far more than a step.
             size = abs(finding.now - finding.before) / max(_whole(quantity, of_span), 1)
-            place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
+            kind = _place(quantity, finding, baseline)
+            place = WORST_FIRST.index(finding.outcome), is_of_start_up(finding.span), kind, -size
             ranks_of[finding].extend(ranks)
             place_of[finding] = min(place, place_of.get(finding, place))
     ordered = sorted(ranks_of, key=place_of.__getitem__)

@@ -7,11 +7,12 @@ import pytest
 from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
 from perfsuite.results.outcome import Finding
 from perfsuite.results.quantities import FLOOR, MODULES_FLOOR, WRITTEN_LOOSE
+from perfsuite.results.rank_report import START_UP
 from perfsuite.verdict.counted_spans import combined, missing_spans, when, without_start_up_calls
 from perfsuite.verdict.exact import check, count_differences
 from tests.counted import make_memory
 from tests.samples import known
-from tests.twin_counts import baseline_of, launch
+from tests.twin_counts import baseline_of, counts, launch
 
 STEPS = tuple(range(4, 16))
 
@@ -188,6 +189,17 @@ def test_share_of_a_start_up_does_not_precede_a_multiple() -> None:
         "Python 3.11",
         "start-up: build: Python 3.11",
     ]
+
+
+def test_a_start_up_comes_after_the_steps() -> None:
+    """A start-up happens once, however many modules it imports."""
+    more = {"forward": 178, "backward": 327, "optimizer": 351}
+    before = counts(spans={START_UP: Counts(modules={"old": 1})})
+    now = counts(kernels=more, spans={START_UP: Counts(modules={"old": 1, "new": 500})})
+
+    findings = count_differences(baseline_of(before), baseline_of(now))
+
+    assert [finding.span for finding in findings if finding.outcome == "regressed"] == ["", START_UP]
 
 
 def test_start_up_part_of_one_side_is_a_note() -> None:

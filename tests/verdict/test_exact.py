@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfsuite.frameworks.script import Script
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.counts import PHASES, Counts, PythonCalls, StepMemory, WorkerBatch, merged
+from perfsuite.results.counts import PHASES, Counts, KeptObjects, PythonCalls, StepMemory, WorkerBatch, merged
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Run
@@ -405,6 +405,20 @@ def test_compiled_models() -> None:
 NO_FORMULA = "whose FLOPs are unknown because there is no formula"
 FEW_FLOPS = counts(flops={"forward": 1_700_000_000})
 FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome"),
+    [(False, True, "not counted"), (True, True, "improved"), (False, False, "improved")],
+)
+def test_a_kept_graph_is_no_improvement(before: bool, now: bool, outcome: str) -> None:
+    """One tensor with its graph can take more memory than many other objects."""
+    many = counts(kept=KeptObjects(by_type={"weakref": 16}, has_graph=before))
+    one = counts(kept=KeptObjects(by_type={"Tensor": 1}, has_graph=now))
+    check = judged(one, before=many)
+    assert check.outcome == outcome
+    said = "each step keeps a tensor with its autograd graph, whose nodes are not counted"
+    assert (said in check.notes) == (outcome == "not counted")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -152,17 +153,22 @@ class Growth:
         return {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
 
     def result(self) -> KeptObjects | None:
-        """Return the kept objects and their holders, or None if unknown. This disturbs measurements."""
+        """Return the kept objects with their holders and graphs, or None if unknown.
+
+        This disturbs measurements.
+        """
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
         if self._kept is not None and self._kept.by_type and not self._is_frozen_meanwhile:
-            self._kept = self._with_holders(self._kept)
+            self._kept = self._described(self._kept)
         return self._kept
 
-    def _with_holders(self, kept: KeptObjects) -> KeptObjects:
+    def _described(self, kept: KeptObjects) -> KeptObjects:
         new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
-            return kept.replace(holders=holders_of(_objects(new), kept.by_type))
+            objects = _objects(new)
+            kept = kept.replace(has_graph=_has_graph(objects))
+            return kept.replace(holders=holders_of(objects, kept.by_type))
         except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept
@@ -208,6 +214,14 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     for kind, number in of_types.items():
         by_name[kind.__name__] = by_name.get(kind.__name__, 0) + number
     return by_name
+
+
+def _has_graph(objects: Iterable[Any]) -> bool:
+    """Return whether one of these objects is a tensor that refers to an autograd graph."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in objects)
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
@@ -59,6 +60,19 @@ def test_exact_leak_names_its_type_and_holder() -> None:
     assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
     assert found.total == 5
     assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_notices_a_kept_autograd_graph(keeps_graph: bool) -> None:
+    """The nodes of the graph belong to C++, so Python's garbage collector does not track them."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(number: int) -> None:
+        loss = (2 * weight).sum()
+        LEAK[number] = loss if keeps_graph else loss.detach()
+
+    found = kept(step)
+    assert (found.total, found.has_graph) == (1, keeps_graph)
 
 
 def test_last_steps_objects_are_not_the_leak() -> None:
