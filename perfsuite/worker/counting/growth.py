@@ -59,6 +59,7 @@ class Growth:
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
         self._full_collections = 0  # number of full collections until the previous boundary
         self._new: Mapping[str, Sequence[int]] = {}  # at the last boundary: type -> ids of the new objects
+        self._with_graph: set[str] = set()  # at the last boundary: types of new objects with autograd graphs
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -105,7 +106,8 @@ class Growth:
             )
             for name, number in sorted(after.items())
         }
-        self._kept = KeptObjects(by_type={name: number for name, number in kept.items() if number > 0})
+        by_type = {name: number for name, number in kept.items() if number > 0}
+        self._kept = KeptObjects(by_type=by_type, has_graph=not self._with_graph.isdisjoint(by_type))
         if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
@@ -148,27 +150,26 @@ class Growth:
         last step.
         """
         before, between = self._counts[:2]
-        alive = {id(each) for each in _objects(new)}
+        alive = {id(each): each for each in _objects(new)}
         most = {name: min(SEARCHED, between.get(name, 0) - before.get(name, 0)) for name in new}
-        return {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
+        chosen = {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
+        self._with_graph = {
+            name for name, ids in chosen.items() if any(_has_graph(alive[each]) for each in ids)
+        }
+        return chosen
 
     def result(self) -> KeptObjects | None:
-        """Return the kept objects with their holders and graphs, or None if unknown.
-
-        This disturbs measurements.
-        """
+        """Return the kept objects and their holders, or None if unknown. This disturbs measurements."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
         if self._kept is not None and self._kept.by_type and not self._is_frozen_meanwhile:
-            self._kept = self._described(self._kept)
+            self._kept = self._with_holders(self._kept)
         return self._kept
 
-    def _described(self, kept: KeptObjects) -> KeptObjects:
+    def _with_holders(self, kept: KeptObjects) -> KeptObjects:
         new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
-            objects = _objects(new)
-            kept = kept.replace(has_graph=_has_graph(objects))
-            return kept.replace(holders=holders_of(objects, kept.by_type))
+            return kept.replace(holders=holders_of(_objects(new), kept.by_type))
         except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept
@@ -216,12 +217,10 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     return by_name
 
 
-def _has_graph(objects: Iterable[Any]) -> bool:
-    """Return whether one of these objects is a tensor that refers to an autograd graph."""
+def _has_graph(instance: Any) -> bool:
+    """Return whether an object is a tensor that refers to an autograd graph."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in objects)
+    return torch is not None and issubclass(type(instance), torch.Tensor) and instance.grad_fn is not None
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
