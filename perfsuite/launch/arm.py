@@ -356,8 +356,12 @@ def _place(worktree: Path, top: Path) -> Path:
 
 _ASK_VERSION = """
 import perfsuite
-from perfsuite.extensions import own
-own("perfsuite.frameworks")
+try:
+    from perfsuite.extensions import own
+except ImportError:  # a version without this module
+    pass
+else:
+    own("perfsuite.frameworks")
 print(perfsuite.__version__)
 """
 """Code that fails if ranks would not find perfsuite's frameworks, for example in a clone that is not
