@@ -108,11 +108,10 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     if unlike(runs, baseline) is not None or (not of_arm and unlike_compiled(runs, baseline) is not None):
         return not_compared.replace(outcome="passed")
     findings = _findings(baseline, launches)
-    doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
-    fewer = does_less_later(runs, baseline.counts)
-    doubts += [] if fewer is None else [fewer]
-    lacks = _lacks_events(runs, baseline.counts, advice="" if of_arm else _ACCEPT)
-    doubts += [] if lacks is None else [lacks]
+    advice = "" if of_arm else _ACCEPT
+    doubts = _doubts(runs, baseline, launches, advice=advice)
+    of_runs = (does_less_later(runs, baseline.counts), _lacks_events(runs, baseline.counts, advice=advice))
+    doubts += [doubt for doubt in of_runs if doubt is not None]
     new_events = [*_new_events(baseline, launches)] if of_arm else []
     findings = (*new_events, *findings)
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")

@@ -87,7 +87,9 @@ class Growth:
             gc.collect(1)  # moves the mark to the end of the oldest generation
         self._full_collections = _full_collections()
         if is_last:
-            self._new = self._oldest_alive(new)
+            oldest = self._oldest_alive(new)
+            self._new = {name: [id(each) for each in objects] for name, objects in oldest.items()}
+            self._with_graph = {name for name, objects in oldest.items() if any(map(_has_graph, objects))}
             self._end()
 
     def _end(self) -> None:
@@ -142,21 +144,19 @@ class Growth:
         # Return tuples of numbers, because the collector does not track them. The census would count lists.
         return {name: tuple(identities) for name, identities in new.items()}
 
-    def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return, for each type, the ids of the oldest new objects that are still alive.
+    def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
+        """Return, for each type, the oldest new objects that are still alive.
 
-        Call this right after a collection, because other objects might reuse the ids later. For each type, at
-        most as many ids are returned as the type has grown, because younger objects might belong only to the
-        last step.
+        `new` has the ids of the new objects. Call this right after a collection, because other objects might
+        reuse the ids later. For each type, at most as many objects are returned as the type has grown,
+        because younger objects might belong only to the last step.
         """
         before, between = self._counts[:2]
         alive = {id(each): each for each in _objects(new)}
         most = {name: min(SEARCHED, between.get(name, 0) - before.get(name, 0)) for name in new}
-        chosen = {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
-        self._with_graph = {
-            name for name, ids in chosen.items() if any(_has_graph(alive[each]) for each in ids)
+        return {
+            name: [alive[each] for each in ids if each in alive][: most[name]] for name, ids in new.items()
         }
-        return chosen
 
     def result(self) -> KeptObjects | None:
         """Return the kept objects and their holders, or None if unknown. This disturbs measurements."""
