@@ -6,7 +6,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.counts import Collective, Compiled, Counts, RankCounts, StepMemory
-from perfsuite.results.dry_facts import DryFacts, Fit, MemoryPart, Roofline
+from perfsuite.results.dry_facts import DryFacts, Expected, Fit, MemoryPart, Roofline
 from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
@@ -58,6 +58,13 @@ def make_compiled(**changes: Any) -> Compiled:
     return Compiled(
         graphs=2, breaks={"data-dependent branch": 1}, recompilations=1, kernels=31, extern_calls=28
     ).replace(**changes)
+
+
+def make_expected(**changes: Any) -> Expected:
+    """Return the expected time of a step on one GPU: 1 s of matmuls, for 1,000 tokens."""
+    times = {"matmul_s": 1, "attention_s": 0, "memory_s": 0, "slowed_s": 0, "exposed_s": 0, "host_s": 0}
+    others = {"tokens": 1000, "parallelism": "none", "by_host": ((0, 1), (1, 1))}
+    return Expected(**{**times, **others, **changes})
 
 
 def make_finding(**changes: Any) -> Finding:

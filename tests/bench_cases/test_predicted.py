@@ -17,10 +17,10 @@ from bench_cases.published import Comparison, PublishedFigure, PublishedFile, Ro
 from perfsuite import documents
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.errors import CaseError
-from perfsuite.results.dry_facts import DryFacts, Expected
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.session_file import SessionFile
 from tests.bench_cases.published_steps import A100, H100, STEPS
-from tests.counted import make_dry
+from tests.counted import make_dry, make_expected
 from tests.samples import make_session_file
 
 WITH_ONE_FACTOR = {
@@ -90,21 +90,8 @@ def test_only_rows_with_both_speeds_are_compared() -> None:
     assert ratios(rows, {"a": 100.0, "c": 100.0}) == {"a": 0.5}
 
 
-EXPECTED = Expected(
-    matmul_s=1,
-    attention_s=0,
-    memory_s=0,
-    slowed_s=0,
-    exposed_s=0,
-    host_s=0,
-    tokens=1000,
-    parallelism="none",
-    by_host=((0, 1), (1, 1)),
-)
-
-
 def sessions() -> list[SessionFile]:
-    known = make_dry(dry_facts=DryFacts(expected=EXPECTED))
+    known = make_dry(dry_facts=DryFacts(expected=make_expected()))
     return [make_session_file(known)]
 
 

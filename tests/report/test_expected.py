@@ -5,21 +5,13 @@ import pytest
 from perfsuite.report.expected import of_dry_run, of_launches
 from perfsuite.report.summary import quiet_notes
 from perfsuite.report.terminal import explanation
-from perfsuite.results.dry_facts import DryFacts, Expected, Forecast
+from perfsuite.results.dry_facts import DryFacts, Forecast
 from perfsuite.results.session_file import Measurement
+from tests.counted import make_expected
 from tests.samples import make_figures, make_gpu_machine, make_result, make_run
 
-STEP = Expected(
-    matmul_s=0.027,
-    attention_s=0,
-    memory_s=0,
-    slowed_s=0,
-    exposed_s=0,
-    host_s=0.319,
-    tokens=346,
-    published=(0.75, 1.16),
-    parallelism="none",
-    by_host=((0.0, 0.027), (1.0, 0.346)),
+STEP = make_expected(
+    matmul_s=0.027, host_s=0.319, tokens=346, published=(0.75, 1.16), by_host=((0.0, 0.027), (1.0, 0.346))
 )
 INTERVAL = Forecast(low_s=0.5, high_s=0.6, cases=("a", "b"), gpu_factor=1.1, host_factor=None)
 

@@ -4,10 +4,19 @@ import pytest
 
 from perfsuite.report.explained import explained, prediction
 from perfsuite.report.summary import IF_MEANT
-from perfsuite.results.dry_facts import DryFacts, Expected
+from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from tests.counted import EXPLAINED, FIT, NOT_COUNTED, limit, make_counted, make_dry, make_entries
+from tests.counted import (
+    EXPLAINED,
+    FIT,
+    NOT_COUNTED,
+    limit,
+    make_counted,
+    make_dry,
+    make_entries,
+    make_expected,
+)
 from tests.samples import judged, make_compared, make_result, make_run, make_shared, never_run, now
 from tests.sessions import make_explained, make_gpu_result
 
@@ -45,16 +54,8 @@ def test_the_least_time_of_a_step_in_words() -> None:
         assert prediction(DryFacts(roofline=limit(**changes)))[-1] == last
 
 
-EXPECTED = Expected(
-    matmul_s=0.5,
-    attention_s=0.1,
-    memory_s=0.2,
-    slowed_s=0.0,
-    exposed_s=0.0,
-    host_s=0.2,
-    tokens=1000,
-    parallelism="none",
-    by_host=((0.0, 0.8), (1.0, 1.0)),
+EXPECTED = make_expected(
+    matmul_s=0.5, attention_s=0.1, memory_s=0.2, host_s=0.2, by_host=((0.0, 0.8), (1.0, 1.0))
 )
 
 

@@ -6,18 +6,14 @@ import pytest
 from perfsuite.analysis.step_time.forecast import SPREAD, MeasuredCase, forecast, seconds_at
 from perfsuite.errors import PredictionError
 from perfsuite.results.dry_facts import Expected, Parallelism
+from tests.counted import make_expected
 
 
 def step(gpu_s: float, host_s: float = 0.0, parallelism: Parallelism = "none") -> Expected:
     """Return a step that takes the longer of two times: those of the GPU and of the host."""
-    return Expected(
+    return make_expected(
         matmul_s=gpu_s,
-        attention_s=0,
-        memory_s=0,
-        slowed_s=0,
-        exposed_s=0,
         host_s=max(0.0, host_s - gpu_s),
-        tokens=1000,
         parallelism=parallelism,
         by_host=tuple((factor, max(gpu_s, factor * host_s)) for factor in (0, 0.5, 1, 2, 4)),
     )
