@@ -6,11 +6,13 @@ collection.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import sys
+import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -55,11 +57,12 @@ class Growth:
         self.notes: list[str] = []  # reasons why growth is unknown, and how the training uses the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # the collector does not track dicts of names and numbers
+        self._graphs: list[int] = []  # number of tensors with an autograd graph at each boundary
         self._frozen: list[int] = []  # number of frozen objects at each boundary
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
         self._full_collections = 0  # number of full collections until the previous boundary
         self._new: Mapping[str, Sequence[int]] = {}  # at the last boundary: type -> ids of the new objects
-        self._with_graph: set[str] = set()  # at the last boundary: types of new objects with autograd graphs
+        self._weak: dict[int, weakref.ref[Any]] = {}  # id -> the new object, if it supports weak references
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -80,7 +83,9 @@ class Growth:
         if not self._counts:
             _count_types(gc.get_objects(0))  # fills caches that counting itself uses
         _collect()
-        self._counts.append(_census())
+        census, graphs = _census()
+        self._counts.append(census)
+        self._graphs.append(graphs)
         self._frozen.append(gc.get_freeze_count())
         if not is_last:
             self._mark = []
@@ -89,31 +94,30 @@ class Growth:
         if is_last:
             oldest = self._oldest_alive(new)
             self._new = {name: [id(each) for each in objects] for name, objects in oldest.items()}
-            self._with_graph = {name for name, objects in oldest.items() if any(map(_has_graph, objects))}
+            self._weak = _weak_references(each for objects in oldest.values() for each in objects)
             self._end()
 
     def _end(self) -> None:
         self.is_over = True
-        first, middle, last = self.boundaries
         if self._is_frozen_meanwhile:
             totals = zip(self._counts, self._frozen, strict=True)
             self._counts = [{ANY_TYPE: sum(census.values()) + frozen} for census, frozen in totals]
             self._new = {}
             self.notes.append(FROZEN_MEANWHILE)
-        before, between, after = self._counts
-        kept = {
-            name: min(
-                _per_step(between.get(name, 0) - before.get(name, 0), middle - first),
-                _per_step(number - between.get(name, 0), last - middle),
-            )
-            for name, number in sorted(after.items())
-        }
+        names = sorted(self._counts[-1])
+        kept = {name: self._kept_per_step([census.get(name, 0) for census in self._counts]) for name in names}
         by_type = {name: number for name, number in kept.items() if number > 0}
-        self._kept = KeptObjects(by_type=by_type, has_graph=not self._with_graph.isdisjoint(by_type))
+        self._kept = KeptObjects(by_type=by_type, has_graph=self._kept_per_step(self._graphs) > 0)
         if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
             self.notes.append(DISABLED)
+
+    def _kept_per_step(self, numbers: Sequence[int]) -> int:
+        """Return how many objects each step keeps, from their numbers at the three boundaries."""
+        first, middle, last = self.boundaries
+        before, between, after = numbers
+        return min(_per_step(between - before, middle - first), _per_step(after - between, last - middle))
 
     @property
     def _is_frozen_meanwhile(self) -> bool:
@@ -169,10 +173,20 @@ class Growth:
     def _with_holders(self, kept: KeptObjects) -> KeptObjects:
         new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
-            return kept.replace(holders=holders_of(_objects(new), kept.by_type))
+            return kept.replace(holders=holders_of(self._still_alive(new), kept.by_type))
         except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept
+
+    def _still_alive(self, new: Mapping[str, Sequence[int]]) -> list[Any]:
+        """Return the new objects that the training has not freed since the last boundary.
+
+        Another object might have the id of a freed one by now. Only weak references show this. Objects that
+        do not support them, such as lists, are found by their id.
+        """
+        return [
+            each for each in _objects(new) if id(each) not in self._weak or self._weak[id(each)]() is each
+        ]
 
     def give_up(self, why: str) -> None:
         """Stop counting objects."""
@@ -200,8 +214,10 @@ def _per_step(growth: int, steps: int) -> int:
     return math.floor((growth + min(MISSING * steps, MOST_MISSING)) / steps)
 
 
-def _census() -> dict[str, int]:
-    return _count_types(gc.get_objects())
+def _census() -> tuple[dict[str, int], int]:
+    """Return the number of objects of each type, and the number of tensors with an autograd graph."""
+    objects = gc.get_objects()
+    return _count_types(objects), _count_graphs(objects)
 
 
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
@@ -217,10 +233,24 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     return by_name
 
 
-def _has_graph(instance: Any) -> bool:
-    """Return whether an object is a tensor that refers to an autograd graph."""
+def _count_graphs(objects: Collection[Any]) -> int:
+    """Return the number of tensors that refer to an autograd graph.
+
+    The nodes of a graph belong to C++, so the collector does not track them. But they keep activations alive.
+    """
     torch = sys.modules.get("torch")
-    return torch is not None and issubclass(type(instance), torch.Tensor) and instance.grad_fn is not None
+    if torch is None:
+        return 0
+    tensors = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+    return sum(each.grad_fn is not None for each in objects if type(each) in tensors)
+
+
+def _weak_references(objects: Iterable[Any]) -> dict[int, weakref.ref[Any]]:
+    references: dict[int, weakref.ref[Any]] = {}
+    for each in objects:
+        with contextlib.suppress(TypeError):  # this type does not support weak references
+            references[id(each)] = weakref.ref(each)
+    return references
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:

@@ -43,6 +43,10 @@ def counted(step: Callable[[int], object], *, first: int = 5, last: int = 25) ->
     return counting
 
 
+def leak_one(number: int) -> None:
+    LEAK[number] = Spec()
+
+
 def kept(step: Callable[[int], object]) -> KeptObjects:
     return known(counted(step).result())
 
@@ -75,6 +79,33 @@ def test_notices_a_kept_autograd_graph(keeps_graph: bool) -> None:
     LEAK.clear()  # as a loop does that frees what it has kept when the training ends
     found = known(counting.result())
     assert (found.total, found.has_graph) == (1, keeps_graph)
+
+
+def test_a_graph_kept_by_few_of_many_tensors_shows() -> None:
+    """Libraries keep many tensors per step, and only the loss among them has a graph."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(number: int) -> None:
+        LEAK[number] = [torch.ones(1) for _ in range(60)], (2 * weight).sum()
+
+    assert kept(step).has_graph
+
+
+def test_the_last_steps_graph_is_not_kept() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(number: int) -> None:
+        HELD[:] = [(2 * weight).sum()]
+        LEAK[number] = torch.ones(1)
+
+    assert not kept(step).has_graph
+
+
+def test_a_freed_objects_successor_names_no_holder() -> None:
+    counting = counted(leak_one)
+    LEAK.clear()
+    HELD[:] = [Spec() for _ in range(1000)]  # some of them reuse the addresses
+    assert known(counting.result()).holders == ()
 
 
 def test_last_steps_objects_are_not_the_leak() -> None:
