@@ -143,6 +143,11 @@ def test_records_what_there_is_time_for(measured: Measured, has_time: bool, laun
     assert (len(runs), verdict.outcome) == (launches, "recorded")
 
 
+def test_no_time_is_left_to_repeat_a_disturbed_launch(measured: Measured) -> None:
+    runs, verdict = measured(BESIDE_OTHERS, make_run(), has_time=lambda case, longest_s: False)
+    assert (len(runs), verdict.outcome) == (1, "unhealthy")
+
+
 def test_has_time_knows_the_longest_launch(measured: Measured) -> None:
     has_time = Mock(return_value=True)
     measured(*[make_run(duration_s=seconds) for seconds in (9, 12, 10)], has_time=has_time)

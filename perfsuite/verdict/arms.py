@@ -99,13 +99,13 @@ def judge_pairs(
     if failed is not None:
         return failed
     evidence = Evidence.of([*zip(a, b, strict=True)], unhealthy_pairs(a, b))
-    if evidence.is_too_little(max_unhealthy):
+    is_last = len(a) >= max_pairs
+    if evidence.is_too_little(max_unhealthy) or (is_last and not evidence.healthy):
         verdict = Verdict(outcome="unhealthy", launches=launches)
     elif not evidence.healthy:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
         of_a, of_b = zip(*evidence.healthy, strict=True)
-        is_last = len(a) >= max_pairs
         verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
     verdict = _with_differences(_if_same(verdict, a, b), a, b)
     return evidence.named_in(verdict.replace(launches=launches), "pair")

@@ -124,13 +124,13 @@ def judge(
     problems = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
     evidence = Evidence.of(runs, problems)
     healthy = evidence.healthy
-    if evidence.is_too_little(policy.max_unhealthy):
+    is_last = len(runs) >= policy.most  # the maximum includes launches that are set aside
+    if evidence.is_too_little(policy.max_unhealthy) or (is_last and not healthy):
         verdict = _unhealthy(runs, baseline, noise, policy)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
-        # The maximum includes launches that are set aside. Once it is reached, no healthy launch can follow.
-        if len(runs) >= policy.most:
+        if is_last:
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
         if baseline is None:

@@ -103,6 +103,7 @@ def test_ends_after_the_most_pairs_allowed() -> None:
     assert judged(arm(A[:2]), arm(B[:2], 0.5)).outcome == "undecided", "two pairs are too few for a decision"
     assert judged(arm(A[:3]), unhealthy).outcome == "unhealthy"
     assert judged(arm(A[:1]), unhealthy[:1], max_unhealthy=1).outcome == "unhealthy"
+    assert judged(arm(A[:1]), unhealthy[:1], max_pairs=1).outcome == "unhealthy", "no pair may follow"
 
 
 def test_names_the_failing_arm() -> None:
