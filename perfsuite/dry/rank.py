@@ -21,7 +21,7 @@ from perfsuite.frameworks.common import finetuning, float8, own_list
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode, active_fake_mode
 from perfsuite.results import device_log_file
-from perfsuite.results.counts import COUNTED_STEP, KeptObjects, StepsToCount
+from perfsuite.results.counts import COUNTED_STEP, StepsToCount
 from perfsuite.results.device_log import DeviceLog, EmptyCache, EndOfStep
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.results.run_dir import RunDir
@@ -91,7 +91,6 @@ class DryRank:
         self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
         self.recorder = Recorder(HostTimer())
         self._growth = self.recorder.growth = DryGrowth(self.steps.until, self.last_step)
-        self._kept: KeptObjects | None = None
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
@@ -131,7 +130,7 @@ class DryRank:
         rank = self.report.rank
         built = self._built_bytes
         counts = compilation.without_kernels(counting.counts, software.compiled_counts())
-        counts = counts.replace(kept=self._kept or self._growth.result())
+        counts = counts.replace(kept=self._growth.result())
         self._write_log()
         return self.report.replace(
             counts=counts,
@@ -229,7 +228,6 @@ class DryRank:
         if steps == COUNTED_STEP:
             self.log.close()
         if steps == self.last_step:
-            self._kept = self._growth.result()  # now, while the holders of the objects still exist
             raise Enough
 
     def _model(self) -> Any:

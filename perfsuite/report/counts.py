@@ -145,6 +145,7 @@ def _kept_table(kept: KeptObjects) -> Table:
     most_first = sorted(kept.by_type.items(), key=lambda entry: (-entry[1], entry[0]))
     rows = [("all types", amount(kept.total, "objects"))]
     rows += [(name, amount(count, "objects")) for name, count in most_first[:MOST_TYPES]]
+    rows += [("tensors with an autograd graph", amount(kept.graphs, "objects"))] if kept.graphs else []
     caption = (
         f"Objects that Python's garbage collector tracks and that each step leaves behind{held_by(kept)}."
     )

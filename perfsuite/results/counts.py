@@ -142,8 +142,8 @@ class KeptObjects(Data):
 
     by_type: dict[str, int] = Field(default_factory=dict)  # objects per step, for types that grow
     holders: tuple[str, ...] = ()  # containers that hold some of these objects, such as `dispatch._cache`
-    # Whether one of these objects is a tensor with its autograd graph. The graph's nodes are not counted.
-    has_graph: bool = False
+    # Tensors with an autograd graph per step. The collector does not track the graph's nodes. None: unknown.
+    graphs: int | None = None
 
     @property
     def total(self) -> int:

@@ -311,6 +311,16 @@ KEPT = Quantity(
     read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
 )
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
+KEPT_GRAPHS = Quantity(
+    name="autograd graphs kept per step",
+    unit="objects",
+    read=lambda counts: (
+        None
+        if counts.kept is None or counts.kept.graphs is None
+        else {"autograd graphs kept per step": counts.kept.graphs}
+    ),
+)
+"""A graph takes more memory than the tensor that keeps it, because it keeps activations."""
 MODULES = Quantity(
     name="modules imported",
     unit="modules",
@@ -374,7 +384,7 @@ COMPILED = (  # quantities that are counted over the whole launch
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
 _OTHERS = (
-    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, KEPT),
+    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, KEPT, KEPT_GRAPHS),
     MODULES,
     *COMPILED,
     WORKER_KERNELS,

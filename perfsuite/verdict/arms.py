@@ -19,7 +19,7 @@ from perfsuite.results.metric import (
     span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
-from perfsuite.results.quantities import KEPT
+from perfsuite.results.quantities import KEPT, KEPT_GRAPHS
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
@@ -309,7 +309,7 @@ def _only_growth_judged(counts: CountCheck) -> CountCheck:
     """
     findings = tuple(
         finding
-        if finding.quantity == KEPT.name and finding.outcome == "regressed"
+        if finding.quantity in (KEPT.name, KEPT_GRAPHS.name) and finding.outcome == "regressed"
         else finding.replace(outcome="passed")
         for finding in counts.findings
     )

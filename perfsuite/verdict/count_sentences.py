@@ -42,6 +42,8 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
+    if quantity is quantities.KEPT_GRAPHS and now.kept is not None:
+        return held_by(now.kept)
     if quantity is quantities.KEPT and before.kept is not None and now.kept is not None:
         return _parts(before.kept.by_type, now.kept.by_type, "objects") + held_by(now.kept)
     return ""

@@ -44,7 +44,7 @@ GONE = 0.5  # below this share of the baseline's FLOPs or bytes, work might be u
 MANY_MORE = 2  # equal bytes are `regressed` if they take more than this many times the baseline's calls
 _OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
-_OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
+_OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT, quantities.KEPT_GRAPHS)
 _ACCEPT = ". If the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)"
 
 
@@ -235,31 +235,20 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
     """List reasons why counts below the baseline's do not necessarily mean less work.
 
-    A graph that each step keeps takes more memory than the kept objects show. If FLOPs are missing, new
-    operators without a formula might compute them. If more than half of the FLOPs or bytes are missing, the
-    work might be done without being counted. The second rule is not applied to FLOPs that have already been
-    compared with the model's own formula (`perfsuite.analysis.agreement`).
+    If FLOPs are missing, new operators without a formula might compute them. If more than half of the FLOPs
+    or bytes are missing, the work might be done without being counted. The second rule is not applied to
+    FLOPs that have already been compared with the model's own formula (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
     )
     doubts: list[str] = []
     for _, whole_before, whole_now in _alike(baseline, launches):
-        doubts += _kept_graphs(whole_before, whole_now)
         for span, before, now in counted_spans(whole_before, whole_now):
             prefix = "" if span == step_name(whole_before.step) else span
             of_span = _doubts_of_span(before, now, advice=advice, is_known=is_known)
             doubts += [in_span(prefix, doubt) for doubt in of_span]
     return list(dict.fromkeys(doubts))
-
-
-def _kept_graphs(before: Counts, now: list[Counts]) -> list[str]:
-    """Return a reason to doubt the kept objects if steps newly keep an autograd graph, or an empty list."""
-    if before.kept is None or before.kept.has_graph:
-        return []
-    if not all(counts.kept is not None and counts.kept.has_graph for counts in now):
-        return []
-    return ["each step keeps a tensor with its autograd graph, whose nodes are not counted"]
 
 
 def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
@@ -467,14 +456,17 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
         for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
             values = [quantity.value(counts) for counts in after]
-            if quantity is quantities.STALLS and not is_before and not any(values):
-                continue  # most training runs have no stalls, and older baselines did not record them
+            is_rare = quantity in (quantities.STALLS, quantities.KEPT_GRAPHS)
+            if is_rare and not is_before and not any(values):
+                continue  # most training runs have none, and older baselines did not record them
             if is_before != all(value is not None for value in values):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
                 if quantity is quantities.HOST_READS:
                     where = _OF_THE_HOST
                 if quantity is quantities.WORKER_KERNELS:
                     continue  # missing whenever the worker's Python calls are missing: one note is enough
+                if quantity is quantities.KEPT_GRAPHS and is_before:
+                    continue  # missing whenever the kept objects or their types are: a note says so
                 notes.append(f"{quantity.name}{NOT_JUDGED}{where}")
     return dict.fromkeys(notes)
 

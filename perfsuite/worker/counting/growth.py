@@ -6,11 +6,9 @@ collection.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import sys
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -61,8 +59,6 @@ class Growth:
         self._frozen: list[int] = []  # number of frozen objects at each boundary
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
         self._full_collections = 0  # number of full collections until the previous boundary
-        self._new: Mapping[str, Sequence[int]] = {}  # at the last boundary: type -> ids of the new objects
-        self._weak: dict[int, weakref.ref[Any]] = {}  # id -> the new object, if it supports weak references
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -92,22 +88,22 @@ class Growth:
             gc.collect(1)  # moves the mark to the end of the oldest generation
         self._full_collections = _full_collections()
         if is_last:
-            oldest = self._oldest_alive(new)
-            self._new = {name: [id(each) for each in objects] for name, objects in oldest.items()}
-            self._weak = _weak_references(each for objects in oldest.values() for each in objects)
-            self._end()
+            self._end(new)
 
-    def _end(self) -> None:
+    def _end(self, new: Mapping[str, Sequence[int]]) -> None:
+        """Calculate the growth. Search for holders now, because later the training might free the objects."""
         self.is_over = True
         if self._is_frozen_meanwhile:
             totals = zip(self._counts, self._frozen, strict=True)
             self._counts = [{ANY_TYPE: sum(census.values()) + frozen} for census, frozen in totals]
-            self._new = {}
             self.notes.append(FROZEN_MEANWHILE)
         names = sorted(self._counts[-1])
         kept = {name: self._kept_per_step([census.get(name, 0) for census in self._counts]) for name in names}
         by_type = {name: number for name, number in kept.items() if number > 0}
-        self._kept = KeptObjects(by_type=by_type, has_graph=self._kept_per_step(self._graphs) > 0)
+        graphs = None if self._is_frozen_meanwhile else max(self._kept_per_step(self._graphs), 0)
+        self._kept = KeptObjects(by_type=by_type, graphs=graphs)
+        if by_type and not self._is_frozen_meanwhile:
+            self._search({name: new.get(name, ()) for name in by_type})
         if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
@@ -148,7 +144,16 @@ class Growth:
         # Return tuples of numbers, because the collector does not track them. The census would count lists.
         return {name: tuple(identities) for name, identities in new.items()}
 
-    def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
+    def _search(self, new: Mapping[str, Sequence[int]]) -> None:
+        """Search for the holders of the new objects. This can take a few seconds."""
+        assert self._kept is not None
+        try:
+            holders = holders_of(self._oldest_alive(new), self._kept.by_type)
+            self._kept = self._kept.replace(holders=holders)
+        except Exception as error:  # a holder can be any object, and reading its attributes can run any code
+            self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
+
+    def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> list[Any]:
         """Return, for each type, the oldest new objects that are still alive.
 
         `new` has the ids of the new objects. Call this right after a collection, because other objects might
@@ -158,35 +163,16 @@ class Growth:
         before, between = self._counts[:2]
         alive = {id(each): each for each in _objects(new)}
         most = {name: min(SEARCHED, between.get(name, 0) - before.get(name, 0)) for name in new}
-        return {
-            name: [alive[each] for each in ids if each in alive][: most[name]] for name, ids in new.items()
-        }
+        oldest: list[Any] = []
+        for name, ids in new.items():
+            oldest += [alive[each] for each in ids if each in alive][: most[name]]
+        return oldest
 
     def result(self) -> KeptObjects | None:
-        """Return the kept objects and their holders, or None if unknown. This disturbs measurements."""
+        """Return the kept objects and their holders, or None if unknown."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
-        if self._kept is not None and self._kept.by_type and not self._is_frozen_meanwhile:
-            self._kept = self._with_holders(self._kept)
         return self._kept
-
-    def _with_holders(self, kept: KeptObjects) -> KeptObjects:
-        new = {name: self._new.get(name, []) for name in kept.by_type}
-        try:
-            return kept.replace(holders=holders_of(self._still_alive(new), kept.by_type))
-        except Exception as error:  # a holder can be any object, and reading its attributes can run any code
-            self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
-            return kept
-
-    def _still_alive(self, new: Mapping[str, Sequence[int]]) -> list[Any]:
-        """Return the new objects that the training has not freed since the last boundary.
-
-        Another object might have the id of a freed one by now. Only weak references show this. Objects that
-        do not support them, such as lists, are found by their id.
-        """
-        return [
-            each for each in _objects(new) if id(each) not in self._weak or self._weak[id(each)]() is each
-        ]
 
     def give_up(self, why: str) -> None:
         """Stop counting objects."""
@@ -243,14 +229,6 @@ def _count_graphs(objects: Collection[Any]) -> int:
         return 0
     tensors = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
     return sum(each.grad_fn is not None for each in objects if type(each) in tensors)
-
-
-def _weak_references(objects: Iterable[Any]) -> dict[int, weakref.ref[Any]]:
-    references: dict[int, weakref.ref[Any]] = {}
-    for each in objects:
-        with contextlib.suppress(TypeError):  # this type does not support weak references
-            references[id(each)] = weakref.ref(each)
-    return references
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
