@@ -39,7 +39,10 @@ CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
 done every 10th step."""
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
-FEWEST_OF_GROWTH = 3  # minimum number of steps that must remain for counting kept objects
+FEWEST_OF_GROWTH = 4
+"""Minimum number of steps that must remain for counting kept objects. In the first, counting frees its data.
+The first half of the growth needs one step, and the second half two, so that holders can be found (see
+`Growth`)."""
 
 
 class StepsToCount(NamedTuple):

@@ -125,8 +125,12 @@ class Growth:
         Only types that have grown are included. At the previous boundary, all objects were in the oldest
         generation. Newer objects have been appended to this generation since. A mark in it shows where they
         begin. (Its length at that time does not show this, because older objects might have been freed.) If a
-        full collection has changed the order, no new objects are known.
+        full collection has changed the order, no new objects are known. If only one step has run since the
+        previous boundary, none are returned, because all might belong only to this step.
         """
+        _, middle, last = self.boundaries
+        if last - middle == 1:
+            return {}
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
         if not any(number > 0 for number in grown.values()):

@@ -124,6 +124,19 @@ def test_finds_a_leak_where_many_old_objects_die() -> None:
     assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
+def test_objects_of_a_single_step_name_no_holder() -> None:
+    """They might all be in use. Here, the last step holds newer objects of the same types."""
+
+    def leak_and_hold(number: int) -> None:
+        HELD[:] = [Spec()]
+        leak(number)
+
+    found = known(counted(leak_and_hold, first=12, last=14).result())
+    assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert found.holders == ()
+    assert known(counted(leak, first=11, last=14).result()).holders != ()
+
+
 def test_full_collection_midway_names_no_holder() -> None:
     """A full collection changes the order of objects. Only that order shows which objects are old."""
 

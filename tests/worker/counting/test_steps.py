@@ -182,7 +182,7 @@ def test_new_optimizer_ends_later_counting() -> None:
         (StepsToCount.of_timed(max_warmup=5, total=15), 4, None),
         (StepsToCount.consecutive(12, total=25), 15, None),
         (StepsToCount.consecutive(1, total=25), 4, None),
-        (StepsToCount.consecutive(12, total=12), 9, None),  # the last three steps are needed to count objects
+        (StepsToCount.consecutive(12, total=12), 8, None),  # the last four steps are needed to count objects
     ],
 )
 def test_the_steps_that_a_launch_counts(steps: StepsToCount, until: int, late: int | None) -> None:
