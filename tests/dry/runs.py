@@ -5,7 +5,6 @@ from typing import Any
 
 from perfsuite import Case
 from perfsuite.dry.driver import dry_run
-from perfsuite.results.counts import KeptObjects
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 
@@ -14,8 +13,10 @@ def passed(case: Case, directory: Path, *, leaks: str = "", **how: Any) -> Run:
     """Make a dry run that must pass. `leaks` is the type of objects that each step is known to keep."""
     run = dry_run(case, directory, **how)
     assert run.failure is None, f"{run.failure.message}\n{run.failure.traceback}"
-    kept = {name for entry in run.counts for name in (entry.counts.kept or KeptObjects()).by_type}
-    assert leaks in kept if leaks else not kept, kept
+    kept = [entry.counts.kept for entry in run.counts if entry.counts.kept is not None]
+    types = {name for objects in kept for name in objects.by_type}
+    assert leaks in types if leaks else not types, types
+    assert not any(objects.graphs for objects in kept), kept
     return run
 
 

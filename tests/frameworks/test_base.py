@@ -27,7 +27,6 @@ from perfsuite.frameworks.base import missing_package, optional_packages, requir
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
-from perfsuite.results.counts import KeptObjects
 from perfsuite.results.rank_report import COLD, START_UP, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED
@@ -61,7 +60,8 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
         parts = ["imports", *(["process group"] if case.topology.world_size > 1 else [])]
         named = {name.removeprefix(COLD) for name in result.spans}
         assert {START_UP, *(f"{START_UP}: {part}" for part in parts)} <= named
-    assert not [entry for entry in result.counts if entry.counts.kept not in (None, KeptObjects())]
+    kept = [entry.counts.kept for entry in result.counts if entry.counts.kept is not None]
+    assert not any(objects.total or objects.graphs for objects in kept), kept
     return result
 
 

@@ -63,7 +63,9 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
         )
     changes = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
     changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
-    sys.meta_path.insert(0, _Finder(list(itertools.chain(*changes.values()))))
+    finder = _Finder(list(itertools.chain(*changes.values())))
+    # Finders in front of Python's own can wait for nanotron's modules, for example to recognise checkpoints.
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
     trainer: Any = importlib.import_module("nanotron.trainer")
     trainer.wandb = None
     if cpu:

@@ -103,3 +103,21 @@ def test_rms_norm() -> None:
     weight = torch.randn(8)
     out = compat.layer_norm_fn(x, weight, None, eps=1e-5, is_rms_norm=True, residual=None)
     torch.testing.assert_close(out, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
+
+
+WATCHED = """
+import torch
+from perfsuite.frameworks.nanotron import compat
+from perfsuite.worker.spans import events
+
+events.watch()
+compat.load(cpu=True, flash_attn=False)
+from nanotron import trainer
+print(hasattr(trainer.save, "is_event"), end="")
+"""
+
+
+@pytest.mark.launch
+def test_its_finder_hides_no_import_from_others() -> None:
+    """Checkpoints are recognised by a finder that waits for nanotron's modules."""
+    assert python(WATCHED) == "True"

@@ -31,4 +31,6 @@ def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> 
 def test_resumed_pipeline_continues_unchanged(pipeline: Run, tmp_path: Path) -> None:
     resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
     assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)
+    for event in ("save checkpoint", "load checkpoint"):
+        assert resumed.spans[event].steps == (0, 0), "random states have a file of their own"
     assert not (tmp_path / "checkpoints").exists()
