@@ -83,7 +83,7 @@ class DryRank:
         self, case: Case, report: RankReport, machine: Machine, directory: Path, counted_steps: int = 1
     ) -> None:
         self.case = case
-        self.steps = StepsToCount.consecutive(counted_steps, case.total_steps)
+        self.steps = StepsToCount.consecutive(counted_steps, case.total_steps, left=STEPS_OF_GROWTH)
         self.last_step = self.steps.until + STEPS_OF_GROWTH
         self.report = report
         self.framework: Framework = framework_of(case)

@@ -40,9 +40,9 @@ CONSECUTIVE = 12
 done every 10th step."""
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
-"""Minimum number of steps that must remain for counting kept objects. In the first, counting frees its data.
-The first half of the growth needs one step, and the second half two, so that holders can be found (see
-`Growth`)."""
+"""Minimum number of steps of a launch that must be left for counting kept objects. In the first, counting
+frees its data. The first half of the growth needs one step, and the second half two, so that holders can be
+found (see `Growth`)."""
 
 
 class StepsToCount(NamedTuple):
@@ -60,10 +60,10 @@ class StepsToCount(NamedTuple):
         return cls(until=COUNTED_STEP, late=total if total - max_warmup > FEWEST_TIMED else None)
 
     @classmethod
-    def consecutive(cls, number: int, total: int) -> StepsToCount:
-        """Return `number` consecutive steps, or as many as can be counted in a launch of `total` steps."""
+    def consecutive(cls, number: int, total: int, left: int = FEWEST_OF_GROWTH) -> StepsToCount:
+        """Return `number` consecutive steps, or as many as can be counted if `left` of `total` are left."""
         until = COUNTED_STEP - 1 + number
-        return cls(until=max(COUNTED_STEP, min(until, total - FEWEST_OF_GROWTH)), late=None)
+        return cls(until=max(COUNTED_STEP, min(until, total - left)), late=None)
 
 
 class Collective(Data):
