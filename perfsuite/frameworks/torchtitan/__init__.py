@@ -12,6 +12,7 @@ from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
+from perfsuite.errors import MismatchError
 from perfsuite.frameworks import base
 from perfsuite.frameworks.base import (
     DryPlan,
@@ -31,6 +32,14 @@ ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
 SPLIT_CONTEXT = re.compile(r"--parallelism\.context_parallel_degree=(?!1$)\d+")
 """An override with which several ranks share each sequence. torchtitan's kernels for this need a GPU."""
+
+
+def old_torch() -> str | None:
+    """Return why the installed torch is too old for torchtitan, or None. Imports no torch."""
+    if torch_build.release() >= MIN_TORCH:
+        return None
+    needed = ".".join(map(str, MIN_TORCH))
+    return f"torchtitan 0.3 needs torch {needed} or newer, but this is {torch_build.summary()}"
 
 
 class TorchTitan(Framework):
@@ -86,9 +95,9 @@ class TorchTitan(Framework):
         return "-".join([self.name, *module, *words, *changed_fields(self, skip=OF_REGISTRY)])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if torch_build.release() < MIN_TORCH:
-            needed = ".".join(map(str, MIN_TORCH))
-            return f"torchtitan 0.3 needs torch {needed} or newer, but this is {torch_build.summary()}"
+        too_old = old_torch()
+        if too_old is not None:
+            return too_old
         if not self.disable_cuda_graphs and machine.device == "cpu":
             return "disable_cuda_graphs=False uses CUDA graphs, which need a GPU"
         if machine.device == "cpu" and any(map(SPLIT_CONTEXT.fullmatch, self.overrides)):
@@ -153,6 +162,10 @@ class TorchTitan(Framework):
 
     def load(self, case: Case, device: Any) -> None:
         from perfsuite.frameworks.torchtitan import compat
+
+        too_old = old_torch()  # the torch of an arm can differ from the one that `unsupported` has seen
+        if too_old is not None:
+            raise MismatchError(too_old)
 
         compat.before_import(device.type)
         import perfsuite.frameworks.torchtitan.trainer  # noqa: F401

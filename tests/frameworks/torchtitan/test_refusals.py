@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite import Case, Framework, LoRA, TorchTitan
+from perfsuite.case import torch_build
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, MismatchError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect
 from tests.frameworks.refusals import TAKES, check_refusal, row
@@ -29,6 +31,13 @@ IN_PARTS = (
 )
 SCALED = {"rope_type": "llama3", "factor": 8.0}
 YARN = {"type": "yarn", "factor": 2.0}
+
+
+def test_an_arms_old_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases are checked with the torch of this environment, but an arm can have an older torch."""
+    monkeypatch.setattr(torch_build, "release", lambda: (2, 12))
+    with pytest.raises(MismatchError, match=r"^torchtitan 0\.3 needs torch 2\.13 or newer, but this is "):
+        TITAN.load(SMALL, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
