@@ -51,7 +51,7 @@ class Host(NamedTuple):
     event_s: float = 475e-6  # to record an event, or to let a stream wait for it
     launch_s: float = 5e-6  # until an idle stream begins its new work
     read_s: float = 12e-6  # until the host continues after the GPU has finished
-    factor: float = 1.0  # factor by which all of these times are multiplied on another host
+    factor: float = 1.0  # factor by which these times, except for `launch_s`, are multiplied on another host
 
     def call_s(self, entry: Entry) -> float:
         """Return the seconds that the host takes to issue an entry."""
