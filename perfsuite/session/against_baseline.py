@@ -128,7 +128,8 @@ class AgainstBaseline(Mode):
             return None
         self.setup.progress.say(f"running {task.case.id} dry, to predict its speed")
         facts = predicted(result.healthy_runs[-1], RunDir.of_prediction(task.directory).path)
-        return facts.replace(forecast=self.setup.forecasts(task.machine.device_name).of(task.case.id))
+        forecasts = self.setup.forecasts(task.machine.device_name, task.directory.parent)
+        return facts.replace(forecast=forecasts.of(task.case.id))
 
     def _can_be_accepted(self, verdict: Verdict) -> bool:
         return verdict.is_recorded or self.options.policy.min_launches >= baseline.MIN_ACCEPTED

@@ -54,7 +54,7 @@ class Dry(Mode):
         stored = store.find(target, case)
         number = self.options.steps_to_count(case)
         self.setup.progress.begin(case.id, COUNTED_STEP - 1 + number, 1, case.unit)
-        run = self._with_forecast(self._runs.result(task))
+        run = self._with_forecast(self._runs.result(task), task)
         launches.runs.append(run)
         file = stored.file if stored else store.local_file(target, case.id)
         verdict = self._uncounted(run, target, is_known=stored is not None)
@@ -82,11 +82,11 @@ class Dry(Mode):
             interconnect=self.options.interconnect,
         )
 
-    def _with_forecast(self, run: Run) -> Run:
+    def _with_forecast(self, run: Run, task: Task) -> Run:
         """Return a dry run with a forecast from the cases that were measured on the same kind of GPU."""
         if run.dry_facts is None or run.dry_facts.expected is None:
             return run
-        forecasts = self.setup.forecasts(run.machine.device_name)
+        forecasts = self.setup.forecasts(run.machine.device_name, task.directory.parent)
         return run.replace(dry_facts=forecasts.added(run.dry_facts, run.case.id))
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:

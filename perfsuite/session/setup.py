@@ -161,10 +161,15 @@ class Setup:
         """The local store."""
         return Store(self.options.store)
 
-    def forecasts(self, device_name: str) -> Forecasts:
-        """Return the measurements and forecasts on a kind of GPU that the store had at the first call."""
+    def forecasts(self, device_name: str, session: Path) -> Forecasts:
+        """Return the measurements and forecasts on a kind of GPU that the store had at the first call.
+
+        Those of the current session (the name of the directory `session`) are left out. Otherwise the result
+        of a case would already have closed the forecast with which it is compared.
+        """
         if device_name not in self._forecasts:
-            self._forecasts[device_name] = Forecasts(self.store.results(), device_name)
+            earlier = [file for file in self.store.results() if file.parent.name != session.name]
+            self._forecasts[device_name] = Forecasts(earlier, device_name)
         return self._forecasts[device_name]
 
     @cached_property

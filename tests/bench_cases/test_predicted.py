@@ -15,11 +15,17 @@ from bench_cases.predicted import (
 )
 from bench_cases.published import Comparison, PublishedFigure, PublishedFile, Row
 from perfsuite import documents
+from perfsuite.analysis.step_time.prediction import step_time
+from perfsuite.analysis.step_time.streams import reported_step
 from perfsuite.case.hardware import PRODUCTS
+from perfsuite.dry.machine import pretended_gpu
 from perfsuite.errors import CaseError
-from perfsuite.results.dry_facts import DryFacts
+from perfsuite.results import device_log_file
+from perfsuite.results.counts import Collective, Counts, RankCounts
+from perfsuite.results.device_log import Communicate, Kernel
+from perfsuite.results.dry_facts import DryFacts, roofline
 from perfsuite.results.session_file import SessionFile
-from tests.bench_cases.published_steps import A100, H100, STEPS
+from tests.bench_cases.published_steps import A100, H100, MORE, STEPS, PublishedStep
 from tests.counted import make_dry, make_expected
 from tests.samples import make_session_file
 
@@ -41,6 +47,30 @@ def test_one_factor_predicts_the_rest_of_a_cluster(name: str) -> None:
     spread = with_one_factor(cluster(name))
     assert spread.median <= WITH_ONE_FACTOR[name].median
     assert spread.nine_of_ten <= WITH_ONE_FACTOR[name].nine_of_ten
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_no_published_step_is_predicted_below_its_roofline(step: PublishedStep) -> None:
+    log = reported_step(device_log_file.read(step.log(MORE)))
+    flops = sum(entry.flops for entry in log if isinstance(entry, Kernel))
+    collectives = [
+        Collective(
+            kind=entry.kind,
+            ranks=entry.ranks,
+            apart=entry.apart,
+            dtype="",
+            phase=entry.phase,
+            count=1,
+            bytes=entry.bytes,
+        )
+        for entry in log
+        if isinstance(entry, Communicate)
+    ]
+    counts = RankCounts(ranks=(0,), counts=Counts(flops={"forward": flops}, collectives=tuple(collectives)))
+    machine = pretended_gpu(step.product, step.case.topology)
+    least = roofline([counts], step.case, machine, tokens=1)
+    assert least is not None
+    assert step_time(log, step.machine).total_s > least.step_s
 
 
 def test_the_tables_have_seventeen_rows() -> None:

@@ -2,12 +2,15 @@
 
 python -m tests.benchmarks.forecasts                  # from the stored predictions, in seconds
 python -m tests.benchmarks.forecasts record FILE      # predict the cases of one H100 again (10 minutes)
+python -m tests.benchmarks.forecasts time             # measure what forecasts of 12 cases cost (10 minutes)
 
 `record` writes the predictions without reading any measurement, and prints the digest of the file.
 """
 
 import argparse
+import contextlib
 import itertools
+import os
 import sys
 import tempfile
 import time
@@ -27,6 +30,7 @@ from tests.bench_cases.forecast_cases import CLUSTERS, PREDICTED, PredictedFile,
 from tests.benchmarks import show_table
 from tests.gpu.test_day import SCRIPT, WIDE
 
+TIMED = 12  # number of cases whose forecasts are timed
 KNOWN = (1, 2, 3)  # a forecast is made from this many measured cases, and also from all other cases
 
 
@@ -70,6 +74,27 @@ def record(file: Path) -> None:
     print(digest(file))
 
 
+def time_forecasts() -> None:
+    """Run cases for one H100 dry, forecast each from all others, and print the CPU seconds of each part."""
+    measured = {case.case_id: case for case in one_h100()}
+    chosen = [case for case in WIDE if case.id in measured][:TIMED]
+    before = os.times()
+    for case in chosen:
+        with tempfile.TemporaryDirectory() as directory:
+            dry_run(case, Path(directory))
+    after = os.times()
+    for case in chosen:
+        others = [measured[other] for other in measured if other != case.id]
+        with contextlib.suppress(PredictionError):
+            forecast(measured[case.id].expected, others)
+    fitted = os.times()
+    dry_s = after.children_user + after.children_system - before.children_user - before.children_system
+    replay_s = after.user + after.system - before.user - before.system
+    fit_s = fitted.user + fitted.system - after.user - after.system
+    headings = ("cases", "dry runs", "reading and replaying", "fitting")
+    show_table(headings, [(str(len(chosen)), f"{dry_s:.0f} s", f"{replay_s:.1f} s", f"{fit_s:.2f} s")])
+
+
 def _row(one: Tried) -> tuple[str, ...]:
     case = one.case
     error = case.expected.step_s / case.step_s - 1
@@ -99,13 +124,16 @@ def _coverage(cluster: str, cases: Sequence[MeasuredCase], host: bool) -> Iterat
 
 
 def main() -> None:
-    """Print how many forecasts held, and those for one H100. With `record`, write predictions instead."""
+    """Print how many forecasts held, and those for one H100. A command does something else instead."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", nargs="?", choices=("record",))
+    parser.add_argument("command", nargs="?", choices=("record", "time"))
     parser.add_argument("file", nargs="?", type=Path, default=PREDICTED)
     given = parser.parse_args()
     if given.command == "record":
         record(given.file)
+        return
+    if given.command == "time":
+        time_forecasts()
         return
     tables = {**{cluster: cases_of(cluster) for cluster in CLUSTERS}, "one H100": one_h100()}
     show_table(

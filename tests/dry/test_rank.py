@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 
 from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Topology, Trainer
+from perfsuite.analysis.step_time.streams import reported_step
 from perfsuite.dry.driver import NO_BF16_ROOFLINE
 from perfsuite.launch.arm import Arm
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
+from perfsuite.results import device_log_file
+from perfsuite.results.device_log import Communicate
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.counting.flops import count
 from tests.dry.runs import passed
 from tests.dry.twins import LATER, check_ranks, check_twin
@@ -104,11 +108,18 @@ def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
     assert environment["threads"] == "3"
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, RunDir]:
+    """Return a dry run of hybrid sharding as on a GPU, and its directory."""
+    directory = tmp_path_factory.mktemp("hybrid")
+    return passed(HYBRID.replace(hardware="h100"), directory), RunDir(directory)
+
+
 @pytest.mark.smoke
-def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
+def test_hybrid_sharding_runs_dry_as_on_a_gpu(hybrid: tuple[Run, RunDir]) -> None:
     """Each rank reduces its shard of the gradients in fp32, together with its twin in the other group."""
-    case = HYBRID.replace(hardware="h100")
-    run = passed(case, tmp_path)
+    run, _ = hybrid
+    case = run.case
     assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
     assert {"aten._scaled_dot_product_cudnn_attention", "aten.silu_backward"} <= run.counts[
         0
@@ -120,6 +131,28 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
             "reduce_scatter": (2, 1, gradients),
             "all_reduce": (2, 2, gradients / 2),
         }
+
+
+@pytest.mark.smoke
+def test_the_log_has_the_order_of_the_framework(hybrid: tuple[Run, RunDir]) -> None:
+    """FSDP2 gathers, reduces among shards and reduces among groups in a stream of its own each.
+
+    In backward, it gathers the parameters of the next layer before the GPU needs them.
+    """
+    step = reported_step(device_log_file.read(hybrid[1].device_log(0)))
+    calls = {entry.kind: entry.stream for entry in step if isinstance(entry, Communicate)}
+    assert len({0, *calls.values()}) == 4
+    kinds = [entry.kind for entry in step if isinstance(entry, Communicate) and entry.phase == "backward"]
+    assert kinds[:3] == ["all_gather", "all_gather", "reduce_scatter"]
+
+
+@pytest.mark.smoke
+def test_a_dry_run_predicts_the_time_of_its_step(hybrid: tuple[Run, RunDir]) -> None:
+    facts = known(hybrid[0].dry_facts)
+    step = known(facts.expected)
+    assert facts.no_expected is None
+    assert step.parallelism == "sharded"
+    assert step.host_s > step.matmul_s > 0, "a tiny model waits for the host"
 
 
 @pytest.mark.nightly

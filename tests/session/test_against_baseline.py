@@ -12,17 +12,27 @@ from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.counts import Counts, merged
-from perfsuite.results.dry_facts import DryFacts
+from perfsuite.results.dry_facts import DryFacts, Forecast
 from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.profile import of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import Store
 from perfsuite.session import against_baseline, setup
 from perfsuite.session.plan import Budget
 from perfsuite.verdict.judge import Policy
 from tests.analysis.step_time.test_forecast import step
-from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
+from tests.samples import (
+    DISTURBED,
+    make_case,
+    make_figures,
+    make_gpu_machine,
+    make_result,
+    make_run,
+    make_session_file,
+    metric_check,
+)
 from tests.session.making import PASSED, RECORDED, Sessions, reviewed
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
@@ -359,6 +369,7 @@ def test_which_cases_are_profiled(
 
 
 EXPECTED = step(1)
+INTERVAL = Forecast(low_s=1.1, high_s=1.3, cases=("a",), gpu_factor=1.2, host_factor=None)
 
 
 class Predictions(Sessions):
@@ -389,6 +400,14 @@ def test_a_first_baseline_is_compared_with_a_dry_run(predictions: Predictions) -
     assert documents.read(Path(result.baseline_file), Baseline).expected == EXPECTED
     run, directory = predictions.predicted.call_args.args
     assert (run, directory.name) == (result.runs[-1], "prediction")
+
+
+def test_a_measured_case_has_the_forecast_of_an_earlier_dry_run(predictions: Predictions) -> None:
+    promised = DryFacts(expected=EXPECTED, forecast=INTERVAL)
+    run = make_run(case=predictions.case, machine=make_gpu_machine(), dry=True, dry_facts=promised)
+    session = Store(predictions.directory / "store").new_session()
+    documents.write(session.results, make_session_file(make_result(run, before=None)))
+    assert predictions.measure().prediction == promised
 
 
 def test_the_same_work_has_the_expected_time_of_its_baseline(predictions: Predictions) -> None:

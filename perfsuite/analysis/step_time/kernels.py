@@ -38,6 +38,10 @@ SHORT_SEQUENCE = 512  # length at which attention reaches about half of its spee
 LONG_SEQUENCE = 8192  # length for which the accelerators' shares of the peak are given
 UNFUSED_SPEED = 0.5  # relative speed of attention in fp32 or with the memory-efficient kernel
 ATTENTION_KERNELS = 3
+FP32_ON_TENSOR_CORES = 1 / 6
+"""The largest share of the 16-bit peak that attention in fp32 reaches. Since compute capability 8.0, its
+kernels replace each product with three in TF32 (`OpMultiplyAddFastF32` in torch's gemm_kernel_utils.h). The
+peak in TF32 is half of the 16-bit peak. This bound changed no prediction in docs/evidence/step-times.md."""
 
 STRIDED_SPEED = 0.75  # relative speed of a kernel on a tensor that is not contiguous
 CACHED_SPEED = 1.6  # relative speed if the tensors were just written and are in the cache
@@ -86,6 +90,7 @@ class Device(NamedTuple):
     peak_16bit: float  # FLOP/s
     peak_fp32: float
     speed: Speed
+    has_tf32: bool = True
 
     @classmethod
     def of(cls, name: str, product: Accelerator | None) -> Device:
@@ -94,7 +99,8 @@ class Device(NamedTuple):
             raise PredictionError(
                 f"the times of kernels on {name} are unknown (accelerators.json has no speeds of it)"
             )
-        return cls(1e12 * product.peak_16bit, 1e12 * product.peak_fp32, product.speed)
+        has_tf32 = product.capability >= 80
+        return cls(1e12 * product.peak_16bit, 1e12 * product.peak_fp32, product.speed, has_tf32)
 
     def slower(self, factor: float) -> Device:
         """Return a device whose kernels take this many times as long."""
@@ -102,7 +108,12 @@ class Device(NamedTuple):
             memory_gb_s=self.speed.memory_gb_s / factor,
             shortest_kernel_us=self.speed.shortest_kernel_us * factor,
         )
-        return Device(self.peak_16bit / factor, self.peak_fp32 / factor, speed)
+        return Device(self.peak_16bit / factor, self.peak_fp32 / factor, speed, self.has_tf32)
+
+    @property
+    def peak_fp32_attention(self) -> float:
+        """Largest FLOP/s of attention in fp32."""
+        return self.peak_16bit * FP32_ON_TENSOR_CORES if self.has_tf32 else self.peak_fp32
 
     @property
     def bytes_per_s(self) -> float:
@@ -173,7 +184,10 @@ def _attention_s(kernel: Kernel, device: Device) -> float:
         share *= UNFUSED_SPEED
     # The kernels skip the pairs that a causal mask hides, but the counted FLOPs include these pairs.
     flops = kernel.flops / 2 if is_causal and queries == keys else kernel.flops
-    return flops / (device.peak_16bit * share) + ATTENTION_KERNELS * device.gap_s
+    rate = device.peak_16bit * share
+    if kernel.dtype == "float32":
+        rate = min(rate, device.peak_fp32_attention)
+    return flops / rate + ATTENTION_KERNELS * device.gap_s
 
 
 def _memory_s(kernel: Kernel, device: Device) -> float:

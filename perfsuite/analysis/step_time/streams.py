@@ -51,7 +51,7 @@ class Host(NamedTuple):
     event_s: float = 475e-6  # to record an event, or to let a stream wait for it
     launch_s: float = 5e-6  # until an idle stream begins its new work
     read_s: float = 12e-6  # until the host continues after the GPU has finished
-    factor: float = 1.0  # factor by which all of these times are multiplied on another host
+    factor: float = 1.0  # factor by which these times, except for `launch_s`, are multiplied on another host
 
     def call_s(self, entry: Entry) -> float:
         """Return the seconds that the host takes to issue an entry."""
@@ -121,11 +121,12 @@ def reported_step(entries: Sequence[Entry]) -> Sequence[Entry]:
     for number in (COUNTED_STEP - 1, COUNTED_STEP):
         if number not in ends:
             raise PredictionError(CUT_SHORT.format(f"it does not reach the end of step {number}"))
-    recorded = {entry.event for entry in entries if isinstance(entry, RecordEvent)}
+    recorded: set[int | None] = {entry.event for entry in entries if isinstance(entry, RecordEvent)}
+    recorded.add(None)  # the host waits for all work, and not for an event
     begun = {entry.number for entry in entries if isinstance(entry, Communicate)}
     step = entries[ends[COUNTED_STEP - 1] + 1 : ends[COUNTED_STEP]]
     for entry in step:
-        if isinstance(entry, StreamWait) and entry.event not in recorded:
+        if isinstance(entry, (StreamWait, HostWait)) and entry.event not in recorded:
             raise PredictionError(CUT_SHORT.format(f"event {entry.event} is awaited but not recorded"))
         if isinstance(entry, CollectiveWait) and entry.number not in begun:
             raise PredictionError(CUT_SHORT.format(f"collective {entry.number} is awaited but not begun"))

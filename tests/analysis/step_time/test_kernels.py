@@ -87,9 +87,18 @@ def test_a_causal_mask_halves_the_work() -> None:
 
 
 def test_short_sequences_and_fp32_slow_attention() -> None:
-    whole = kernel_s(attention(8192, causal=False), DEVICE)[1]
-    assert kernel_s(attention(512, causal=False), DEVICE)[1] > 1.8 * whole
-    assert kernel_s(attention(8192, causal=False, dtype="float32"), DEVICE)[1] == 2 * whole
+    device = DEVICE._replace(speed=PLAIN._replace(attention_share=0.3))
+    whole = kernel_s(attention(8192, causal=False), device)[1]
+    assert kernel_s(attention(512, causal=False), device)[1] > 1.8 * whole
+    assert kernel_s(attention(8192, causal=False, dtype="float32"), device)[1] == 2 * whole
+
+
+@pytest.mark.parametrize(("name", "tflop_s"), [(A100, 312 / 6), (H100, 989.5 / 6), (V100, 15.7)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_attention_in_fp32_has_its_own_peak(name: str, tflop_s: float, times: int) -> None:
+    device = Device.of(name, PRODUCTS[name]).slower(times)
+    work = attention(1 << 16, causal=False, dtype="float32")
+    assert kernel_s(work, device)[1] == pytest.approx(times * work.flops / (1e12 * tflop_s), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", [A100, H100, V100])

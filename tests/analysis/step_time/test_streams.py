@@ -118,7 +118,8 @@ def whole(step: Sequence[Entry]) -> list[Entry]:
 
 
 def test_the_fourth_step_is_reported() -> None:
-    assert reported_step(whole([kernel(2)])) == [kernel(2)]
+    step: list[Entry] = [kernel(2), HostWait(None)]
+    assert reported_step(whole(step)) == step
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,7 @@ def test_the_fourth_step_is_reported() -> None:
         ([], "end of step 3"),
         (whole([kernel(1)])[:-1], "end of step 4"),
         (whole([kernel(1), StreamWait(0, 7)]), "event 7 is awaited but not recorded"),
+        (whole([kernel(1), HostWait(7)]), "event 7 is awaited but not recorded"),
         (whole([kernel(1), CollectiveWait(0, 7)]), "collective 7 is awaited but not begun"),
     ],
 )
