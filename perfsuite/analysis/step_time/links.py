@@ -66,7 +66,8 @@ def collective_s(call: Communicate, links: Links) -> float:
         return begin_s + _sent(call) / _rate_inside(call, links)
     if links.between is None:
         raise PredictionError(
-            f"{call.kind} among {ranks} ranks uses the network between machines, whose speed is unknown"
+            f"{call.kind} among {ranks} ranks uses the network between machines, whose speed is unknown. For "
+            "simulated machines, give it (--interconnect, or --perf-interconnect of pytest)"
         )
     here = ranks_on_one_machine(call.apart, links.devices)
     sent = _sent(call)
