@@ -126,9 +126,10 @@ def test_step_counters_are_no_host_reads(foreach: bool) -> None:
 def test_only_gpu_tensors_make_the_host_wait(
     monkeypatch: pytest.MonkeyPatch, device: str, reads: int
 ) -> None:
-    counter = StepCounter([Training().optimizer])
+    optimizer = Training().optimizer  # created now, because a build for CUDA would look for a driver later
+    counter = StepCounter([optimizer])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    on_a_gpu = StepCounter([Training().optimizer])
+    on_a_gpu = StepCounter([optimizer])
     value: Any = SimpleNamespace(device=torch.device(device))
     assert on_a_gpu._is_waited_for(value) == bool(reads)
     assert counter._is_waited_for(value), "without a GPU all reads are counted"
