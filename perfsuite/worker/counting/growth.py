@@ -78,6 +78,7 @@ class Growth:
         new = self._find_new() if is_last else {}
         if not self._counts:
             _count_types(gc.get_objects(0))  # fills caches that counting itself uses
+        _forget_received_storages()
         _collect()
         census, graphs = _census()
         self._counts.append(census)
@@ -198,6 +199,17 @@ def _collect() -> None:
     """
     for generation in range(3):
         gc.collect(generation)
+
+
+def _forget_received_storages() -> None:
+    """Drop torch's records of storages that loader workers have sent, and that are freed by now.
+
+    torch itself drops them whenever it has 128 records, so they are no growth.
+    """
+    cache = getattr(sys.modules.get("torch.multiprocessing.reductions"), "shared_cache", None)
+    if cache is not None:
+        with cache.lock:
+            cache.free_dead_references()
 
 
 def _per_step(growth: int, steps: int) -> int:

@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
@@ -162,6 +163,16 @@ def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
             LEAK.update({each: Spec() for each in range(1000)})
 
     assert kept(fill) == KeptObjects(graphs=0)
+
+
+def test_records_of_received_storages_are_no_growth() -> None:
+    """torch drops the records of freed storages, but only whenever it has 128 of them."""
+
+    def receive(number: int) -> None:
+        storage = torch.ones(1).untyped_storage()
+        reductions.shared_cache["test", number] = reductions.StorageWeakRef(storage)
+
+    assert kept(receive) == KeptObjects(graphs=0)
 
 
 def test_less_than_one_object_per_step_is_none() -> None:
