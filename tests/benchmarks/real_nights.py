@@ -1,0 +1,171 @@
+"""Launches real nights on a machine that became slower, with a reference and with one case whose code did.
+
+python -m tests.benchmarks.real_nights NEW_DIRECTORY [--nights 10] [--slower "cgexec -g cpu:slow"]
+
+This clones the repository into a new directory, and adds three cases that each take about ten seconds. On the
+machine as it is, it accepts baselines of two sessions. Then it makes the code of one case 10% slower, and
+launches nights with the commit of the baselines as the reference. `--slower` is a command that slows down all
+processes of a night. In a control group, for example, a CPU quota does so.
+
+A night is a row: the change of tokens/s that the reference shows, and the verdict on each case. Only the
+changed case may be `regressed`.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.results.metric import STEP_S_P50, TOKENS_PER_S
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import Store
+from tests.benchmarks import show_table
+
+ROOT = Path(__file__).parents[2]
+CASES = """
+import pytest
+
+from perfsuite import DDP, Accelerate, Case, Lightning, Topology
+
+LLAMA = Case(
+    model="llama-tiny",
+    framework=DDP(),
+    sequence_length=128,
+    micro_batch=4,
+    topology=Topology(processes_per_node=2),
+    hardware="cpu",
+    steps=60,
+    timeout_s=300,
+)
+CASES = [
+    LLAMA,
+    LLAMA.replace(framework=Accelerate(strategy="ddp")),
+    LLAMA.replace(framework=Lightning(strategy="ddp")),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_night(bench, case):
+    bench(case)
+"""
+FILE = Path("bench_cases", "test_nights.py")
+CHANGED = Path("perfsuite", "frameworks", "ddp.py")
+BEFORE = "        float8.convert(self.float8, whole, ranks.device)\n"
+"""A line of `DDP.build`. After this line, the change adds a hook to the model."""
+HOOK = "        whole.register_forward_hook(_work_more)\n"
+WORK_MORE = """
+
+def _work_more(*_: object) -> None:
+    import time
+
+    end = time.perf_counter() + {seconds}
+    while time.perf_counter() < end:
+        pass
+"""
+SLOWER_BY = 0.10  # share of the step time by which the changed case becomes slower
+LAUNCHES = "5"  # launches of each case in a session of the baseline
+
+
+class Clone:
+    """A clone of this repository in which nights are launched."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = Store(directory / ".perfsuite")
+        self.environment = {**os.environ, "PYTHONPATH": str(directory)}
+        subprocess.run(["git", "clone", "--quiet", ROOT, directory], check=True)
+        (directory / FILE).write_text(CASES)
+        self.commit("add the cases of the nights")
+
+    def commit(self, subject: str) -> str:
+        """Commit all changes, and return the commit."""
+        author = ("-c", "user.name=nights", "-c", "user.email=nights@localhost")
+        git = ["git", "-C", str(self.directory), *author]
+        subprocess.run([*git, "add", "--all", "bench_cases", "baselines", "perfsuite"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--message", subject], check=True)
+        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+        return head.stdout.strip()
+
+    def python(self, *words: str, prefix: Sequence[str] = ()) -> int:
+        """Run a module of Python in the clone, and return its exit status. Its output goes to a log."""
+        with (self.directory / "nights.log").open("a") as log:
+            return subprocess.run(
+                [*prefix, sys.executable, "-m", *words],
+                cwd=self.directory,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                check=False,
+            ).returncode
+
+    def session(self, *options: str, prefix: Sequence[str] = ()) -> SessionFile:
+        """Measure the cases with these options, and return the session."""
+        earlier = set(self.store.results())
+        self.python("pytest", str(FILE), "-p", "no:cacheprovider", *options, prefix=prefix)
+        (results,) = set(self.store.results()) - earlier
+        return documents.read(results, SessionFile)
+
+
+def accept_baselines(clone: Clone) -> str:
+    """Accept baselines of two sessions, and return their commit."""
+    for sessions in ("1", "2"):
+        clone.session(f"--perf-min-launches={LAUNCHES}", f"--perf-record-launches={LAUNCHES}")
+        accept = ("baseline", "accept", "*-steps60-*", "--sessions", sessions, "--reason", "nights")
+        if clone.python("perfsuite", *accept):
+            raise RuntimeError(f"no baseline was accepted: see {clone.directory / 'nights.log'}")
+        commit = clone.commit(f"accept baselines of {sessions} sessions")
+    return commit
+
+
+def step_s(clone: Clone) -> float:
+    """Return the seconds of a step of the case that is to be changed, in the newest session."""
+    session = documents.read(clone.store.results()[-1], SessionFile)
+    runs = next(result.runs for result in session.results if result.case_id.startswith("ddp-"))
+    seconds = STEP_S_P50.of(runs[-1].figures)
+    if seconds is None:
+        raise RuntimeError(f"the step time of {runs[-1].case.id} is unknown")
+    return seconds
+
+
+def slow_down(clone: Clone, seconds: float) -> None:
+    """Make each step of DDP longer by this many seconds."""
+    file = clone.directory / CHANGED
+    text = file.read_text()
+    if text.count(BEFORE) != 1:
+        raise RuntimeError(f"{CHANGED} has changed: it must contain {BEFORE.strip()!r} once")
+    file.write_text(text.replace(BEFORE, BEFORE + HOOK) + WORK_MORE.format(seconds=seconds))
+    clone.commit("make DDP slower")
+
+
+def night(clone: Clone, reference: str, prefix: Sequence[str]) -> list[str]:
+    """Launch a night. Return the change of the machine's speed, and the verdict on each case."""
+    options = (f"--perf-reference={reference}", "--perf-canaries=3", "--perf-tolerance=3%")
+    session = clone.session(*options, prefix=prefix)
+    changes = () if session.reference is None else session.reference.changes
+    moved = [f"{change.change:+.1%}" for change in changes if change.metric == TOKENS_PER_S.name]
+    verdicts = [f"{result.verdict.outcome}, {result.verdict.launches}" for result in session.results]
+    return [" ".join(moved) or "unknown", *verdicts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--nights", type=int, default=10)
+    parser.add_argument("--slower", default="", help="command that slows down its arguments")
+    given = parser.parse_args()
+    clone = Clone(given.directory.absolute())
+    reference = accept_baselines(clone)
+    slow_down(clone, SLOWER_BY * step_s(clone))
+    rows = (
+        [str(number), *night(clone, reference, shlex.split(given.slower))]
+        for number in range(1, given.nights + 1)
+    )
+    show_table(["night", "machine", "DDP, 10% slower", "Accelerate", "Lightning"], rows)
+
+
+if __name__ == "__main__":
+    main()
