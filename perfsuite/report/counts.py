@@ -146,9 +146,8 @@ def _kept_table(kept: KeptObjects) -> Table:
     rows = [("all types", amount(kept.total, "objects"))]
     rows += [(name, amount(count, "objects")) for name, count in most_first[:MOST_TYPES]]
     rows += [("tensors with an autograd graph", amount(kept.graphs, "objects"))] if kept.graphs else []
-    caption = (
-        f"Objects that Python's garbage collector tracks and that each step leaves behind{held_by(kept)}."
-    )
+    holders = held_by(kept.holders)
+    caption = f"Objects that Python's garbage collector tracks and that each step leaves behind{holders}."
     return Table(caption=caption, headers=("objects", "kept per step"), rows=rows)
 
 

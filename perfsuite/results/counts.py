@@ -147,6 +147,7 @@ class KeptObjects(Data):
     holders: tuple[str, ...] = ()  # containers that hold some of these objects, such as `dispatch._cache`
     # Tensors with an autograd graph per step. The collector does not track the graph's nodes. None: unknown.
     graphs: int | None = None
+    graph_holders: tuple[str, ...] = ()  # containers that hold some of these tensors
 
     @property
     def total(self) -> int:

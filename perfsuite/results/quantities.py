@@ -312,12 +312,12 @@ KEPT = Quantity(
 )
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 KEPT_GRAPHS = Quantity(
-    name="autograd graphs kept per step",
+    name="tensors with an autograd graph kept per step",
     unit="objects",
     read=lambda counts: (
         None
         if counts.kept is None or counts.kept.graphs is None
-        else {"autograd graphs kept per step": counts.kept.graphs}
+        else {"tensors with an autograd graph kept per step": counts.kept.graphs}
     ),
 )
 """A graph takes more memory than the tensor that keeps it, because it keeps activations."""

@@ -1,12 +1,12 @@
 """Describe in words how the counts of a step changed. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
-from perfsuite.results.counts import Collective, Counts, KeptObjects
+from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
 MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a sentence, largest change first
@@ -43,15 +43,15 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
     if quantity is quantities.KEPT_GRAPHS and now.kept is not None:
-        return held_by(now.kept)
+        return held_by(now.kept.graph_holders)
     if quantity is quantities.KEPT and before.kept is not None and now.kept is not None:
-        return _parts(before.kept.by_type, now.kept.by_type, "objects") + held_by(now.kept)
+        return _parts(before.kept.by_type, now.kept.by_type, "objects") + held_by(now.kept.holders)
     return ""
 
 
-def held_by(kept: KeptObjects) -> str:
-    """Return the holders of the objects, such as ", held by `dispatch._cache`"; empty if unknown."""
-    return f", held by {' and '.join(kept.holders)}" if kept.holders else ""
+def held_by(holders: Sequence[str]) -> str:
+    """Return the holders of kept objects, such as ", held by `dispatch._cache`"; empty if unknown."""
+    return f", held by {' and '.join(holders)}" if holders else ""
 
 
 def _parts(before: Mapping[str, int], now: Mapping[str, int], unit: Unit) -> str:

@@ -190,22 +190,9 @@ def explained_by_counts(
         finding for finding in counts.findings if any(_is_of(finding.span, check) for check in to_explain)
     ]
     if not findings:
-        return f"{THE_SAME} {_to_look_at(to_explain, run)}"
+        gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
+        return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'} and the machine"
     return min(findings, key=lambda finding: order.index(finding.outcome)).sentence
-
-
-def _to_look_at(checks: Sequence[Check], run: Run) -> str:
-    """Return what can change these checks if the work is the same, such as `kernels, NCCL and the machine`.
-
-    The machine is left out if all checks were judged against the session's reference.
-    """
-    if run.machine.device == "cuda":
-        causes = ["kernels", "NCCL"] if run.case.topology.world_size > 1 else ["kernels"]
-    else:
-        causes = ["packages", "threads"]
-    if any(check.against_reference is None for check in checks):
-        causes.append("the machine")
-    return " and ".join([", ".join(causes[:-1]), causes[-1]] if len(causes) > 1 else causes)
 
 
 def _is_of(span: str, check: Check) -> bool:

@@ -83,16 +83,19 @@ def time_forecasts() -> None:
         with tempfile.TemporaryDirectory() as directory:
             dry_run(case, Path(directory))
     after = os.times()
+    made = 0
     for case in chosen:
         others = [measured[other] for other in measured if other != case.id]
         with contextlib.suppress(PredictionError):
             forecast(measured[case.id].expected, others)
+            made += 1
     fitted = os.times()
     dry_s = after.children_user + after.children_system - before.children_user - before.children_system
     replay_s = after.user + after.system - before.user - before.system
     fit_s = fitted.user + fitted.system - after.user - after.system
-    headings = ("cases", "dry runs", "reading and replaying", "fitting")
-    show_table(headings, [(str(len(chosen)), f"{dry_s:.0f} s", f"{replay_s:.1f} s", f"{fit_s:.2f} s")])
+    headings = ("cases", "forecasts", "dry runs", "reading and replaying", "fitting")
+    seconds = (f"{dry_s:.0f} s", f"{replay_s:.1f} s", f"{fit_s:.2f} s")
+    show_table(headings, [(str(len(chosen)), str(made), *seconds)])
 
 
 def _row(one: Tried) -> tuple[str, ...]:

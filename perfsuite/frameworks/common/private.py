@@ -182,6 +182,18 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _TORCH,
+        "the autograd graphs that steps keep are not counted",
+        {"without_torch_function": "torch._C:DisableTorchFunctionSubclass"},
+    ),
+    **_table(
+        "reader",
+        _TORCH,
+        "the autograd graphs that steps keep are not counted",
+        {"base_of_view": "torch:Tensor._base"},
+    ),
+    **_table(
+        "object",
+        _TORCH,
         f"the kernels of torch.compile are unknown, and {_UNCOUNTED}",
         {
             "compilation_metrics": "torch._dynamo.utils:get_compilation_metrics",

@@ -34,7 +34,7 @@ SPLIT_CONTEXT = re.compile(r"--parallelism\.context_parallel_degree=(?!1$)\d+")
 """An override with which several ranks share each sequence. torchtitan's kernels for this need a GPU."""
 
 
-def old_torch() -> str | None:
+def why_torch_is_too_old() -> str | None:
     """Return why the installed torch is too old for torchtitan, or None. Imports no torch."""
     if torch_build.release() >= MIN_TORCH:
         return None
@@ -95,7 +95,7 @@ class TorchTitan(Framework):
         return "-".join([self.name, *module, *words, *changed_fields(self, skip=OF_REGISTRY)])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        too_old = old_torch()
+        too_old = why_torch_is_too_old()
         if too_old is not None:
             return too_old
         if not self.disable_cuda_graphs and machine.device == "cpu":
@@ -163,7 +163,9 @@ class TorchTitan(Framework):
     def load(self, case: Case, device: Any) -> None:
         from perfsuite.frameworks.torchtitan import compat
 
-        too_old = old_torch()  # the torch of an arm can differ from the one that `unsupported` has seen
+        too_old = (
+            why_torch_is_too_old()
+        )  # the torch of an arm can differ from the one that `unsupported` has seen
         if too_old is not None:
             raise MismatchError(too_old)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from perfsuite.frameworks.common import own_list
+from perfsuite.frameworks.common import own_list, private
 from perfsuite.results.counts import KeptObjects
 from perfsuite.worker.counting.holders import holders_of
 from perfsuite.worker.observation.frozen import has_training_frozen
@@ -38,6 +38,7 @@ FROZEN_MEANWHILE = (
 )
 FROZEN = "the training has called gc.freeze: the objects that it froze do not count as kept by steps"
 DISABLED = "the training has turned Python's garbage collector off (gc.disable)"
+NO_GRAPHS = "the number of tensors with an autograd graph that each step keeps is unknown: "
 NO_HOLDERS = "the holders of the objects that steps keep are unknown: "
 
 
@@ -55,7 +56,8 @@ class Growth:
         self.notes: list[str] = []  # reasons why growth is unknown, and how the training uses the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # the collector does not track dicts of names and numbers
-        self._graphs: list[int] = []  # number of tensors with an autograd graph at each boundary
+        # Number of tensors with an autograd graph at each boundary. None: unknown.
+        self._graphs: list[int | None] = []
         self._frozen: list[int] = []  # number of frozen objects at each boundary
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
         self._full_collections = 0  # number of full collections until the previous boundary
@@ -80,9 +82,10 @@ class Growth:
             _count_types(gc.get_objects(0))  # fills caches that counting itself uses
         _forget_received_storages()
         _collect()
-        census, graphs = _census()
-        self._counts.append(census)
-        self._graphs.append(graphs)
+        objects = gc.get_objects()
+        self._counts.append(_count_types(objects))
+        self._graphs.append(self._count_graphs(objects))
+        del objects
         self._frozen.append(gc.get_freeze_count())
         if not is_last:
             self._mark = []
@@ -101,14 +104,27 @@ class Growth:
         names = sorted(self._counts[-1])
         kept = {name: self._kept_per_step([census.get(name, 0) for census in self._counts]) for name in names}
         by_type = {name: number for name, number in kept.items() if number > 0}
-        graphs = None if self._is_frozen_meanwhile else max(self._kept_per_step(self._graphs), 0)
-        self._kept = KeptObjects(by_type=by_type, graphs=graphs)
+        self._kept = KeptObjects(by_type=by_type, graphs=self._kept_graphs())
         if by_type and not self._is_frozen_meanwhile:
             self._search({name: new.get(name, ()) for name in by_type})
         if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
             self.notes.append(DISABLED)
+
+    def _count_graphs(self, objects: Collection[Any]) -> int | None:
+        try:
+            return len(_with_graph(objects))
+        except Exception as error:  # a private name of torch might be missing
+            self.notes.append(f"{NO_GRAPHS}{type(error).__name__}: {error}")
+            return None
+
+    def _kept_graphs(self) -> int | None:
+        """Return how many tensors with an autograd graph each step keeps, or None if this is unknown."""
+        graphs = [number for number in self._graphs if number is not None]
+        if len(graphs) < len(self.boundaries) or self._is_frozen_meanwhile:
+            return None
+        return max(self._kept_per_step(graphs), 0)
 
     def _kept_per_step(self, numbers: Sequence[int]) -> int:
         """Return how many objects each step keeps, from their numbers at the three boundaries."""
@@ -153,8 +169,12 @@ class Growth:
         """Search for the holders of the new objects. This can take a few seconds."""
         assert self._kept is not None
         try:
-            holders = holders_of(self._oldest_alive(new), self._kept.by_type)
+            oldest = self._oldest_alive(new)
+            holders = holders_of(oldest, self._kept.by_type)
             self._kept = self._kept.replace(holders=holders)
+            if self._kept.graphs:
+                oldest = _with_graph(oldest)
+                self._kept = self._kept.replace(graph_holders=holders_of(oldest, self._kept.by_type))
         except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
 
@@ -216,12 +236,6 @@ def _per_step(growth: int, steps: int) -> int:
     return math.floor((growth + min(MISSING * steps, MOST_MISSING)) / steps)
 
 
-def _census() -> tuple[dict[str, int], int]:
-    """Return the number of objects of each type, and the number of tensors with an autograd graph."""
-    objects = gc.get_objects()
-    return _count_types(objects), _count_graphs(objects)
-
-
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     """Return the number of objects of each type, without those that perfsuite itself keeps for each step.
 
@@ -235,16 +249,23 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     return by_name
 
 
-def _count_graphs(objects: Collection[Any]) -> int:
-    """Return the number of tensors that refer to an autograd graph.
+def _with_graph(objects: Collection[Any]) -> list[Any]:
+    """Return the tensors among these objects that refer to an autograd graph.
 
     The nodes of a graph belong to C++, so the collector does not track them. But they keep activations alive.
+
+    This does not read `grad_fn`. For a view whose base was changed in place, torch would then replace the
+    view's graph, and a later backward of the training could fail. The base of a view shows whether there is a
+    graph. `without_torch_function` prevents that a class of tensors runs code of its own.
     """
     torch = sys.modules.get("torch")
     if torch is None:
-        return 0
+        return []
     tensors = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
-    return sum(each.grad_fn is not None for each in objects if type(each) in tensors)
+    base_of = private.base_of_view
+    with private.without_torch_function():
+        bases = [(each, base_of(each)) for each in objects if type(each) in tensors]
+        return [tensor for tensor, base in bases if not (tensor if base is None else base).is_leaf]
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:

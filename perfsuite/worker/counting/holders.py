@@ -225,4 +225,5 @@ def _local_variables() -> dict[int, str]:
                     if name.isidentifier():  # other names belong to comprehensions and the like
                         names.setdefault(id(value), f"{module}.{code.co_qualname}.{name}")
             above = above.f_back
+        del frame  # one of these frames is that of this function, and would keep itself and its callers alive
     return names

@@ -73,12 +73,15 @@ class PythonCounter:
         if sys.getprofile() is not None or not self._watch.start():
             self._is_whole = False
             return
-        gc.callbacks.append(self._collecting)
+        # Callbacks of the training are called in between, so their calls are not counted.
+        gc.callbacks.insert(0, self._collection_begins)
+        gc.callbacks.append(self._collection_ends)
 
     def stop(self) -> None:
         """End a step."""
-        if self._collecting in gc.callbacks:
-            gc.callbacks.remove(self._collecting)
+        for callback in (self._collection_begins, self._collection_ends):
+            if callback in gc.callbacks:
+                gc.callbacks.remove(callback)
         # If this is true, our profile function was removed, or another one was added.
         if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
@@ -114,10 +117,12 @@ class PythonCounter:
             functions=_most_called(functions),
         )
 
-    def _collecting(self, at: str, _: Any) -> None:
+    def _collection_begins(self, at: str, _: Any) -> None:
         if at == "start":
             self._watch.is_collecting = self._watch.pause()
-        elif self._watch.is_collecting:
+
+    def _collection_ends(self, at: str, _: Any) -> None:
+        if at == "stop" and self._watch.is_collecting:
             self._watch.is_collecting = False
             self._watch.resume()
 
@@ -263,7 +268,8 @@ class _Monitoring:
 
 
 HOOKS: tuple[Any, ...] = (  # functions of this module that run while calls are counted
-    *(PythonCounter._see, PythonCounter._collecting, PythonCounter.unseen, _is_ours, _calls_for_us),
+    *(PythonCounter._see, PythonCounter._collection_begins, PythonCounter._collection_ends),
+    *(PythonCounter.unseen, _is_ours, _calls_for_us),
     *(_Profile.pause, _Profile.resume, _Profile._event),
     *(_Monitoring.pause, _Monitoring.resume, _Monitoring._called, _Monitoring._returned),
 )

@@ -1,5 +1,6 @@
 import gc
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +15,7 @@ from perfsuite.worker.counting.growth import (
     DISABLED,
     FROZEN,
     FROZEN_MEANWHILE,
+    NO_GRAPHS,
     NO_HOLDERS,
     UNKNOWN,
     Growth,
@@ -84,6 +86,76 @@ def test_a_graph_kept_by_few_of_many_tensors_shows() -> None:
         LEAK[number] = [torch.ones(1) for _ in range(60)], (2 * weight).sum()
 
     assert kept(step).graphs == 1
+
+
+def test_a_graph_has_holders_of_its_own() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(number: int) -> None:
+        leak(number)
+        HELD.append((2 * weight).sum())
+
+    found = kept(step)
+    assert found.graph_holders == ("`tests.worker.counting.test_growth.HELD`",)
+    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+
+
+def test_counting_makes_no_nodes_of_graphs() -> None:
+    """`grad_fn` would make an object for each node, which exists as long as the graph does."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(number: int) -> None:
+        LEAK[number] = 2 * weight, 3 * weight
+
+    assert kept(step).by_type == {"Tensor": 2, "tuple": 1}
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_a_views_base_shows_its_graph(keeps_graph: bool) -> None:
+    weight = torch.ones(2, 3, requires_grad=True)
+
+    def step(number: int) -> None:
+        rows = 2 * weight
+        LEAK[number] = (rows if keeps_graph else rows.detach())[0]
+
+    assert kept(step).graphs == (2 if keeps_graph else 0), "a view keeps its base"
+
+
+def test_counting_replaces_no_graph_of_a_view() -> None:
+    """Truncated backpropagation through time. If `grad_fn` of `last` were read, a backward would fail."""
+    weight = torch.ones(3, requires_grad=True)
+    state = torch.zeros(2, 3)
+    last = state[0]
+
+    def step(number: int) -> None:
+        state.detach_()
+        loss = ((last + 0) * weight).sum()
+        state.copy_(torch.tanh(weight * number).expand(2, 3))
+        (loss + state.sum()).backward()
+
+    assert counted(step, first=3, last=9).result() == KeptObjects(graphs=0)
+
+
+class Odd(torch.Tensor):
+    """A tensor that does not allow any function of torch."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: Any) -> Any:
+        raise NotImplementedError(func)
+
+
+def test_no_code_of_tensor_classes_runs() -> None:
+    HELD.append(torch.Tensor._make_subclass(Odd, torch.ones(2)))
+    found = kept(leak)
+    assert (found.total, found.graphs) == (5, 0)
+
+
+def test_without_the_private_name_graphs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_with_graph", Mock(side_effect=LookupError("gone")))
+    counting = counted(leak)
+    found = known(counting.result())
+    assert (found.total, found.graphs) == (5, None)
+    assert counting.notes == [f"{NO_GRAPHS}LookupError: gone"] * 3
 
 
 def test_the_last_steps_graph_is_not_kept() -> None:
@@ -224,7 +296,7 @@ def test_search_error_keeps_what_was_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_error_of_the_count_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "_census", Mock(side_effect=LookupError("a type")))
+    monkeypatch.setattr(growth, "_count_types", Mock(side_effect=LookupError("a type")))
     counting = counted(leak)
     assert counting.result() is None
     assert counting.notes == [f"{UNKNOWN}LookupError: a type"]

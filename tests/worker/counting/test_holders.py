@@ -1,3 +1,4 @@
+import gc
 import weakref
 from typing import Any, ClassVar
 
@@ -52,6 +53,20 @@ def held(thing: object) -> tuple[str, ...]:
     leaf = found
     del thing, found
     return holders([leaf])
+
+
+def test_nothing_is_kept_alive_after_the_search() -> None:
+    """A frame that refers to itself would keep the objects until the next garbage collection."""
+    leaves: list[Any] = [Leaf()]
+    HELD.extend(leaves)
+    gc.disable()
+    try:
+        holders(leaves)
+        HELD.clear()
+        leaf = weakref.ref(leaves.pop())
+        assert leaf() is None
+    finally:
+        gc.enable()
 
 
 def test_a_global_is_named_through_containers() -> None:
