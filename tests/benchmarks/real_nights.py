@@ -90,11 +90,12 @@ class Clone:
         head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
         return head.stdout.strip()
 
-    def python(self, *words: str, prefix: Sequence[str] = ()) -> int:
-        """Run a module of Python in the clone, and return its exit status. Its output goes to a log."""
+    def run(self, *words: str, prefix: Sequence[str] = ()) -> int:
+        """Run a command of this environment in the clone, and return its status. Its output goes to a log."""
+        program = Path(sys.executable).with_name(words[0])
         with (self.directory / "nights.log").open("a") as log:
             return subprocess.run(
-                [*prefix, sys.executable, "-m", *words],
+                [*prefix, program, *words[1:]],
                 cwd=self.directory,
                 env=self.environment,
                 stdout=log,
@@ -105,7 +106,7 @@ class Clone:
     def session(self, *options: str, prefix: Sequence[str] = ()) -> SessionFile:
         """Measure the cases with these options, and return the session."""
         earlier = set(self.store.results())
-        self.python("pytest", str(FILE), "-p", "no:cacheprovider", *options, prefix=prefix)
+        self.run("pytest", str(FILE), "-p", "no:cacheprovider", *options, prefix=prefix)
         (results,) = set(self.store.results()) - earlier
         return documents.read(results, SessionFile)
 
@@ -114,8 +115,17 @@ def accept_baselines(clone: Clone) -> str:
     """Accept baselines of two sessions, and return their commit."""
     for sessions in ("1", "2"):
         clone.session(f"--perf-min-launches={LAUNCHES}", f"--perf-record-launches={LAUNCHES}")
-        accept = ("baseline", "accept", "*-steps60-*", "--sessions", sessions, "--reason", "nights")
-        if clone.python("perfsuite", *accept):
+        accept = (
+            "perfsuite",
+            "baseline",
+            "accept",
+            "*-steps60-*",
+            "--sessions",
+            sessions,
+            "--reason",
+            "nights",
+        )
+        if clone.run(*accept):
             raise RuntimeError(f"no baseline was accepted: see {clone.directory / 'nights.log'}")
         commit = clone.commit(f"accept baselines of {sessions} sessions")
     return commit
