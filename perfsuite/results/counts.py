@@ -61,7 +61,7 @@ class StepsToCount(NamedTuple):
 
     @classmethod
     def consecutive(cls, number: int, total: int, left: int = FEWEST_OF_GROWTH) -> StepsToCount:
-        """Return `number` consecutive steps, or as many as can be counted if `left` of `total` are left."""
+        """Return `number` consecutive steps, or fewer, so that at least `left` of `total` steps remain."""
         until = COUNTED_STEP - 1 + number
         return cls(until=max(COUNTED_STEP, min(until, total - left)), late=None)
 

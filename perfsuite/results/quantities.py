@@ -14,6 +14,7 @@ from perfsuite.results.counts import (
     Collective,
     Compiled,
     Counts,
+    KeptObjects,
     Phase,
     PythonCalls,
     StepMemory,
@@ -233,6 +234,14 @@ def _of_memory(name: str, read: Callable[[StepMemory], int], share_of: str, floo
     )
 
 
+def _of_kept(name: str, read: Callable[[KeptObjects], int | None]) -> Quantity:
+    def fields(counts: Counts) -> Mapping[str, int] | None:
+        number = None if counts.kept is None else read(counts.kept)
+        return None if number is None else {name: number}
+
+    return Quantity(name=name, unit="objects", read=fields)
+
+
 def _of_compiled(name: str, read: Callable[[Compiled], int | None]) -> Quantity:
     def fields(counts: Counts) -> Mapping[str, int] | None:
         number = None if counts.compiled is None else read(counts.compiled)
@@ -305,21 +314,9 @@ GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "p
 """Negative growth counts as 0, because it is not an improvement: a step that frees more than it allocates
 only frees what an earlier step kept too long. Growth has no floor, because it adds up over thousands of
 steps."""
-KEPT = Quantity(
-    name="objects kept per step",
-    unit="objects",
-    read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
-)
+KEPT = _of_kept("objects kept per step", attrgetter("total"))
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
-KEPT_GRAPHS = Quantity(
-    name="tensors with an autograd graph kept per step",
-    unit="objects",
-    read=lambda counts: (
-        None
-        if counts.kept is None or counts.kept.graphs is None
-        else {"tensors with an autograd graph kept per step": counts.kept.graphs}
-    ),
-)
+KEPT_GRAPHS = _of_kept("tensors with an autograd graph kept per step", attrgetter("graphs"))
 """A graph takes more memory than the tensor that keeps it, because it keeps activations."""
 MODULES = Quantity(
     name="modules imported",

@@ -100,7 +100,7 @@ def judge_pairs(
         return failed
     evidence = Evidence.of([*zip(a, b, strict=True)], unhealthy_pairs(a, b))
     is_last = len(a) >= max_pairs
-    if evidence.is_too_little(max_unhealthy) or (is_last and not evidence.healthy):
+    if evidence.is_too_little(max_unhealthy, is_last=is_last):
         verdict = Verdict(outcome="unhealthy", launches=launches)
     elif not evidence.healthy:
         verdict = Verdict(outcome="undecided", launches=launches)

@@ -23,8 +23,13 @@ class Evidence(Generic[T]):
         healthy = [launch for number, launch in enumerate(launches, 1) if number not in set_aside]
         return cls(healthy, set_aside)
 
-    def is_too_little(self, max_unhealthy: int) -> bool:
-        """Return whether at least `max_unhealthy` launches, and at least half of them, are set aside."""
+    def is_too_little(self, max_unhealthy: int, *, is_last: bool = False) -> bool:
+        """Return whether at least `max_unhealthy` launches, and at least half of them, are set aside.
+
+        After the last possible launch (`is_last`), it is enough that none is healthy.
+        """
+        if is_last and not self.healthy:
+            return True
         return len(self.set_aside) >= max(max_unhealthy, len(self.healthy))
 
     def named_in(self, verdict: Verdict, unit: str) -> Verdict:

@@ -125,7 +125,7 @@ def judge(
     evidence = Evidence.of(runs, problems)
     healthy = evidence.healthy
     is_last = len(runs) >= policy.most  # the maximum includes launches that are set aside
-    if evidence.is_too_little(policy.max_unhealthy) or (is_last and not healthy):
+    if evidence.is_too_little(policy.max_unhealthy, is_last=is_last):
         verdict = _unhealthy(runs, baseline, noise, policy)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))

@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.forecasts                  # from the stored predictions, in seconds
 python -m tests.benchmarks.forecasts record FILE      # predict the cases of one H100 again (10 minutes)
-python -m tests.benchmarks.forecasts time             # measure what forecasts of 12 cases cost (10 minutes)
+python -m tests.benchmarks.forecasts time             # measure what forecasts of 12 cases cost (3 minutes)
 
 `record` writes the predictions without reading any measurement, and prints the digest of the file.
 """
@@ -94,7 +94,7 @@ def time_forecasts() -> None:
     replay_s = after.user + after.system - before.user - before.system
     fit_s = fitted.user + fitted.system - after.user - after.system
     headings = ("cases", "forecasts", "dry runs", "reading and replaying", "fitting")
-    seconds = (f"{dry_s:.0f} s", f"{replay_s:.1f} s", f"{fit_s:.2f} s")
+    seconds = (f"{dry_s:.0f} s", f"{replay_s:.1f} s", f"{max(fit_s, 0.0):.2f} s")
     show_table(headings, [(str(len(chosen)), str(made), *seconds)])
 
 

@@ -2,10 +2,10 @@
 
 python -m tests.benchmarks.real_nights NEW_DIRECTORY [--nights 10] [--slower "cgexec -g cpu:slow"]
 
-This clones the repository into a new directory, and adds three cases that each take about ten seconds. On the
-machine as it is, it accepts baselines of two sessions. Then it makes the code of one case 10% slower, and
-launches nights with the commit of the baselines as the reference. `--slower` is a command that slows down all
-processes of a night. In a control group, for example, a CPU quota does so.
+This clones the repository into a new directory, and adds three cases whose launches take about ten seconds.
+On the machine as it is, it accepts baselines of two sessions. Then it makes the code of one case 10% slower,
+and launches nights with the commit of the baselines as the reference. `--slower` is a command that slows down
+all processes of a night, for example because it starts them in a control group with a CPU quota.
 
 A night is a row: the change of tokens/s that the reference shows, and the verdict on each case. Only the
 changed case may be `regressed`.
@@ -24,27 +24,20 @@ from perfsuite.results.metric import STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import Store
 from tests.benchmarks import show_table
+from tests.synthetic import commit, git
 
 ROOT = Path(__file__).parents[2]
 CASES = """
 import pytest
 
-from perfsuite import DDP, Accelerate, Case, Lightning, Topology
+from bench_cases.test_cpu import LLAMA
+from perfsuite import Accelerate, Lightning
 
-LLAMA = Case(
-    model="llama-tiny",
-    framework=DDP(),
-    sequence_length=128,
-    micro_batch=4,
-    topology=Topology(processes_per_node=2),
-    hardware="cpu",
-    steps=60,
-    timeout_s=300,
-)
+LONG = LLAMA.replace(sequence_length=128, steps=60)
 CASES = [
-    LLAMA,
-    LLAMA.replace(framework=Accelerate(strategy="ddp")),
-    LLAMA.replace(framework=Lightning(strategy="ddp")),
+    LONG,
+    LONG.replace(framework=Accelerate(strategy="ddp")),
+    LONG.replace(framework=Lightning(strategy="ddp")),
 ]
 
 
@@ -75,25 +68,17 @@ class Clone:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.log = directory.with_suffix(".log")
         self.store = Store(directory / ".perfsuite")
         self.environment = {**os.environ, "PYTHONPATH": str(directory)}
-        subprocess.run(["git", "clone", "--quiet", ROOT, directory], check=True)
+        git(ROOT, "clone", "--quiet", str(ROOT), str(directory))
         (directory / FILE).write_text(CASES)
-        self.commit("add the cases of the nights")
-
-    def commit(self, subject: str) -> str:
-        """Commit all changes, and return the commit."""
-        author = ("-c", "user.name=nights", "-c", "user.email=nights@localhost")
-        git = ["git", "-C", str(self.directory), *author]
-        subprocess.run([*git, "add", "--all", "bench_cases", "baselines", "perfsuite"], check=True)
-        subprocess.run([*git, "commit", "--quiet", "--message", subject], check=True)
-        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-        return head.stdout.strip()
+        commit(directory, "add the cases of the nights")
 
     def run(self, *words: str, prefix: Sequence[str] = ()) -> int:
         """Run a command of this environment in the clone, and return its status. Its output goes to a log."""
         program = Path(sys.executable).with_name(words[0])
-        with (self.directory / "nights.log").open("a") as log:
+        with self.log.open("a") as log:
             return subprocess.run(
                 [*prefix, program, *words[1:]],
                 cwd=self.directory,
@@ -115,20 +100,11 @@ def accept_baselines(clone: Clone) -> str:
     """Accept baselines of two sessions, and return their commit."""
     for sessions in ("1", "2"):
         clone.session(f"--perf-min-launches={LAUNCHES}", f"--perf-record-launches={LAUNCHES}")
-        accept = (
-            "perfsuite",
-            "baseline",
-            "accept",
-            "*-steps60-*",
-            "--sessions",
-            sessions,
-            "--reason",
-            "nights",
-        )
-        if clone.run(*accept):
-            raise RuntimeError(f"no baseline was accepted: see {clone.directory / 'nights.log'}")
-        commit = clone.commit(f"accept baselines of {sessions} sessions")
-    return commit
+        options = ("--sessions", sessions, "--reason", "nights")
+        if clone.run("perfsuite", "baseline", "accept", "*-steps60-*", *options):
+            raise RuntimeError(f"no baseline was accepted: see {clone.log}")
+        accepted = commit(clone.directory, f"accept baselines of {sessions} sessions")
+    return accepted
 
 
 def step_s(clone: Clone) -> float:
@@ -148,7 +124,7 @@ def slow_down(clone: Clone, seconds: float) -> None:
     if text.count(BEFORE) != 1:
         raise RuntimeError(f"{CHANGED} has changed: it must contain {BEFORE.strip()!r} once")
     file.write_text(text.replace(BEFORE, BEFORE + HOOK) + WORK_MORE.format(seconds=seconds))
-    clone.commit("make DDP slower")
+    commit(clone.directory, "make DDP slower")
 
 
 def night(clone: Clone, reference: str, prefix: Sequence[str]) -> list[str]:

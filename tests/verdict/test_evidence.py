@@ -23,6 +23,12 @@ def test_decides_whether_evidence_is_too_little(
     assert evidence.is_too_little(most) is expected
 
 
+@pytest.mark.parametrize(("healthy", "expected"), [(0, True), (1, False)])
+def test_no_healthy_launch_is_too_little_in_the_end(healthy: int, expected: bool) -> None:
+    evidence = Evidence.of(range(healthy + 1), {1: ["hot"]})
+    assert evidence.is_too_little(3, is_last=True) is expected
+
+
 def test_a_verdict_names_what_is_set_aside() -> None:
     verdict = Evidence.of("abcd", {2: ["hot", "shared"], 4: ["hot"]}).named_in(UNDECIDED, "pair")
     assert verdict.unhealthy_launches == (2, 4)

@@ -41,7 +41,7 @@ ATTENTION_KERNELS = 3
 FP32_ON_TENSOR_CORES = 1 / 6
 """The largest share of the 16-bit peak that attention in fp32 reaches. Since compute capability 8.0, its
 kernels replace each product with three in TF32 (`OpMultiplyAddFastF32` in torch's gemm_kernel_utils.h). The
-peak in TF32 is half of the 16-bit peak. This bound changed no prediction in docs/evidence/step-times.md."""
+peak in TF32 is half of the 16-bit peak."""
 
 STRIDED_SPEED = 0.75  # relative speed of a kernel on a tensor that is not contiguous
 CACHED_SPEED = 1.6  # relative speed if the tensors were just written and are in the cache
@@ -90,7 +90,7 @@ class Device(NamedTuple):
     peak_16bit: float  # FLOP/s
     peak_fp32: float
     speed: Speed
-    has_tf32: bool = True
+    has_tf32: bool = True  # whether attention in fp32 uses the tensor cores
 
     @classmethod
     def of(cls, name: str, product: Accelerator | None) -> Device:
@@ -108,7 +108,9 @@ class Device(NamedTuple):
             memory_gb_s=self.speed.memory_gb_s / factor,
             shortest_kernel_us=self.speed.shortest_kernel_us * factor,
         )
-        return Device(self.peak_16bit / factor, self.peak_fp32 / factor, speed, self.has_tf32)
+        return self._replace(
+            peak_16bit=self.peak_16bit / factor, peak_fp32=self.peak_fp32 / factor, speed=speed
+        )
 
     @property
     def peak_fp32_attention(self) -> float:

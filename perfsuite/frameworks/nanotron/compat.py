@@ -65,8 +65,8 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
     changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
     finder = _Finder(list(itertools.chain(*changes.values())))
     # Finders in front of Python's own can wait for nanotron's modules, for example to recognise checkpoints.
-    others = sys.meta_path
-    others.insert(others.index(PathFinder) if PathFinder in others else len(others), finder)
+    finders = sys.meta_path
+    finders.insert(finders.index(PathFinder) if PathFinder in finders else len(finders), finder)
     trainer: Any = importlib.import_module("nanotron.trainer")
     trainer.wandb = None
     if cpu:

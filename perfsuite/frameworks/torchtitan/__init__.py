@@ -163,9 +163,8 @@ class TorchTitan(Framework):
     def load(self, case: Case, device: Any) -> None:
         from perfsuite.frameworks.torchtitan import compat
 
-        too_old = (
-            why_torch_is_too_old()
-        )  # the torch of an arm can differ from the one that `unsupported` has seen
+        # The torch of an arm can differ from the one that `unsupported` has seen.
+        too_old = why_torch_is_too_old()
         if too_old is not None:
             raise MismatchError(too_old)
 

@@ -106,13 +106,15 @@ class Growth:
         by_type = {name: number for name, number in kept.items() if number > 0}
         self._kept = KeptObjects(by_type=by_type, graphs=self._kept_graphs())
         if by_type and not self._is_frozen_meanwhile:
-            self._search({name: new.get(name, ()) for name in by_type})
+            self._kept = self._with_holders(self._kept, new)
         if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
             self.notes.append(DISABLED)
 
     def _count_graphs(self, objects: Collection[Any]) -> int | None:
+        if None in self._graphs:
+            return None  # it has failed before
         try:
             return len(_with_graph(objects))
         except Exception as error:  # a private name of torch might be missing
@@ -165,18 +167,19 @@ class Growth:
         # Return tuples of numbers, because the collector does not track them. The census would count lists.
         return {name: tuple(identities) for name, identities in new.items()}
 
-    def _search(self, new: Mapping[str, Sequence[int]]) -> None:
-        """Search for the holders of the new objects. This can take a few seconds."""
-        assert self._kept is not None
+    def _with_holders(self, kept: KeptObjects, new: Mapping[str, Sequence[int]]) -> KeptObjects:
+        """Return the kept objects with their holders. The search can take a few seconds.
+
+        `new` has the ids of the new objects by type.
+        """
         try:
-            oldest = self._oldest_alive(new)
-            holders = holders_of(oldest, self._kept.by_type)
-            self._kept = self._kept.replace(holders=holders)
-            if self._kept.graphs:
-                oldest = _with_graph(oldest)
-                self._kept = self._kept.replace(graph_holders=holders_of(oldest, self._kept.by_type))
+            oldest = self._oldest_alive({name: new.get(name, ()) for name in kept.by_type})
+            kept = kept.replace(holders=holders_of(oldest, kept.by_type))
+            if kept.graphs:
+                kept = kept.replace(graph_holders=holders_of(_with_graph(oldest), kept.by_type))
         except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
+        return kept
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> list[Any]:
         """Return, for each type, the oldest new objects that are still alive.
@@ -256,7 +259,7 @@ def _with_graph(objects: Collection[Any]) -> list[Any]:
 
     This does not read `grad_fn`. For a view whose base was changed in place, torch would then replace the
     view's graph, and a later backward of the training could fail. The base of a view shows whether there is a
-    graph. `without_torch_function` prevents that a class of tensors runs code of its own.
+    graph. With `without_torch_function`, no class of tensors can run code of its own.
     """
     torch = sys.modules.get("torch")
     if torch is None:

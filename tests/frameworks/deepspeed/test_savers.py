@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.test_savers import events, launched
+from tests.frameworks.test_savers import bytes_written, events, launched, size
 
 pytestmark = [pytest.mark.launch, pytest.mark.nightly]
 
@@ -37,10 +37,8 @@ def test_checkpoints_of_the_engine_are_events(tmp_path: Path) -> None:
     run = launched(tmp_path / "first", TRAIN, ranks=2, DS_ACCELERATOR="cpu")
     # They come after steps 5 and 10, but the step in which the engine is recognised is not counted.
     assert events(run) == {"save checkpoint": (4, 9)}
-    of_ranks = [entry.counts.spans["save checkpoint"] for entry in run.counts for _ in entry.ranks]
     saved = tmp_path / "first" / "step-5"
-    written = sum(counts.bytes_written or 0 for counts in of_ranks)
-    assert written == sum(file.stat().st_size for file in saved.glob("*.pt")) > 0
+    assert bytes_written(run) == size(saved) > 0
     resumed = launched(
         tmp_path / "resumed", TRAIN, ranks=2, resumes_from=tmp_path / "first", DS_ACCELERATOR="cpu"
     )
