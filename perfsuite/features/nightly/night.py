@@ -1,15 +1,14 @@
 """`perfsuite night`: a nightly run in one command, for any CI, for cron and for cluster jobs."""
 
-import os
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from perfsuite import documents, extensions
+from perfsuite import extensions
 from perfsuite.case.case import Case
 from perfsuite.cli.shared import (
     Hardware,
@@ -26,20 +25,14 @@ from perfsuite.dry.cases import by_expression
 from perfsuite.errors import CaseError
 from perfsuite.extensions import COMMANDS
 from perfsuite.features.nightly.find import Finding, planned_to_find, show
+from perfsuite.features.nightly.page import Page
 from perfsuite.features.nightly.plan import show_plan
-from perfsuite.inputs.files import read_text
 from perfsuite.report.console import say
-from perfsuite.report.summary import needs_words, reason
-from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import BaselineStore, Store
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.jobs import refused, run
-from perfsuite.session.outputs import write_report
 from perfsuite.session.plan import shard as shard_of
 
-NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
-"""The summary until there is a report. It has a reason, and the number of sessions of earlier nights."""
-BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the nightly run continues
 
 
@@ -93,7 +86,8 @@ def night(
     plan reaches it in every case. The plan includes a reference if --perf-reference is given after `--`.
     """
     check_asked(hardware, shared.cases)
-    jobs = read("shard", shard)
+    read("budget", budget)
+    tonight = Night(hardware, k, read("shard", shard), find, budget, shared)
     if find is not None and budget is not None:
         raise CaseError(
             "--find cannot be combined with --budget: a plan needs all of its launches; remove one"
@@ -102,125 +96,146 @@ def night(
         if pytest_options or only_summary:
             other = "--only-summary" if only_summary else "pytest options"
             raise CaseError(f"--plan cannot be combined with {other}: a plan launches nothing; remove one")
-        cases = _chosen(shared.cases, k, hardware, jobs)
-        if find is None:
-            show_plan(cases, shared.store, budget, as_json=shared.as_json)
-        else:
-            show(_finding(cases, shared, find, has_reference=True), as_json=shared.as_json)
+        tonight.show_plan()
         return
-    report_directory(out)
     if shared.as_json:
         raise CaseError("--json needs --plan (a night writes results.json): remove it, or add --plan")
-    read("budget", budget)
-    store = shared.store
-    earlier_results = Store(store).results()
-    summary = out / "summary.md"
-    if only_summary and summary.is_file():
-        begun = BEGUN.search(read_text(summary, errors="replace"))  # None: the summary is already written
-        if begun is not None:
-            later = earlier_results[int(begun[1]) :]
-            if later:
-                _summarise(summary, later)
-        return
-    for name in ("index.html", "results.json"):  # files of an earlier night
-        (out / name).unlink(missing_ok=True)
-
-    def note(why: str) -> None:
-        from perfsuite.report import markdown  # imported here, because other commands do not need Jinja
-
-        documents.write_text(summary, NOTHING.format(markdown.text(why), len(earlier_results)))
-
-    note("see the log.")
+    report_directory(out)
+    page = Page(out, shared.store)
     if only_summary:
-        _summarise(summary, [])
+        _report_killed(page)
         return
-    # Without transformers, the self-test has no model.
-    trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
-    checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
-    options = [*gate(out), f"--perf-store={store}", f"--perf-baselines={shared.baselines}"]
-    options += [f"--perf-shard={shard}"] if shard else []
-    options += [f"--perf-budget={budget}"] if budget else []
-    options += ["-k", k] if k else []
-    if find is not None:
-        has_reference = any(given.startswith("--perf-reference") for given in pytest_options or ())
-        cases = _chosen(shared.cases, k, hardware, jobs)
-        finding = _finding(cases, shared, find, has_reference=has_reference)
-        show(finding, as_json=False)
-        options += finding.pytest_options()
-    measure = (str(shared.cases), "-m", hardware, *options, *(pytest_options or ()))
+    page.begin()
     try:
-        problem = refused(*measure)
-        if problem is not None:
-            note(problem)
-            say(f"perfsuite night: nothing was measured: {problem}")
-            raise typer.Exit(2)
-        for command, bad in zip(checks, (2, 1), strict=True):
-            status = run("perfsuite.cli", *command)
-            if status not in (0, CANNOT_TELL):
-                note(f"perfsuite {command[0]} ended with {status}: see the log.")
-                say(f"perfsuite night: nothing was measured: perfsuite {command[0]} ended with {status}")
-                raise typer.Exit(bad)
-        note("pytest wrote no report: see the log.")
-        status = run("pytest", *measure)
-        if BEGUN.search(read_text(summary, errors="replace")) and Store(store).results() == earlier_results:
-            why = f"pytest ended with {status} and wrote no report. Does a case file exit Python?"
-            note(why)
-            say(f"perfsuite night: nothing was measured: {why}")
-            raise typer.Exit(2)
+        arguments = tonight.pytest_arguments(out, pytest_options or ())
+        status = _measure(tonight.checks(selftest), arguments, page)
+    except CaseError as error:
+        page.explain(str(error))
+        raise
+    except NothingMeasured as stopped:
+        page.explain(stopped.why)
+        say(f"perfsuite night: nothing was measured: {stopped.why}")
+        raise typer.Exit(stopped.status) from None
     finally:
-        _summarise(summary, [result for result in Store(store).results() if result not in earlier_results])
+        _publish(page, page.sessions())
     keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
     say(f"report: {out / 'index.html'}{keep if 'history' in extensions.names(COMMANDS) else ''}")
     raise typer.Exit(status if status in (0, 1) else 2)
 
 
-def _chosen(directory: Path, k: str | None, hardware: str, jobs: tuple[int, int] | None) -> list[Case]:
-    """Return the cases of a night, or of one of its jobs."""
-    cases = by_expression(directory, k or "", hardware)
-    if jobs is None:
-        return cases
-    of_job = shard_of(cases, *jobs)
-    return [case for case in cases if case.id in of_job]
+class Check(NamedTuple):
+    """A command of perfsuite that must pass before a night measures anything."""
+
+    command: list[str]
+    status: int  # exit status of the night if the command finds a problem
 
 
-def _finding(cases: Sequence[Case], shared: Shared, find: float, *, has_reference: bool) -> Finding:
-    store = Store(shared.store)
-    baselines = BaselineStore(shared.baselines, store.baselines)
-    return planned_to_find(cases, store, baselines, find, has_reference=has_reference)
+class NothingMeasured(Exception):
+    """Ends a night without a result."""
+
+    def __init__(self, why: str, status: int = 2) -> None:
+        super().__init__(why)
+        self.why = why
+        self.status = status
 
 
-def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
-    """Show the newest of these sessions on the page of the CI job, and write its report if it is missing."""
-    content = documents.read(sessions[-1], SessionFile) if sessions else None
-    if content is not None and BEGUN.search(read_text(summary, errors="replace")):
-        write_report(summary.parent, content)
-    if content is not None and os.environ.get("GITHUB_ACTIONS") == "true":
-        typer.echo("\n".join(github_annotations(content.results)))
-    page = os.environ.get("GITHUB_STEP_SUMMARY")
-    if page:
-        with Path(page).open("a") as shown:
-            shown.write(read_text(summary, errors="replace"))
+@dataclass(frozen=True)
+class Night:
+    """What a night measures, and how."""
+
+    hardware: str
+    k: str | None
+    shard: tuple[int, int] | None  # number of this job, from 1, and number of jobs
+    find: float | None
+    budget: str | None
+    shared: Shared
+
+    def show_plan(self) -> None:
+        """Show the order and the cost of the cases or, with `--find`, how often they have to be launched."""
+        as_json = self.shared.as_json
+        if self.find is None:
+            show_plan(self._cases(), self.shared.store, self.budget, as_json=as_json)
+        else:
+            show(self._finding(self.find, has_reference=True), as_json=as_json)
+
+    def checks(self, selftest: str) -> list[Check]:
+        """Return the commands that check the machine and the gate.
+
+        `selftest` is the framework of the self-test, or "" to choose one.
+        """
+        # Without transformers, the self-test has no model.
+        trained = selftest or ("fake" if find_spec("transformers") is None else "ddp")
+        return [
+            Check(["doctor", "--quick", f"--expect={self.hardware}"], status=2),
+            Check(["selftest", f"--framework={trained}"], status=1),
+        ]
+
+    def pytest_arguments(self, out: Path, given: Sequence[str]) -> list[str]:
+        """Return the arguments with which pytest measures the cases. With `--find`, show their cost first.
+
+        `given` are the user's own options of pytest. They come last, so they override the others.
+        """
+        options = gate(out)
+        options += [f"--perf-store={self.shared.store}", f"--perf-baselines={self.shared.baselines}"]
+        if self.shard is not None:
+            number, jobs = self.shard
+            options += [f"--perf-shard={number}/{jobs}"]
+        if self.budget:
+            options += [f"--perf-budget={self.budget}"]
+        if self.k:
+            options += ["-k", self.k]
+        if self.find is not None:
+            has_reference = any(option.startswith("--perf-reference") for option in given)
+            finding = self._finding(self.find, has_reference=has_reference)
+            show(finding, as_json=False)
+            options += finding.pytest_options()
+        return [str(self.shared.cases), "-m", self.hardware, *options, *given]
+
+    def _cases(self) -> list[Case]:
+        cases = by_expression(self.shared.cases, self.k or "", self.hardware)
+        if self.shard is None:
+            return cases
+        of_job = shard_of(cases, *self.shard)
+        return [case for case in cases if case.id in of_job]
+
+    def _finding(self, find: float, *, has_reference: bool) -> Finding:
+        store = Store(self.shared.store)
+        baselines = BaselineStore(self.shared.baselines, store.baselines)
+        return planned_to_find(self._cases(), store, baselines, find, has_reference=has_reference)
 
 
-def github_annotations(results: Sequence[Measurement]) -> list[str]:
-    """Return annotations that GitHub Actions shows next to the case files.
+def _measure(checks: Sequence[Check], arguments: Sequence[str], page: Page) -> int:
+    """Run the checks and then pytest, and return pytest's exit status.
 
-    A worse or failed case is an error. Other cases that need attention are warnings. Each annotation is one
-    line.
+    Raises `NothingMeasured` if pytest refuses the arguments, if a check fails, or if pytest leaves no
+    results.
     """
-    lines = []
-    for result in results:
-        if needs_words(result) and result.excused is None:
-            level = "error" if result.outcome in ("failed", "regressed") and not result.shadow else "warning"
-            file = result.nodeid.partition("::")[0]
-            title = f"{result.outcome}: {result.case_id}"
-            where = f"file={_escaped(file, ':,')},title={_escaped(title, ':,')}"
-            lines.append(f"::{level} {where}::{_escaped(reason(result) or result.outcome)}")
-    return lines
+    why = refused(*arguments)
+    if why is not None:
+        raise NothingMeasured(why)
+    for check in checks:
+        status = run("perfsuite.cli", *check.command)
+        if status not in (0, CANNOT_TELL):
+            raise NothingMeasured(f"perfsuite {check.command[0]} ended with {status}", check.status)
+    status = run("pytest", *arguments)
+    if not page.has_report() and not page.sessions():
+        raise NothingMeasured(
+            f"pytest ended with {status} and wrote no report. Does a case file exit Python?"
+        )
+    return status
 
 
-def _escaped(text: str, more: str = "") -> str:
-    """Escape text in a workflow command, in the same way as GitHub's toolkit."""
-    for letter in f"%\r\n{more}":
-        text = text.replace(letter, f"%{ord(letter):02X}")
-    return text
+def _report_killed(page: Page) -> None:
+    """Report a night that was killed before its report, for example by the time limit of its CI job."""
+    if not page.file.is_file():
+        page.begin()
+        _publish(page, [])
+        return
+    sessions = page.sessions_of_killed()
+    if sessions:
+        _publish(page, sessions)
+
+
+def _publish(page: Page, sessions: Sequence[Path]) -> None:
+    for line in page.publish(sessions):
+        typer.echo(line)

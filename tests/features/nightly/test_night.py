@@ -7,11 +7,11 @@ import pytest
 
 from perfsuite import documents, extensions
 from perfsuite.features.nightly import night
+from perfsuite.features.nightly.page import NOTHING, Page
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
 from tests.cli.commands import error_of
 from tests.cli.jobs import SESSION, Jobs
-from tests.outcomes import GOOD, NOISY, SLOW, crashed
 
 PAGE = Path("page")
 
@@ -71,9 +71,7 @@ def test_bad_machine_or_blind_gate_ends_a_night(tonight: Jobs, command: str, end
     errors = run("--selftest", "fake", status=status).stderr
     assert f"nothing was measured: perfsuite {command} ended with {ended}" in errors
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
-    assert PAGE.read_text().startswith(
-        f"Nothing was measured: perfsuite {command} ended with {ended}: see the "
-    )
+    assert PAGE.read_text().startswith(f"Nothing was measured: perfsuite {command} ended with {ended}\n")
 
 
 def test_finds_pytests_refusals_before_checks(tonight: Jobs) -> None:
@@ -88,23 +86,21 @@ def test_finds_pytests_refusals_before_checks(tonight: Jobs) -> None:
     assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "the question is about the selected cases"
 
 
-def test_github_shows_regressions_at_their_file(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_gets_no_annotation_without_a_finding(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert "::" not in run().stdout, "nothing is wrong"
-    worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
-    results = [GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")]
-    said = night.github_annotations(results)
-    titled = "file=bench_cases/test_x.py,title=regressed%3A a%2Cb%3Ac"
-    assert said[0].startswith(f"::error {titled}::tokens/s -49.4%25")
-    assert [line.partition(" ")[0] for line in said] == ["::error", "::warning", "::warning"]
-    (line,) = night.github_annotations([crashed("50%\n::error::evil")])
-    assert "\n" not in line
+    assert "::" not in run().stdout
+
+
+def test_page_names_an_error_in_the_plan(tonight: Jobs) -> None:
+    errors = run("--find=2%", status=2).stderr
+    assert "-m cpu selects no case in bench_cases" in errors
+    assert "Nothing was measured: -m cpu selects no case in bench_cases" in PAGE.read_text()
 
 
 def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     tonight.reports = False
     with monkeypatch.context() as killed:
-        killed.setattr(night, "_summarise", lambda summary, sessions: None)
+        killed.setattr(Page, "publish", lambda page, sessions: [])
         run()
     run("--only-summary")
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1
@@ -115,14 +111,12 @@ def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.Mo
 
 def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
     run("--only-summary")
-    assert PAGE.read_text() == night.NOTHING.format("see the log.", 0)
+    assert PAGE.read_text() == NOTHING.format("the night has not come to an end", 0)
     run()
     tonight.statuses = {"doctor": 1}
     run(status=2)
     run("--only-summary")
-    assert PAGE.read_text().endswith(
-        f"\n{night.NOTHING.format('perfsuite doctor ended with 1: see the log.', 1)}"
-    )
+    assert PAGE.read_text().endswith(f"\n{NOTHING.format('perfsuite doctor ended with 1', 1)}")
     assert PAGE.read_text().count("Nothing was measured") == 2
     assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
     tonight.statuses = {}

@@ -1,0 +1,110 @@
+"""The page that a CI job shows of a night: the summary of its report or, until there is one, the reason."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.inputs.files import read_text
+from perfsuite.report.summary import needs_words, reason
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import Store
+from perfsuite.session.outputs import write_report
+
+NOTHING = """\
+Nothing was measured: {}
+
+The log of the job says more.
+
+<!-- sessions before: {} -->
+"""
+"""The page until there is a report. It has a reason, and the number of sessions of earlier nights."""
+BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
+
+
+class Page:
+    """The file `summary.md` in the directory of a night.
+
+    Before a night measures anything, it writes a reason into this file. The report replaces the reason. If
+    the night is killed in between, the file still says how many sessions there were before the night, so that
+    `--only-summary` finds the session that it left.
+    """
+
+    def __init__(self, out: Path, store: Path) -> None:
+        self.file = out / "summary.md"
+        self.store = Store(store)
+
+    def begin(self) -> None:
+        """Remove the report of an earlier night, and begin a new page."""
+        for name in ("index.html", "results.json"):
+            (self.file.parent / name).unlink(missing_ok=True)
+        self._earlier = self.store.results()
+        self.explain("the night has not come to an end")
+
+    def explain(self, why: str) -> None:
+        """Write why nothing was measured."""
+        from perfsuite.report import markdown  # imported here, because other commands do not need Jinja
+
+        documents.write_text(self.file, NOTHING.format(markdown.text(why), len(self._earlier)))
+
+    def sessions(self) -> list[Path]:
+        """Return the results of this night, from the oldest session to the newest."""
+        return [results for results in self.store.results() if results not in self._earlier]
+
+    def has_report(self) -> bool:
+        """Whether a report has replaced the reason."""
+        return BEGUN.search(self._text()) is None
+
+    def sessions_of_killed(self) -> list[Path]:
+        """Return the results of a night that was killed before it had a report.
+
+        The list is empty if the night has a report, or if it left no results.
+        """
+        begun = BEGUN.search(self._text())
+        return [] if begun is None else self.store.results()[int(begun[1]) :]
+
+    def publish(self, sessions: Sequence[Path]) -> list[str]:
+        """Show the newest of these sessions on the page of the CI job. Write its report if there is none.
+
+        Returns the lines that the job has to print. GitHub reads them as annotations; other CIs need none.
+        """
+        lines = []
+        if sessions:
+            content = documents.read(sessions[-1], SessionFile)
+            if not self.has_report():
+                write_report(self.file.parent, content)
+            if os.environ.get("GITHUB_ACTIONS") == "true":
+                lines = github_annotations(content.results)
+        page = os.environ.get("GITHUB_STEP_SUMMARY")
+        if page:
+            with Path(page).open("a") as shown:
+                shown.write(self._text())
+        return lines
+
+    def _text(self) -> str:
+        return read_text(self.file, errors="replace")
+
+
+def github_annotations(results: Sequence[Measurement]) -> list[str]:
+    """Return annotations that GitHub Actions shows next to the case files.
+
+    A worse or failed case is an error. Other cases that need attention are warnings. Each annotation is one
+    line.
+    """
+    lines = []
+    for result in results:
+        if needs_words(result) and result.excused is None:
+            level = "error" if result.outcome in ("failed", "regressed") and not result.shadow else "warning"
+            file = result.nodeid.partition("::")[0]
+            title = f"{result.outcome}: {result.case_id}"
+            where = f"file={_escaped(file, ':,')},title={_escaped(title, ':,')}"
+            lines.append(f"::{level} {where}::{_escaped(reason(result) or result.outcome)}")
+    return lines
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Escape text in a workflow command, in the same way as GitHub's toolkit."""
+    for letter in f"%\r\n{more}":
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
