@@ -190,7 +190,7 @@ def _finding(cases: Sequence[Case], shared: Shared, find: float, *, has_referenc
 
 
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
-    """Show the newest of these sessions on the page of the CI job, and write its report if it is missing."""
+    """Show the newest of these sessions on the page of the CI job. Write its report if there is none yet."""
     content = documents.read(sessions[-1], SessionFile) if sessions else None
     if content is not None and BEGUN.search(read_text(summary, errors="replace")):
         write_report(summary.parent, content)
