@@ -46,7 +46,7 @@ test: .venv/installed  ## lint, types, documentation, and every test except thos
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) -m "not nightly" $(ARGS)
 
-test-all: .venv/installed  ## the same with the nightly tests, as CI on GitHub runs it
+test-all: .venv/installed  ## what `make test` does, but with the nightly tests; CI on GitHub runs this
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) $(AS_USERS_DO) $(ARGS)
 
@@ -114,7 +114,7 @@ release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
 release-torch: WHAT = --from 2.11.0 --minors -k "accelerate or fabric or llama_train or trainer"
 release-trl: WHAT = --from 1.4.0 --minors -k trl
-release-%: .venv/installed  # has a separate lock, because the machine need not be quiet
+release-%: .venv/installed  # uses its own lock, because counting work does not need a quiet machine
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
 		--cases tests/benchmarks/hindsight/cases.py > docs/releases/$*.new || [ $$? -eq 3 ]
 	.venv/bin/python -m tests.benchmarks.hindsight.release_page $* < docs/releases/$*.new > docs/releases/$*.md
@@ -173,14 +173,14 @@ compare-dry: .venv/installed  ## BASE=main: compare the work of a step at BASE a
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip  # Python 3.11's takes three times as long
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip  # the pip of Python 3.11 takes three times as long
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/deepspeed \
-		deepspeed hjson msgpack  # only for its own tests: accelerate and the Trainer import it if it is installed
+		deepspeed hjson msgpack  # in a separate directory, only for the tests of DeepSpeed: accelerate and the Trainer import deepspeed if it is installed
 	for package in megatron-core megatron-fsdp nemo-automodel; do \
 		.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade \
 			--target .venv/megatron/$$package $$package || exit; \
-	done  # each apart: they import each other if they are installed, but these versions do not fit together
+	done  # each package in its own directory: these packages import each other if possible, but these versions are incompatible
 	touch $@
 
 .venv-lowest/installed: TORCH = torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*

@@ -1,11 +1,11 @@
-"""Predict published speeds before their table is opened, and compare afterwards.
+"""Predict the speeds of a published table before it is opened, and compare them with the table afterwards.
 
     perfsuite dry-run ID ... --interconnect 8xib400
     python -m bench_cases.predicted freeze FROZEN.json [--store .perfsuite]
     python -m bench_cases.predicted compare FROZEN.json SHA256 [NAME ...] [--table published.json]
 
 `freeze` writes the speeds that dry runs expect, and prints the digest of the file. `compare` refuses a file
-with another digest, so that a prediction cannot follow the table.
+with another digest, so that nobody can adapt a prediction to the table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def as_predicted(ratios: Sequence[float]) -> Spread:
 
 
 def with_one_factor(ratios: Sequence[float]) -> Spread:
-    """Let each row in turn set a common factor. Return the errors of all other rows."""
+    """Return the errors of predictions that are corrected with the ratio of another row.
+
+    Each row in turn corrects all other rows.
+    """
     return Spread.of(
         ratio / calibration - 1
         for index, calibration in enumerate(ratios)
@@ -66,7 +69,7 @@ def with_one_factor(ratios: Sequence[float]) -> Spread:
 
 
 def frozen(sessions: Sequence[SessionFile]) -> FrozenFile:
-    """Return the newest predictions of dry runs."""
+    """Return the prediction of each case's newest dry run in these sessions, or why there is none."""
     newest: dict[str, DryFacts] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         newest.update((result.case_id, result.dry_facts) for result in session.results if result.dry)

@@ -1,9 +1,10 @@
-"""Shows published comparisons next to what was measured here.
+"""Show published comparisons next to our own measurements.
 
     python -m bench_cases.published [NAME ...] [--store .perfsuite] [--results FILE ...] [--markdown]
 
-A published number is a reference with its source, and never decides a verdict. A number measured on other
-hardware, or with a tiny twin of the case, is never shown in place of the case's own measurement.
+A published number is shown for reference, with its source. It never decides a verdict. A twin is a case with
+the same code path but a tiny model. A number that was measured on other hardware, or with a twin, is never
+shown in place of the case's own measurement.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
     "peak_memory_bytes": PEAK_MEMORY,
     "reserved_memory_bytes": replace(RESERVED_MEMORY, label="memory"),
     "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage"),
-    # Time per token divided by the time per token of the row `relative_to`; 1.2 is 20% slower. See
+    # Time per token, divided by the time per token of the case `relative_to`: 1.2 is 20% slower. See
     # `_measured`.
     "relative_time": replace(TOKENS_PER_S, label="relative time"),
-    # The source does not say what the number means. It is shown next to tokens/s, without a ratio.
+    # The source does not say what the number means. The number is shown next to tokens/s, without a ratio.
     "unstated": replace(TOKENS_PER_S, label="throughput"),
 }
 """perfsuite's metric for each published quantity, labelled with the source's word for it."""
@@ -99,7 +100,7 @@ class Row(Data):
     devices: int = Field(ge=1)
     figures: tuple[PublishedFigure, ...] = Field(min_length=1)
     case: str = ""
-    """Id of the case that is this row."""
+    """Id of the case that reproduces this row."""
     no_case: str = ""
     """The reason why no case can represent this row. A row has either `case` or `no_case`."""
     twin: str | None = None
@@ -142,7 +143,7 @@ class Comparison(Data):
 
     @property
     def quantities(self) -> list[QuantityName]:
-        """Return every quantity in the table. The first one is compared."""
+        """Return every quantity in the table. The ratio to our number is shown only for the first one."""
         return list(dict.fromkeys(figure.quantity for row in self.rows for figure in row.figures))
 
 

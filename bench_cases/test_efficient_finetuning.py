@@ -2,14 +2,14 @@
 
 The cases follow M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient
 checkpointing "slows down by 20%"; mixed precision, flash attention, LoRA and QLoRA save memory; weights,
-gradients and Adam need 2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). They publish no
+gradients and Adam need 2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). The authors publish no
 numbers for other options.
 
     python -m bench_cases.published efficient-finetuning
 
 The clocks and the temperature of a GPU need several seconds to settle. So on an H100, each case warms up for
-about 10 s and is measured for at least 20 s, with step times estimated from the case's FLOPs. Cases that fit
-on one H200 are also measured there.
+about 10 s and is measured for at least 20 s. The numbers of steps were chosen for this, using step times
+estimated from the case's FLOPs. Cases that fit on one H200 are also measured there.
 """
 
 import pytest

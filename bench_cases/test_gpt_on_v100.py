@@ -1,16 +1,16 @@
 """The largest batch, and the largest GPT, on V100s of 16 GB: Lightning FSDP on 1, 2 and 4 machines of 4 GPUs.
 
 The cases follow Lightning's "Efficient Training of Large Language Models" (minGPT, mixed precision, 128
-tokens). It gives these milliseconds per iteration on one machine, by batch size per GPU:
+tokens). For one machine, the post gives the milliseconds per iteration for each batch size per GPU:
 
-    1.4 B   1: 823   2: 754   4: 744   7: 748 (best)   8: 1676, by allocator retries   9: out of memory
+    1.4 B   1: 823   2: 754   4: 744   7: 748 (best)   8: 1676 (allocator retries)   9: out of memory
     1.4 B, activation checkpointing          8: 1024   16: 1097   32: 1575   64: 2748, 2700 with prefetching
     2.9 B, activation checkpointing          8: 2054   16: 2098 (best)   32: 3844
 
 On more machines, with a batch of 16, 4.4 B took 15,717 ms on 8 GPUs, and 8.4 B took 39,228 ms on 16 GPUs. (In
 that series, 2.9 B took 12,772 ms on 4 GPUs, but 2098 ms in the series above.) minGPT computes attention
-without a fused kernel. "Prefetching" is BACKWARD_PRE, which is now torch's default. The other rows did not
-use it.
+without a fused kernel. "Prefetching" is BACKWARD_PRE, which is now torch's default. The other measurements
+were made without prefetching.
 """
 
 import pytest
@@ -31,8 +31,8 @@ XL = Case(
 )
 CHECKPOINTED = XL.replace(activation_checkpointing="full")
 XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s per step
-# These cases are not a sweep. FSDP1 initialises the whole model on each rank (docs/limits.md), but neither
-# model fits on one such GPU in fp32.
+# These cases are not a sweep, so running out of memory is a failure. FSDP1 initialises the whole model on
+# each rank (docs/limits.md), but neither of the two models fits on one such GPU in fp32.
 MORE_MACHINES = CHECKPOINTED.replace(
     micro_batch=16,
     may_run_out_of_memory=False,
@@ -42,7 +42,7 @@ MORE_MACHINES = CHECKPOINTED.replace(
 )
 
 # This case and its variants are like the cases above, but run on any machine. Fabric's FSDP1 runs only on
-# GPUs, so they use FSDP2.
+# GPUs, so these cases use FSDP2 instead.
 TWIN = Case(
     model="gpt2-tiny",
     framework=Lightning(strategy="fsdp2"),

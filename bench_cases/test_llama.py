@@ -1,8 +1,8 @@
 """Llama on current GPUs: one GPU, one node of eight with each strategy and library, two and eight nodes.
 
 The clocks and the temperature of a GPU need several seconds to settle, whatever the number of steps. So on an
-H100, each case warms up for about 10 s and is measured for at least 20 s, with step times estimated from the
-case's FLOPs.
+H100, each case warms up for about 10 s and is measured for at least 20 s. The numbers of steps were chosen
+for this, using step times estimated from the case's FLOPs.
 """
 
 import pytest

@@ -36,9 +36,9 @@ PUBLISHED = [
 ]
 OURS = [case.replace(framework=FSDP2()) for case in PUBLISHED]
 
-# 2-D with the same global batch as 1-D: 8 data-parallel ranks with 8 sequences each, instead of 64 with one
-# each. perfsuite's FSDP2 gathers the logits of a whole micro-batch on each rank, so its case accumulates 8
-# micro-batches of the 1-D size instead.
+# FSDP with tensor parallelism (2-D) has the same global batch as FSDP alone (1-D): 8 data-parallel ranks with
+# 8 sequences each, instead of 64 ranks with one sequence each. perfsuite's FSDP2 gathers the logits of a
+# whole micro-batch on each rank. So its cases accumulate 8 micro-batches of the 1-D size instead.
 TWO_D = [
     how
     for case in (PUBLISHED[1], PUBLISHED[2])

@@ -15,7 +15,7 @@ from torchtitan.trainer import Trainer
 
 
 def llama3_405b_bf16() -> Trainer.Config:
-    """Return torchtitan's `llama3_405b` without float8 and compilation."""
+    """Return torchtitan's `llama3_405b` without float8 and without compilation."""
     config = llama3_70b()
     config.model_spec = llama3("405B")
     config.training.local_batch_size = 2
@@ -23,7 +23,10 @@ def llama3_405b_bf16() -> Trainer.Config:
 
 
 def qwen3_235b_a22b() -> Trainer.Config:
-    """Return the 235B-A22B model, configured like `qwen3_30b_a3b`, with experts on the 8 ranks of a node."""
+    """Return the 235B-A22B model, configured like `qwen3_30b_a3b`.
+
+    The experts are divided among the 8 ranks of a node.
+    """
     config = qwen3_30b_a3b()
     config.model_spec = qwen3("235B-A22B")
     config.parallelism = ParallelismConfig(expert_parallel_degree=8)
@@ -50,22 +53,22 @@ def moonlight_debugmodel() -> Trainer.Config:
 
 
 def llama3_8b_whole_loss() -> Trainer.Config:
-    """Return torchtitan's `llama3_8b` with the loss of all positions computed at once, as in 2024."""
+    """Return torchtitan's `llama3_8b`, with the loss computed for all positions at once, as in 2024."""
     return _whole_loss(llama3_8b())
 
 
 def llama3_70b_whole_loss() -> Trainer.Config:
-    """Return torchtitan's `llama3_70b` with the loss of all positions computed at once, as in 2024."""
+    """Return torchtitan's `llama3_70b`, with the loss computed for all positions at once, as in 2024."""
     return _whole_loss(llama3_70b())
 
 
 def llama3_405b_whole_loss() -> Trainer.Config:
-    """Return `llama3_405b_bf16` with the loss of all positions computed at once, as in 2024."""
+    """Return `llama3_405b_bf16`, with the loss computed for all positions at once, as in 2024."""
     return _whole_loss(llama3_405b_bf16())
 
 
 def llama3_8b_float8() -> Trainer.Config:
-    """Return torchtitan's `llama3_8b` with its rowwise float8 in all layers except the head."""
+    """Return torchtitan's `llama3_8b` with rowwise float8 in all linear layers except the head."""
     config = llama3_8b()
     config.model_spec = llama3("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
     return config

@@ -124,7 +124,7 @@ def in_short(text: str | None) -> str:
 
 
 def said(text: str | None) -> str:
-    """Return a help text in one line, without the backslashes that keep rich from reading brackets."""
+    """Return a help text in one line. Remove the backslashes that escape brackets for rich."""
     return " ".join((text or "").replace("\\[", "[").split())
 
 

@@ -40,7 +40,7 @@ def without_fields(_app: Any, what: str, _name: str, documented: Any, *_: Any) -
 
 
 def without_validators(_app: Any, doctree: nodes.document) -> None:
-    """Show only the type of a field. `Annotated` also has its checks, which the text explains."""
+    """Show only the type of a field. Leave out the checks in `Annotated`, because the text explains them."""
     for node in doctree.findall(addnodes.desc_annotation):
         text = node.astext()
         if "Annotated[" in text:
@@ -75,7 +75,7 @@ def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
 
 
 def setup(app: Any) -> None:
-    """Connect the functions above to Sphinx, which calls this."""
+    """Connect the functions above to Sphinx. Sphinx calls this function at the start."""
     app.connect("autodoc-process-signature", without_fields)
     app.connect("doctree-read", without_validators)
     app.connect("doctree-resolved", typeset)

@@ -1,7 +1,7 @@
 """perfsuite: performance regression tests for distributed training, written as pytest tests.
 
-Names are imported on first use, so that a rank loads only what it runs. The names of frameworks come from
-their entry points (`pyproject.toml`), so each framework is one file or folder that can be removed.
+Names are imported on first use, so that a rank loads only the modules that it needs. The names of frameworks
+come from their entry points (`pyproject.toml`), so each framework is one file or folder that can be removed.
 """
 
 import importlib
@@ -60,8 +60,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
     module = _MODULES.get(name)
-    # Only names with a capital letter can be frameworks, because frameworks are classes. When a module of
-    # this package is imported, Python also looks up its name here.
+    # Only names with a capital letter can be frameworks, because frameworks are classes. For all other names,
+    # such as those of modules that Python looks up here on import, the entry points are not read.
     if module is None and name[:1].isupper():
         module = _frameworks().get(name)
     if module is None:

@@ -88,13 +88,13 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
 
 
 def _is_shown(value: object, message: str) -> bool:
-    """Return whether a message already shows a text, or one of the keys of a mapping."""
+    """Return whether a message already shows `value` if it is a text, or a key of it if it is a mapping."""
     texts = [value] if isinstance(value, str) else [*value] if isinstance(value, Mapping) else []
     return any(repr(text) in message for text in texts)
 
 
 class Document(Data):
-    """Data with its own file. Each kind sets `schema_version: Literal[N] = N`."""
+    """Data with its own file. Each subclass sets `schema_version: Literal[N] = N`."""
 
     schema_version: int
 
@@ -106,8 +106,9 @@ class Document(Data):
 class Sealed(Document):
     """A document that only perfsuite writes. Its file contains a digest. A file without a digest is not read.
 
-    Many parts of a result follow from others. Without a digest, a damaged or edited file would be trusted
-    although it contradicts itself. Reviewed files, which people may edit, are plain `Document`s.
+    Many parts of a result are computed from other parts. Without a digest, a damaged or edited file would be
+    trusted although its parts contradict each other. Reviewed files, which people may edit, are plain
+    `Document`s.
     """
 
     def as_json(self) -> str:

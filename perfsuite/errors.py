@@ -77,7 +77,10 @@ MAX_TEXT = 20_000  # maximum number of characters kept of an error's message or 
 
 
 def error_text(error: BaseException) -> str:
-    """Return the message of an error as `readable` text, after its class if it is not perfsuite's own."""
+    """Return the message of an error as `readable` text.
+
+    If the error is not perfsuite's own, the text begins with its class.
+    """
     message = message_of(error)
     return message if isinstance(error, PerfsuiteError) else f"{type(error).__name__}: {message}"
 

@@ -18,7 +18,7 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (COMMANDS, FRAMEWORKS, METRICS, LAUNCHERS)
-PERFSUITE = "perfsuite"  # this package, whose names no other package can use
+PERFSUITE = "perfsuite"  # this package; other packages cannot use the names of its extensions
 INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
 
 
@@ -111,7 +111,7 @@ def names(group: Group) -> list[str]:
 
 
 def problems(group: Group, load: Callable[[Extension], object]) -> list[str]:
-    """Return a message for each bad extension of another package. All of them are imported with `load`."""
+    """Import all extensions of other packages with `load`. Return a message for each one that fails."""
     messages = []
     for name in sorted({extension.name for extension in installed(group)}):
         try:

@@ -4,7 +4,8 @@
       ^                                                                                           |
       +------------------- undecided: one more launch, in fresh processes ------------------------+
 
-Before that, a session (`perfsuite.session`) finds the baseline. If there is none, it records one afterwards.
+Before the first launch, a session (`perfsuite.session`) looks for the baseline. If there is none, the session
+records one afterwards.
 """
 
 import shutil
@@ -111,7 +112,7 @@ def until_decided(
 
     - `launch` makes one launch or a pair of launches, and returns whether others used the machine meanwhile.
     - `judge` judges all launches so far. It accepts `max_unhealthy`, which is explained in `Policy`.
-    - `is_free` returns whether to launch again after others used the machine. It can wait for them.
+    - `is_free` returns whether to launch again after others used the machine. It can first wait for them.
     """
     while True:
         was_shared = launch()
@@ -124,7 +125,10 @@ def until_decided(
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Return whether a second launch is needed: counts of a user's program changed, and its data can vary."""
+    """Return whether a second launch is needed because the counts of a user's program changed.
+
+    The data of such a program can vary between launches.
+    """
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False
@@ -152,7 +156,7 @@ def launch_watched(
 
 
 def is_free(run: Run, how: Launching) -> bool:
-    """Return whether to launch again after a disturbed launch. Can first wait for the other users."""
+    """Return whether to launch again after a disturbed launch. If `when_shared` is `wait`, first wait."""
     if how.when_shared == "wait" and how.neighbours is not None:
         return how.neighbours.wait(run.machine, run.case.topology.processes_per_node)
     return how.when_shared == "again"
@@ -161,8 +165,9 @@ def is_free(run: Run, how: Launching) -> bool:
 def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
     """Launch `case` once in fresh processes, and collect the measurements of its ranks.
 
-    All files of the launch are in `directory`. If a rank fails, this is the `failure` of the run. Raises
-    `CaseError` if the framework refuses the case, and `FileError` if `directory` already contains a launch.
+    All files of the launch are in `directory`. If a rank fails, the run has this `failure`, and no error is
+    raised. Raises `CaseError` if the framework refuses the case, and `FileError` if `directory` already
+    contains a launch.
     """
     request = CaseFile(
         case=case,

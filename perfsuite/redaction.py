@@ -3,7 +3,8 @@
 This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
 with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a value
 that does not look like a secret is allowed, because it cannot be distinguished from an ordinary value. Such a
-value is refused only if its name always means a secret. This module imports nothing of perfsuite.
+value is refused only if the name of its variable or option always means a secret. This module imports nothing
+of perfsuite.
 """
 
 import base64
@@ -31,7 +32,7 @@ _ALWAYS = re.compile(  # names that always mean a secret
     r"|user|admin|root|sudo)_?pass$"
 )
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
-"""Names that can mean a secret, depending on the value. Texts and data also have tokens, keys and passes."""
+"""Names that can mean a secret, depending on the value. Texts have tokens too, and data is read in passes."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
 _NO_SECRET = re.compile(  # values of options that are switches or numbers, or that name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
@@ -155,7 +156,8 @@ def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
     """Return whether name and value of a variable or option look like a secret.
 
     Hiding a value costs little, so it is enough if the name can mean a secret. With `is_declared`, the value
-    is in a case, which would be refused. Then the value must look like a secret as well.
+    is in a case, and the case would be refused. So if the name does not always mean a secret, the value must
+    look like a secret as well.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False

@@ -34,8 +34,8 @@ def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
     """Train with `framework` on two CPU ranks, and check everything that a framework promises.
 
     By default, a tiny Llama is trained for 12 steps with the same launcher as in a benchmark. If `case` is
-    given, this case is trained instead, with `framework` as its framework. Returns the launch. Raises
-    `AssertionError` if a promise is broken, and says what to do. The promises are:
+    given, this case is trained instead, with `framework` as its framework. Returns the launch. If a promise
+    is broken, raises `AssertionError` with advice. The promises are:
 
     - ranks find the framework by its name
     - its options survive JSON

@@ -48,7 +48,7 @@ class Browser:
         self._url = url
         for _ in range(LOADS):
             try:
-                self.driver.get("about:blank")  # a change after # alone would load nothing
+                self.driver.get("about:blank")  # if only the part after # changed, nothing would be loaded
                 self._log("performance")
                 self._log("browser")
                 self._complaints = []
@@ -102,7 +102,10 @@ class Browser:
         file.write_bytes(base64.b64decode(self._command("Page.printToPDF", paper)["data"]))
 
     def wait(self, expression: str) -> None:
-        """Wait until a JavaScript expression is true. A loaded page can lose requests, too: see `open`."""
+        """Wait until a JavaScript expression is true.
+
+        Requests of a page that is already loaded can be dropped as well: see `open`.
+        """
 
         def holds(_: object) -> Any:
             if self._network_changed():

@@ -55,7 +55,7 @@ def affected_tests(files: Iterable[str]) -> list[str]:
         if module in graph.modules:
             reached[first] |= graph.find_downstream_modules(module)
         elif (room := f"perfsuite.{below[0]}" if below else "") in graph.modules and first == "perfsuite":
-            reached[first] |= graph.find_downstream_modules(room, as_package=True)  # a template, or C++
+            reached[first] |= graph.find_downstream_modules(room, as_package=True)  # not Python
     rooms = {_room_of(name) for name in reached["perfsuite"] if name.startswith("perfsuite.")}
     own = {path for room in rooms for path in _of_room(room)}
     modules = reached["tests"] | {name for name in reached["perfsuite"] if name.startswith(OF_NO_ROOM)}

@@ -116,9 +116,9 @@ NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a CUDA g
 
 
 def make_entries(*counts: Counts, ranks: int = 64) -> tuple[RankCounts, ...]:
-    """Return the counts of ranks. If only one is given (by default `make_counts`), all ranks have it.
+    """Return the counts of ranks. If only one object is given (by default `make_counts`), all ranks share it.
 
-    Otherwise there is one rank for each of them.
+    If several objects are given, each of them has the counts of one rank.
     """
     if len(counts) > 1:
         return tuple(RankCounts(ranks=(rank,), counts=rank_counts) for rank, rank_counts in enumerate(counts))

@@ -29,7 +29,7 @@ def fake_group(rank: int, world_size: int) -> Iterator[Ranks]:
         yield Ranks(rank=rank, world_size=world_size, device=CPU, directory=Path())
     finally:
         dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # otherwise the next rank would be taken for this one
+        _clear_sharding_prop_cache()  # it has results for this rank, which the next one must not use
 
 
 @contextmanager

@@ -26,9 +26,9 @@ class Gh:
         return self._calls.read_text() if self._calls.exists() else ""
 
     def answers(self, content: object) -> None:
-        """Make it print this content as JSON when it is asked for a pull request or for issues."""
+        """Make the replacement print this content as JSON when a command reads a pull request or issues."""
         self._answer.write_text(json.dumps(content))
 
     def knows_commit(self, *parents: str) -> None:
-        """Make it report these parents for every commit."""
+        """Make the replacement report these parents for every commit."""
         self._commit.write_text(json.dumps({"parents": [{"sha": sha} for sha in parents]}))

@@ -63,7 +63,7 @@ def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
     """Return a step on a GPU that lags 500 us behind the host.
 
     It has kernels of 400 us, an all-gather of 300 us, and 100 us of the optimizer. Compute hides 100 us of
-    the all-gather. The GPU is idle for 200 us. During 50 us of these, the host waits for data.
+    the all-gather. The GPU is idle for 200 us. During 50 us of this idle time, the host waits for data.
     """
     at = number * STEP_US
     ids = number * 10

@@ -1,12 +1,12 @@
 """Forks the processes of launches and dry runs from a process that has imported torch.
 
 This saves 4 to 6 CPU-seconds for each process. A test process has four servers (`python -m tests.warm`): for
-CPUs, for pretended GPUs, for scripts and for DeepSpeed. If a test asks for an agent or a rank of a dry run,
-the server forks a process. This process becomes a child of the test process, as if the test process had
-started it. The agent of a script forks its ranks. Usually hooks are attached when torch is imported. Here
-they are attached before the script begins. Four kinds of processes are not forked: scripts that a command
-starts, cases without torch, other Pythons, and processes in which variables that are read on import have
-other values.
+CPUs, for pretended GPUs, for scripts and for DeepSpeed. If a test starts an agent or a rank of a dry run, a
+server forks the process. This process becomes a child of the test process, as if the test process had started
+it. The agent of a script forks its ranks. Usually hooks are attached when torch is imported. Here they are
+attached before the script begins. Four kinds of processes are not forked: scripts that a command starts,
+cases without torch, other Pythons, and processes in which variables that are read on import have other
+values.
 """
 
 import atexit

@@ -42,7 +42,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens):
-        """Logits of shape [batch, length, vocabulary]."""
+        """Return logits of shape [batch, length, vocabulary]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(positions)

@@ -1,4 +1,7 @@
-"""Check from the reports of all ranks that they train one model on the claimed tokens and hide no work."""
+"""Check that all ranks train one model on the claimed number of tokens, and that all their work was counted.
+
+The evidence is in the reports of the ranks.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +21,12 @@ CLOCK_SLACK_S = 0.3
 """Allowed difference between a rank's clock and the kernel's clock: the share `CLOCK_OFF`, plus these
 seconds, in case both readings are interrupted."""
 OF_THE_FORMULA = 0.9
-"""Minimum share of the FLOPs of a forward pass that must be counted. In this repository's baselines, the
-counted share is at least 1.00."""
+"""The counted FLOPs of a forward pass must be at least this share of the FLOPs according to the formula. In
+this repository's baselines, the share is at least 1.00."""
 OF_THE_GRADIENTS = 1e-4
 """Minimum share of the gradients' bytes that ranks must exchange in a step. Compressed gradients exceed this
 minimum, even PowerSGD of rank 1 for matrices up to 20,000 wide. Ranks that exchange only a gradient norm or a
-loss send less if the model has more than 20,000 parameters."""
+loss send less than the minimum if the model has more than 20,000 parameters."""
 
 
 def phases_never_run(reports: Sequence[RankReport], case: Case) -> dict[str, str]:
@@ -117,7 +120,7 @@ its model was given."""
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return the message of a `mismatch` if the model was given other tokens than claimed, else None."""
+    """Return the message of a `mismatch` if the model did not get the claimed number of tokens, else None."""
     seen = _tokens(reports, case)
     # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
@@ -248,17 +251,17 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
 
 
 def _parts(reports: Sequence[RankReport]) -> int:
-    """Return the observed number of ranks that share a sequence by context parallelism."""
+    """Return the observed number of ranks that share a sequence in context parallelism."""
     return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
 
 
 def hidden_in_ranks(reports: Sequence[RankReport]) -> tuple[str, ...]:
-    """Return why the counts of ranks lack work, as reported by the ranks; each reason once."""
+    """Return the reasons why counts lack work, as the ranks reported them. Each reason appears once."""
     return tuple(dict.fromkeys(why for report in reports for why in report.hidden))
 
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return why the counted step of a launch did more than was counted; empty if there is no sign of it.
+    """Return the signs that the counted step of a launch did more work than was counted; empty if none.
 
     A count that is too low would look like an improvement, so the counts of such a step are not used. The
     reports of the ranks contain the reasons that a rank can find by itself
@@ -277,7 +280,10 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Yield a reason if all ranks together compute less than a forward pass: 2 N + 4 L H Q S per token."""
+    """Yield a reason if all ranks together computed less than a forward pass needs.
+
+    It needs 2 N + 4 L H Q S FLOPs per token, with the symbols of `perfsuite.worker.counting.flops`.
+    """
     flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has the model's FLOPs
     if (
         flops is None
@@ -303,7 +309,7 @@ def _less_than_the_formula(
 def _less_than_the_gradients(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Yield a reason if data-parallel ranks keep parameters equal while training, but send almost nothing."""
+    """Yield a reason if replicated parameters changed, but data-parallel ranks sent almost nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     replicas_differ = case.framework.promises.replicas_differ
     # pragma: no mutate evidence[0]: `data_parallel` is the same on all ranks

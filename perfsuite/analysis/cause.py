@@ -33,10 +33,11 @@ WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """Matches messages about a killed process, from perfsuite's agent, torch's launcher and its `DataLoader`."""
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
-"""Matches the line of a traceback that names the error. Frames are indented, and further lines are prose."""
+"""Matches the line of a traceback that names the error. It does not match the lines of frames, which are
+indented, or the lines after the error, which are prose."""
 LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report might not fit
 LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
-LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
+LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log that are searched for these lines
 LONGEST_SECRET = 2**12  # a secret can begin up to this many bytes before the part of a log that is shown
 # The thread that writes a rank's collective calls. It is never where the training hangs.
 OF_OUR_THREAD = re.compile(r'/perfsuite/worker/flight_recorder\.py", line \d+ in _serve\b')
@@ -49,7 +50,7 @@ def first_cause(
 ) -> Failure | None:
     """Return the cause of a failed launch: its earliest failure that is not a result of another rank's death.
 
-    `ended` are the failures of processes that the launcher reports. Returns None if nothing failed.
+    `ended` has the failures of processes that the agents reported. Returns None if nothing failed.
     """
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
@@ -80,7 +81,7 @@ def first_cause(
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
-    """Return the failure of a rank whose clock stopped while other ranks took all their steps and left."""
+    """Return the failure of a rank that had steps left when another rank had taken all its steps and left."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
     for rank, report in sorted(reports.items()) if ahead else ():
@@ -151,15 +152,16 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_explanation(failure: Failure, run_dir: RunDir, case: Case) -> Failure:
-    """Add an explanation to the failure of a killed job if calls show why its ranks waited for each other."""
+    """Add to the failure of a killed job why its ranks waited, if their collective calls show the reason."""
     why = hang.explain(hang.calls_of(run_dir, case.topology.world_size))
     return failure if why is None else failure.replace(message=f"{failure.message}: {why}")
 
 
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """Add stacks and the ends of logs to a failure without a traceback, for its rank or for all ranks.
+    """Add stacks and the ends of logs to a failure without a traceback.
 
-    A `mismatch` needs none of these, because its message says what to change in the case.
+    The ranks' logs are those of the failed rank, or of all ranks if it is unknown which rank failed. A
+    `mismatch` needs none of these, because its message says what to change in the case.
     """
     if failure.kind == "mismatch" or (failure.traceback and "\n" in failure.traceback):
         return failure

@@ -270,7 +270,7 @@ def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Rename the start-ups of all ranks to cold ones if any rank compiled, because the others wait."""
+    """Mark the start-ups of all ranks as cold if any rank compiled a graph: the other ranks wait for it."""
     if not any(report.compiled_anew for report in reports):
         return reports
     renamed = []

@@ -38,7 +38,7 @@ def core_notes(run: Run, reports: Sequence[RankReport]) -> list[str]:
 
 
 def advice_on_few(cores: int, ranks: int, of_machine: int | None) -> str | None:
-    """Return advice if the threads of ranks that share these cores often wait for each other; else None."""
+    """Return advice if the cores are so few that the ranks' threads often wait for a core; else None."""
     if cores >= FEWEST_CORES * ranks:
         return None
     late = f"ranks with fewer than {FEWEST_CORES} cores can start kernels late"

@@ -15,12 +15,12 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5  # steps of the rolling median: few, but a single slow step hardly affects it
+ROLL = 5  # number of steps in the rolling median: small, but a single slow step hardly affects the median
 FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
-"""Number of steps at the beginning of a case that are never measured. In the second step, the worker observes
-what runs (`perfsuite.worker.observation.observe`). If the work of a step is counted, no step up to
+"""Number of steps at the beginning of a launch that are never measured. In the second step, the worker
+observes what runs (`perfsuite.worker.observation.observe`). If the work of a step is counted, no step up to
 `COUNTED_STEP` is measured."""
 SETTLED_WARMUP_S = 10
 SETTLED_WINDOW_S = 20
@@ -59,7 +59,10 @@ class Window(NamedTuple):
 
 
 def settled(step_s: Sequence[float], first: int) -> int:
-    """Return the first step at least `SETTLED_WARMUP_S` after step `first`, or the number of steps."""
+    """Return the first step that begins at least `SETTLED_WARMUP_S` after step `first` begins.
+
+    Returns the number of steps if there is no such step.
+    """
     passed = 0.0
     for step in range(first, len(step_s)):
         if passed >= SETTLED_WARMUP_S:

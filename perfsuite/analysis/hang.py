@@ -70,7 +70,7 @@ class _StuckCall:
 
     @property
     def wait_s(self) -> float:
-        """Seconds for which all waiting ranks have waited."""
+        """The shortest wait of all waiting ranks, in seconds."""
         return min(call.age_s for rank in self.waiting for call in self.calls[rank])
 
     @property
@@ -175,7 +175,10 @@ def _stalled(stuck: Sequence[_StuckCall]) -> str:
 def _open_messages(
     files: Mapping[int, CollectiveCallsFile],
 ) -> list[tuple[int, GroupCalls, CollectiveCall]]:
-    """Return the oldest send or receive of each rank that waits in one, the longest wait first."""
+    """Return the oldest open send or receive of each rank in each group, the longest wait first.
+
+    Waits of less than `LEAST_WAIT_S` are left out.
+    """
     messages = [
         (rank, group, group.open_messages[0])
         for rank, file in files.items()

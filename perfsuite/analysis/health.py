@@ -77,7 +77,7 @@ def advice_on(fault: str) -> str:
 
 
 def machine_problems(health: Health | None, machine: Machine) -> list[str]:
-    """List the machine's problems because of which a launch is set aside, with the readings."""
+    """List the problems of the machine that cause a launch to be set aside, with the readings."""
     if health is None:
         return []
     problems = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
@@ -207,7 +207,8 @@ def worst_health(nodes: Sequence[Node]) -> Health | None:
         return None
     healths = list(seen.values())
     clocks = sorted((clock for health in healths for clock in health.sm_clocks_mhz), reverse=True)
-    slowest = dict(clocks)  # the last and lowest entry for each number of steps remains
+    # The entries are in descending order, so the lowest clock for each number of steps remains.
+    slowest = dict(clocks)
     busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
     return Health(
         node=busiest,

@@ -38,8 +38,8 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 nodes (their operators have events of their own)."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Matches names that contain the layer, graph or number of an instance. A group matches the rest of the
-name."""
+"""Matches names that contain the layer, graph or number of one instance. The only group that is not empty is
+the part of the name that all instances have in common."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 
@@ -107,7 +107,10 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
 
 
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
-    """Return the spans and the operators that begin in a step. An operator's time excludes its callees."""
+    """Return the calls of operators that begin in a step, and all spans.
+
+    The time of a call does not include the calls that it makes itself.
+    """
     by_thread = defaultdict[Any, list[tuple[float, float, str]]](list)
     for event in events:
         if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
@@ -187,7 +190,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
 
 
 def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list[_Call]:
-    """Return calls in which the host waits for the device, and reads of values on the device."""
+    """Return calls in which the host waits for the device: synchronisations, and reads of device values."""
     waits = [event for event in events if event.get("cat") in LAUNCHES and _SYNC.fullmatch(event["name"])]
     begins = sorted((str(event.get("tid")), event["ts"]) for event in waits)
 

@@ -1,4 +1,4 @@
-"""A case: what to run, as frozen plain data with a readable id."""
+"""A case: the training to measure, as frozen plain data with a readable id."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-Unit = Literal["tokens", "samples"]  # what a case counts. Names of figures contain `tokens` in both cases
+# The unit in which a case counts its data. The names of figures contain `tokens` for either unit.
+Unit = Literal["tokens", "samples"]
 
-MOST = 100_000_000  # limit of numbers without a smaller limit, because arithmetic with larger ones can fail
+# The upper limit of numbers that have no smaller limit. Arithmetic with larger numbers can fail.
+MOST = 100_000_000
 
 
 class Topology(Data):
@@ -59,10 +61,10 @@ class LoRA(Data):
     alpha: int = Field(ge=1, le=MOST, strict=True)
     """The output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] | str = ()
-    """The ends of the names of all layers that get an adapter: `"q_proj"`, `"attn.q_proj"`, `"to_out.0"`.
-    A string instead of a tuple is a regular expression that must match a whole name. The string
-    `"all-linear"` selects all linear layers except the output layer. An empty tuple selects all linear layers
-    in the blocks."""
+    """The layers that get an adapter. A tuple lists the last parts of their names, such as `"q_proj"`,
+    `"attn.q_proj"` or `"to_out.0"`. A string is a regular expression that must match the whole name of a
+    layer. The string `"all-linear"` selects all linear layers except the output layer. An empty tuple selects
+    all linear layers in the blocks."""
     rank_pattern: _Pattern = Field(default={}, validate_default=True)
     """Regular expression -> the rank of all layers whose names end with a match. If several expressions match
     the same layer, the first in alphabetical order is used."""
@@ -85,7 +87,8 @@ class LoRA(Data):
     def _patterns(cls, pattern: Mapping[str, int]) -> Mapping[str, int]:
         for name in pattern:
             _check_pattern(name)
-        # Files sort their keys. So sort them here too, and the order will be the same after reading a file.
+        # Files contain the keys in sorted order. Sort them here too, so that the order does not change when a
+        # case is written to a file and read again.
         return MappingProxyType(dict(sorted(pattern.items())))
 
     def __hash__(self) -> int:
@@ -93,7 +96,7 @@ class LoRA(Data):
 
     @model_serializer(mode="wrap")
     def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out empty patterns, because an older perfsuite (in an arm) does not know these fields."""
+        """Leave out empty patterns, because the older perfsuite of an arm might not know these fields."""
         fields = serialise(self)
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
@@ -145,8 +148,8 @@ class Case(Data):
     ]
     framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
-    """Tokens per sequence. None: samples are counted instead of tokens, and speeds are in samples/s. Only a
-    `Script` can have None."""
+    """Tokens per sequence. None: samples are counted instead of tokens, and speeds are in samples/s. Only
+    cases with a `Script` can have None."""
     micro_batch: int = Field(ge=1, le=MOST, strict=True)
     gradient_accumulation: int = Field(default=1, ge=1, le=MOST, strict=True)
     precision: Precision = "fp32"
@@ -227,8 +230,8 @@ class Case(Data):
     def id(self) -> str:
         """The name of the case, made of its framework, its model and its changed fields.
 
-        It is stable, unique and valid as a file name. A name that would be longer than `MAX_ID` is cut, and
-        then ends with a digest of the full name.
+        It is stable, unique and valid as a file name. If it would be longer than `MAX_ID`, the text before
+        the topology is cut, and a digest of this whole text is appended to it.
         """
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
@@ -263,7 +266,7 @@ class Case(Data):
 
     @property
     def unit(self) -> Unit:
-        """What speeds count per second: tokens or samples."""
+        """The unit of the case's data: tokens or samples. Speeds are in this unit per second."""
         return "samples" if self.sequence_length is None else "tokens"
 
     @property
@@ -283,11 +286,12 @@ class Case(Data):
         return self.max_warmup_steps + self.steps
 
 
-MAX_ID = 200  # maximum length of an id. A file name consists of an id and a suffix, and can have 255
+# Maximum length of an id. The name of a file is an id with a suffix, and can have 255 characters.
+MAX_ID = 200
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "counted_steps", "timeout_s", "known_issue", "may_run_out_of_memory"})
-"""Fields that do not change the work of a case. They say where it runs, how long it can take and how it can
-fail."""
+"""Fields that do not change the work of a case. They say where the case runs, how many steps are counted, how
+long a launch can take, and how the case can fail."""
 
 
 def check_same(first: Case, case: Case) -> None:
@@ -329,14 +333,14 @@ class CaseFile(Document):
     counts: bool = True  # whether every rank counts the work of a step (`perfsuite.results.counts`)
     # Number of consecutive steps to count if nothing is timed. None: count before and after the timed steps.
     counted_steps: int | None = Field(default=None, ge=1)
-    preflight: bool = False  # whether ranks only probe their nodes. They then use only the case's topology
+    preflight: bool = False  # whether ranks only probe their nodes. Of the case, they use only the topology
     profile: bool = False  # whether ranks only profile a few steps after warm-up. Nothing is then judged
     metrics: tuple[str, ...] = ()  # names of metrics from other packages, which every rank records
 
     def as_json(self) -> str:
         """Return the JSON without fields that have their default values.
 
-        An older perfsuite (in an arm) can then read the file even if it does not know these fields.
+        The older perfsuite of an arm can then read the file even if it does not know these fields.
         """
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}

@@ -91,7 +91,7 @@ MODELS: Mapping[str, Model] = {
         _llama3("llama-3-70b", layers=80, heads=64, hidden=8192, mlp=28672),
         _llama31("llama-3.1-8b", layers=32, heads=32, hidden=4096, mlp=14336),
         _llama31("llama-3.2-1b", layers=16, heads=32, hidden=2048, mlp=8192, factor=32.0, tied=True),
-        # LightOn's model of 1.6 B parameters, whose throughput was published without its shape. With a
+        # LightOn's model of 1.6 B parameters. Its throughput was published, but not its shape. With a
         # vocabulary of 64,000 and layers as wide as Mamba-1.4B's, 56 layers come closest to 1.6 B parameters.
         mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),
     )
@@ -99,7 +99,7 @@ MODELS: Mapping[str, Model] = {
 
 
 def find_model(name: str) -> Model:
-    """Return the model with that name. If there is none, raises `CaseError`, which lists the known names."""
+    """Return the model with this name. Raises `CaseError` with the known names if there is no such model."""
     if name in MODELS:
         return MODELS[name]
     raise CaseError(

@@ -34,12 +34,12 @@ class Fault(Data):
 
     @property
     def structural(self) -> Structural | None:
-        """The kind of the fault if it changes the work of a step. None if it does not."""
+        """The kind of a fault that changes the work of a step. None for all other faults."""
         return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
-        """Parse the value of an option that takes a fault. If it is wrong, raises `CaseError`."""
+        """Parse the value of an option that takes a fault. Raises `CaseError` if the value is wrong."""
         match = re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text)
         if match:
             if match[1] == "slowdown" and float(match[2]) >= 100:

@@ -18,12 +18,12 @@ RESERVED = frozenset({"name", "package", "slug"})  # keys in a file that are not
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and the last steps have lower losses than the first.
-`finite`: every loss is a finite number. With both rules, the loss curve must also match the baseline's."""
+`finite`: every loss is a finite number. With either rule, the loss curve must also match the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promises:
-    """What a framework promises about every training with its options. The ranks' reports must confirm it."""
+    """A framework's promises about every training with its options. The ranks' reports must confirm them."""
 
     builds_model: bool = True  # whether the framework builds the case's model. A script builds its own model
     ignores: frozenset[str] = frozenset({"lora", "quantization"})
@@ -33,7 +33,7 @@ class Promises:
     """Field of a case -> the values that are supported. A case with another value is refused."""
     loss: LossRule | None = "falls"  # rule for losses. None: losses are not observed, and each run says so
     tokens_vary: bool = False  # whether the number of tokens varies between steps. It is then not checked
-    # Whether the parameters of data-parallel ranks differ. If not, the ranks' parameters are compared.
+    # Whether the parameters of data-parallel ranks may differ. If not, a launch in which they differ fails.
     replicas_differ: bool = False
 
 
@@ -137,7 +137,8 @@ def framework_class(name: str) -> type[FrameworkOptions] | None:
 def load(extension: Extension) -> type[FrameworkOptions]:
     """Load the class of a framework from its package.
 
-    Raises `ExtensionError` if the class is not a framework, or if its name is not the extension's.
+    Raises `ExtensionError` if the class is not a framework, if its `name` differs from the name of its entry
+    point, or if an option has a reserved name.
     """
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
@@ -168,9 +169,9 @@ def not_installed(name: str, package: str | None = None) -> str:
 
 
 def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
-    """Return short readable texts for the required fields and for those that do not have their defaults.
+    """Return short readable texts for the fields that are required or differ from their defaults.
 
-    The order is that of the declaration.
+    The texts are in the order in which the class declares the fields.
     """
     parts = []
     for name, info in type(data).model_fields.items():
@@ -196,7 +197,7 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
 
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
-    """Raise an error if ranks would not find this class, because they get only the framework's name."""
+    """Raise an error if ranks would not find this class. Ranks get only the framework's name."""
     name = kind.name
     if issubclass(kind, MissingFramework):
         return

@@ -32,13 +32,16 @@ class Speed(NamedTuple):
     published: tuple[float, float] | None = None
     """Lowest and highest share of the predicted speed that published steps reach. None: too few steps are
     published."""
-    # Median of the published steps' times relative to their predictions. None: too few steps are published.
+    # Median ratio of published to predicted step times. None: too few steps are published.
     factor: float | None = None
     published_source: str | None = None
 
 
 class Accelerator(NamedTuple):
-    """One product. Peaks are dense (no sparsity), in TFLOP/s per device. None if no datasheet gives them."""
+    """One product.
+
+    Peaks are dense (no sparsity), in TFLOP/s per device. A peak is None if no datasheet gives it.
+    """
 
     family: str
     memory_gb: int  # nominal, as in the product's name or datasheet
@@ -135,7 +138,7 @@ class Machine(Data):
     device: Literal["cpu", "cuda"]
     device_name: str
     hardware_class: str  # class of the accelerator; without a GPU, the processor and the number of its cores
-    devices: int  # number of GPUs, or of cores that this process may use
+    devices: int  # number of GPUs; on a CPU, number of cores that this process may use
     memory_bytes: int  # memory of one GPU, or of the machine, in bytes
     driver: str | None = None  # version of the GPU driver
     note: str | None = None  # explains what could not be determined, and why
@@ -176,8 +179,9 @@ class Machine(Data):
         """Return the dense peak FLOP/s of one device at a case's precision. None if unknown; never guessed.
 
         For `float8`, with or without block scales, this is twice the 16-bit peak. The datasheets of all
-        `PRODUCTS` with float8 (compute capability 8.9 or more) give the same value, except that the L40S's
-        is rounded up by 1%. On a GPU that emulates bf16, the peak of bf16 is unknown.
+        `PRODUCTS` with float8 (compute capability 8.9 or more) give the same value. The only exception is the
+        L40S, whose datasheet rounds this value up by 1%. On a GPU that emulates bf16, the peak of bf16 is
+        unknown.
         """
         if self.emulates(precision):
             return None
@@ -189,7 +193,7 @@ class Machine(Data):
         return None if peak is None else 1e12 * peak * (2 if is_float8 else 1)
 
     def emulates(self, precision: str) -> bool:
-        """Return whether this GPU has no tensor cores for a precision, like bf16 on GPUs before Ampere.
+        """Return whether this GPU has no tensor cores for a precision. GPUs before Ampere have none for bf16.
 
         Matmuls in bf16 are then slower than in fp32 (10.7 instead of 14.5 TFLOP/s on a V100, according to
         https://github.com/zzc0721/torch-performance-test-data/issues/140), and no datasheet gives a peak.

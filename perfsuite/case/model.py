@@ -66,7 +66,8 @@ class Model(Data):
     def text_config(self) -> Mapping[str, Any]:
         """The configuration of the language model.
 
-        This is the whole of `config`, or its part `text_config` if it has separate parts for text and vision.
+        If `config` has separate parts for text and vision, this is its part `text_config`. Otherwise, this is
+        the whole of `config`.
         """
         part = self.config.get("text_config")
         return part if isinstance(part, Mapping) else self.config

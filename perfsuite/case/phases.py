@@ -1,4 +1,4 @@
-"""Check the names of phases, which are parts of the training to which a case or a script has given a name."""
+"""Check the names of phases. A phase is a part of the training that a case or a script has named."""
 
 import re
 

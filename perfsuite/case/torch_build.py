@@ -12,7 +12,10 @@ _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".for
 
 
 def installed() -> dict[str, Any]:
-    """Return the constants in `torch/version.py` (none without torch). `cuda` is None without CUDA."""
+    """Return the constants in `torch/version.py`, by name. Empty if torch is not installed.
+
+    The constant `cuda` is None if torch was built without CUDA.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}

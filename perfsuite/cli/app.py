@@ -20,7 +20,7 @@ from perfsuite.inputs.ini import read_ini
 from perfsuite.report.console import console
 from perfsuite.report.safe_text import printable
 
-PANELS = {  # the groups of our commands in --help
+PANELS = {  # the groups of perfsuite's own commands in --help
     "Begin": ("init", "doctor", "selftest", "first-night"),
     "Measure": ("night", "baseline"),
     "Compare": ("compare", "bisect", "releases", "dry-run"),
@@ -78,7 +78,7 @@ def command_of(extension: Extension) -> Any:
 
 
 def _unusable(error: ExtensionError) -> Any:
-    """Return a command that reports, in the list of commands and when it is run, why it cannot be used."""
+    """Return a stand-in for an unusable command. It reports the error in the list and when it is run."""
     alone = typer.Typer(add_completion=False)
     any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -36,7 +36,7 @@ def dry_run(
     ranks = None if rank is None else (rank,)
     chosen_options = options(store=shared.store, baselines=shared.baselines, interconnect=interconnect)
     session = dry_session(chosen_options, progress, device, ranks)
-    fits = chosen if k is None else fitting(session, chosen)  # a named case reports its own reason
+    fits = chosen if k is None else fitting(session, chosen)  # a case given by id reports why it is refused
     progress.cases = len(fits)
     if measured(session, fits, as_json=shared.as_json):
         raise typer.Exit(2)

@@ -88,7 +88,7 @@ def launcher_of(name: str | None) -> AnyLauncher:
 
 
 def tolerance(text: str) -> float:
-    """Parse a tolerance like pytest's option. A bad value is an error of the command line."""
+    """Parse a tolerance in the same way as pytest's option. Raises `typer.BadParameter` if it is wrong."""
     try:
         return option_table.tolerance(text)
     except ValueError as error:
@@ -130,7 +130,7 @@ CountsWay = Annotated[
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
-    """Raise `CaseError` for two ways at once, or for counts with one of the options `of_times`."""
+    """Raise `CaseError` if `dry` and `counts` are both given, or either one with an option of `of_times`."""
     if dry and counts:
         raise CaseError("--dry excludes --counts: leave one of them out")
     for name, value in of_times.items():

@@ -25,7 +25,7 @@ FABRIC_IS_UP = (3, 0)
 
 
 def gpu_rows(machine: Machine) -> list[Row]:
-    """Check the setup of the GPUs and look for faulty cards, with NVML in a process with a deadline."""
+    """Check the setup of the GPUs and look for faulty cards. NVML runs in a process that has a deadline."""
     if machine.device == "cpu":
         return []
     try:
@@ -184,7 +184,7 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
 
 
 def main(described: str) -> None:
-    """Print the rows of the machine that `described` describes. See `gpu_rows`."""
+    """Print the rows for a machine. `described` is the machine as JSON. `gpu_rows` starts this process."""
     machine = Machine.model_validate_json(described)
     nvml = importlib.import_module("pynvml")
     nvml_process.answer(lambda: [row.model_dump() for row in gpu_rows_here(machine, nvml)])

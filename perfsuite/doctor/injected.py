@@ -81,7 +81,7 @@ def inject_all(
     expectations: tuple[Expectation, ...] = EXPECTED,
     max_unhealthy: int = UNHEALTHY_LAUNCHES,
 ) -> Iterator[Row]:
-    """Record a baseline, test each fault, and finally test the case without a fault. Yields their rows."""
+    """Record a baseline, test each fault, and then test the case without a fault. Yields a row for each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)

@@ -19,7 +19,7 @@ from perfsuite.verdict import exact
 
 
 class Base(NamedTuple):
-    """A case, and the finding that its counts must have for each fault."""
+    """A case, and the finding that its counts must show for each fault."""
 
     case: Case
     faults: Mapping[Structural, str]  # fault -> a part of the `field` of its finding

@@ -25,7 +25,7 @@ from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 LAUNCHES = 5  # number of launches from which the noise is estimated
 REVIEWED_LAUNCHES = 10
 REVIEWED_DEGREES = 30
-"""The number of launches of a typical reviewed baseline, and the degrees of freedom of a noise that is
+"""The number of launches of a typical reviewed baseline, and the degrees of freedom of the noise if it is
 estimated from several such baselines."""
 
 

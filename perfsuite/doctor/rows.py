@@ -7,7 +7,7 @@ from perfsuite.documents import Data
 
 Status = Literal["pass", "fail", "unknown"]
 EXIT: dict[Status, int] = {"pass": 0, "unknown": 3, "fail": 1}
-"""Exit status of a command, by the worst status of its rows, best first."""
+"""Exit status of a command, by the worst status among its rows. The best status comes first."""
 
 
 class Row(Data):

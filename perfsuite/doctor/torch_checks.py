@@ -29,7 +29,8 @@ MAX_PEAK_DIFFERENCE = 0.05
 def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
     """Import torch and train in a separate process.
 
-    Returns the measurements of that process, or the row of the check if it failed or could not run.
+    Returns the measurements of that process. If the process failed or could not be started, returns the row
+    of the check instead.
     """
     problem = torch_build.wrong_build(machine)
     if problem is not None:

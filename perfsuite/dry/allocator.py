@@ -16,15 +16,15 @@ The model follows c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the defau
 - Expandable segments: each pool of a stream has one segment, which grows in pages of 2 MiB (small pool) or
   20 MiB (large pool). The last block of the segment is used only if no other free block is large enough.
 - Streams: a segment belongs to the stream that asked for it, and only allocations of this stream use its free
-  blocks. A block that another stream has used (`recordStream`) gets an event in that stream when it is freed
-  (`insert_events`). It can be neither used nor merged until an allocation finds that the event is done
-  (`process_events`).
+  blocks. When a block is freed that another stream has used (`recordStream`), the block gets an event in that
+  stream (`insert_events`). The block can be neither used nor merged until an allocation finds that the event
+  is done (`process_events`).
 - `release_cached_blocks`: emptying the cache waits for all events and returns the segments in which no block
   is used. With expandable segments, only the pages at the end of each segment are returned, although torch
   returns all free pages.
 
 A segment also leaves the cache if CUDA is out of memory or if `garbage_collection_threshold` is set. This is
-not modelled. CUDA graphs and memory pools of users are not modelled either.
+not modelled. CUDA graphs and user-defined memory pools are not modelled either.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Block:
     is_free: bool = False
     previous: Block | None = None  # neighbours in the same segment
     next: Block | None = None
-    other_streams: set[int] = field(default_factory=set)  # streams that use it, without the pool's stream
+    other_streams: set[int] = field(default_factory=set)  # streams that use it, except the pool's
 
 
 _place = attrgetter("size", "address")
@@ -78,7 +78,7 @@ class _Pool:
     """The free blocks of the small or the large pool that belong to one stream."""
 
     def __init__(self, number: int, stream: int, *, is_small: bool) -> None:
-        self.number = number  # among the pools of all streams
+        self.number = number  # unique among the pools of all streams
         self.stream = stream
         self.is_small = is_small
         self.page = SMALL_SEGMENT if is_small else LARGE_SEGMENT  # size by which expandable segments grow
@@ -117,7 +117,7 @@ class CachingAllocator:
         self.reserved = 0
         self.peak_reserved = 0
         self._end = 0  # address at which the next segment begins
-        self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and whether they are small
+        self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and by whether the pool is small
 
     def take(self, request: int, stream: int = 0) -> Block:
         """Allocate a block for a positive request. `Block.size` can be larger than the request."""
@@ -256,7 +256,8 @@ EventsEnd = Literal["when awaited", "at the end of the step"]
 """When the events of freed blocks are done. A dry run does not know how fast the GPU works.
 
 `when awaited`: when the host has waited for the work that the event marks, or at the end of the step. The
-host is as far ahead of the GPU as it can be. `at the end of the step`: not before, whatever the host awaits.
+host is as far ahead of the GPU as it can be. `at the end of the step`: all events are done only then, even if
+the host has waited earlier.
 """
 
 
@@ -269,12 +270,13 @@ class _Replay:
         self._waits_count = events_end == "when awaited"
         self._blocks: dict[int, Block] = {}  # by storage
         self._work = defaultdict[int, int](int)  # number of marks in each stream
-        # By stream or by event: the latest mark of each stream that this stream has waited for, or that this
-        # event includes.
+        # By stream: the latest mark of each stream that this stream has waited for.
         self._seen = defaultdict[int, dict[int, int]](dict)
+        # By event: the latest mark of each stream that this event includes.
         self._included: dict[int, dict[int, int]] = {}
         self._done: dict[int, int] = {}  # the latest mark of each stream that is known to be done
-        # Freed blocks, with the mark in each other stream that must be done before they can be used again.
+        # Freed blocks that other streams have used. Before a block can be used again, its mark in each of
+        # these streams must be done.
         self._retired: list[tuple[Block, dict[int, int]]] = []
 
     def apply(self, entry: Entry) -> None:

@@ -25,7 +25,7 @@ FLASH_LARGEST_HEAD = 256
 
 
 def pretend(machine: Machine) -> None:
-    """Choose the attention kernels of `machine`'s GPU, for the rest of this process."""
+    """Make attention call the kernels that torch would choose on `machine`'s GPU, in this process."""
     capability = machine.compute_capability
     assert capability is not None
     plain: Any = functional.scaled_dot_product_attention
@@ -69,10 +69,10 @@ def pretend(machine: Machine) -> None:
 def keep_from_dynamo() -> None:
     """Make torch.compile treat attention as one operator, as it treats torch's own function. Loads dynamo.
 
-    If it traced the function that `pretend` sets, the choice of the kernel would break the graph.
+    If torch.compile traced the function that `pretend` sets, the choice of the kernel would break the graph.
     """
     attention: Any = functional.scaled_dot_product_attention
-    if isinstance(attention, FunctionType):  # torch's own is a builtin
+    if isinstance(attention, FunctionType):  # torch's own function is a builtin
         torch.compiler.allow_in_graph(attention)
 
 

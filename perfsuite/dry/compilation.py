@@ -28,7 +28,7 @@ UNKNOWN_OF_ALL = ("kernels", "fusion")
 OPTIONS_OF_AUTOTUNING = frozenset({
     "coordinate_descent_tuning", "max_autotune", "max_autotune_gemm", "max_autotune_pointwise",
 })  # fmt: skip
-EXPLANATION = "Explanation:"  # begins the line of dynamo's messages that says why a graph breaks
+EXPLANATION = "Explanation:"  # start of the line in dynamo's messages that says why a graph breaks
 OPTION_OF_CUDA_GRAPHS = "triton.cudagraphs"
 NOT_ON_FAKE_TENSORS: Mapping[str, Any] = {
     # Starts processes that compile kernels.
@@ -48,12 +48,12 @@ class Compilation:
         self._unknown = dict[str, None]()  # what is unknown about the compiled code, in order
         self._is_prepared = False  # whether dynamo's function is replaced
         self._has_inductor = False  # whether inductor's function is replaced
-        # Dynamo needs these tables, which torch keeps. Torch cannot make them once two of its functions have
-        # the same replacement.
+        # Make torch create and keep the tables that dynamo needs. Torch can no longer create them once two of
+        # its functions have the same replacement.
         get_testing_overrides()
 
     def pretend(self) -> None:
-        """Let torch.compile work for the rest of this process. Nothing is loaded until it is called."""
+        """Let torch.compile work for the rest of this process. Nothing is loaded before its first call."""
         wrap(torch, "compile", self._prepared)
 
     def _prepared(self, torch_compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ class Compilation:
         return compiled
 
     def _without_modes(self, compile_frame: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile without the modes of a dry run, because dynamo creates fake tensors in its own mode."""
+        """Compile outside the dispatch modes of a dry run: dynamo creates fake tensors in its own mode."""
 
         @functools.wraps(compile_frame)
         def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +140,7 @@ def explained(error: Exception) -> PerfsuiteError | None:
 
 
 def without_kernels(counts: Counts, compiled: Compiled | None) -> Counts:
-    """Add what torch.compile made to counts. Kernels become unknown if it made anything."""
+    """Add the results of torch.compile to `counts`. If anything was compiled, kernels become unknown."""
     if compiled is None:
         return counts
     return counts.replace(
@@ -154,7 +154,8 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
     call = private.boxed_nop(graph, inputs)
 
-    # This also copies the mark of functions that empty the list that they are given, to free tensors early.
+    # `wraps` also copies a mark on `call`. A function with this mark empties its list of arguments, to free
+    # tensors early.
     @functools.wraps(call)
     def run(arguments: Any) -> Any:
         # Kernels that inductor generates would make fewer Python calls, so these are not counted.

@@ -140,7 +140,7 @@ def why_no_cuda(arm: Arm) -> str | None:
 
 
 def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, stop: Event) -> RankReport:
-    """Run one rank and return its report. If it wrote none, return a report with the failure."""
+    """Run one rank and return its report. If the rank wrote no report, return one with the failure."""
     command = [arm.python, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
     command += ["--gpu", machine.device_name] if machine.device == "cuda" else []
     with run_dir.rank_log(rank).open("wb") as log:

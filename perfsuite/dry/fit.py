@@ -53,7 +53,7 @@ def predict(
         live=peak_of_live(log),
         allocated=cache.peak_allocated,
         reserved=cache.peak_reserved,
-        # If blocks become free later, there can also be fewer gaps, so this replay can be below the estimate.
+        # If blocks become free later, there can also be fewer gaps, so `late` can need less than `cache`.
         reserved_upper=max(cache.peak_reserved, late.peak_reserved),
         reserved_expandable=expandable.peak_reserved,
         built=built,

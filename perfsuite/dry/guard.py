@@ -58,7 +58,7 @@ def load() -> None:
 
 
 def refuse_driver() -> None:
-    """Raise `DryRunError` if this process has loaded NVIDIA's driver, because it could then use a GPU."""
+    """Raise `DryRunError` if this process has loaded NVIDIA's driver, with which it could use a GPU."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         file = line.rpartition(" ")[2]
         if Path(file).name.startswith("libcuda.so"):

@@ -19,7 +19,7 @@ Device = Literal["cuda", "cpu"]
 RANKS_MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 # These variables are the same for every rank, because only one device is simulated.
 OF_ONE_DEVICE = {"LOCAL_RANK": "0"}
-# Used if the case is meant for any `gpu`, or if CUDA is requested for a case meant for `cpu`.
+# The GPU to simulate if the case is meant for any `gpu`, or if CUDA is requested for a case meant for `cpu`.
 ANY_GPU = "NVIDIA H100 80GB HBM3"
 
 
@@ -50,7 +50,7 @@ def product(hardware: tuple[str, ...]) -> str:
 def pretended_gpu(name: str, topology: Topology) -> Machine:
     """Return a machine with one GPU of the given product for each process.
 
-    Its memory has the size that CUDA reports on such a GPU, or the nominal size if that is unknown.
+    Each GPU has as much memory as CUDA reports for the product, or the nominal size if that value is unknown.
     """
     memory_bytes = PRODUCTS[name].memory_bytes
     return gpu_machine([name], count=topology.processes_per_node, memory_bytes=memory_bytes, driver=None)

@@ -67,14 +67,14 @@ class Operators:
             self._log.add(HostCall("host"))
 
     def see_wait(self) -> None:
-        """Record a call of `Work.wait`. Works are assumed to be waited for in the order of their calls."""
+        """Record a call of `Work.wait`, assuming that a program waits for collectives in call order."""
         last = self._log.entries[-1] if self._log.entries else None
         is_of_sync_call = isinstance(last, Communicate) and not last.is_async
         if self._running and not is_of_sync_call:
             self._wait_for(self._running[0])
 
     def _end_backward(self) -> None:
-        """Wait for all collectives. Libraries in C++ do this unseen when the gradients are complete."""
+        """Wait for all collectives. C++ code does this, unseen by perfsuite, when gradients are complete."""
         for number in [*self._running]:
             self._wait_for(number)
 

@@ -180,7 +180,7 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Keep an error that follows the reported step, so that the report gives it as the reason."""
+        """Catch an error that follows the reported step. `_cut_short` reports the error as the reason."""
         try:
             yield
         except Exception as error:
@@ -232,7 +232,7 @@ class DryRank:
 
     def _model(self) -> Any:
         model = self.workload.model
-        # A compiled model has no length, so it is neither true nor false.
+        # Compare with None. A compiled model has no length, so its truth value cannot be tested.
         return owner(self._optimizer) if model is None else model
 
     def _settings(self) -> dict[str, str]:

@@ -121,7 +121,7 @@ class DryScript(DryRank):
     def _late(self, number: int, frame: FrameType | None) -> None:
         """Report the timeout in the signal handler, and exit.
 
-        An exception raised through C++ code would kill the process before it could report.
+        An exception raised through C++ code would kill the process before the process could report it.
         """
         where = program.place(reversed([*traceback.walk_stack(frame)]))
         at = f" ({where})" if where else ""

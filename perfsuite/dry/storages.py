@@ -35,7 +35,10 @@ USES_CUBLAS = frozenset({
 
 
 class Storages(TorchDispatchMode):
-    """Records the storages of fake tensors on the GPU, from the first operator that returns or takes them."""
+    """Records the storages of fake tensors on the GPU.
+
+    The record of a storage begins with the first operator that returns or takes a tensor of this storage.
+    """
 
     supports_higher_order_operators = True
 
@@ -48,7 +51,7 @@ class Storages(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
         self._fake_mode = active_fake_mode()
-        # Number of each living storage, and a weak reference that reports when it is freed, by address.
+        # Address of a living storage -> its number, and a weak reference that reports when it is freed.
         self._living: dict[int, tuple[int, Any]] = {}
         self._bytes: list[int] = []  # current size in bytes, by storage number
         # Threads and streams that have multiplied matrices. Each thread has a cuBLAS handle of its own, and
@@ -84,7 +87,7 @@ class Storages(TorchDispatchMode):
             self.log.read_on_host()
 
     def _multiply(self) -> None:
-        """Record a workspace. The kernel asks for it after its result is allocated."""
+        """Record a workspace. A kernel requests its workspace after its result is allocated."""
         user = (get_ident(), self.log.stream)
         if user not in self._multiplied:
             self._multiplied.add(user)
@@ -98,7 +101,8 @@ class Storages(TorchDispatchMode):
         if number is None:
             number = self._begin(storage)
         size = storage.nbytes()
-        if size != self._bytes[number]:  # new, or an operator has enlarged an `out=` that was too small
+        # The storage is new, or an operator has enlarged an `out=` tensor that was too small.
+        if size != self._bytes[number]:
             self._change(number, size)
 
     def _begin(self, storage: Any) -> int:
@@ -139,7 +143,8 @@ class Storages(TorchDispatchMode):
 def recorded(log: DeviceLog) -> Iterator[None]:
     """Record storages in the `with` block. Enter it once in a process, inside of the fake tensor mode.
 
-    Resizes and calls of `record_stream` are recorded as well. For fake tensors, no dispatch mode sees them.
+    Resizes and calls of `record_stream` are recorded by replacing these functions, because no dispatch mode
+    sees such calls for fake tensors.
     """
     storages = Storages(log)
 

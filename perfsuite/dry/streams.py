@@ -21,7 +21,7 @@ class SimulatedStream:
     def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
         self.number = self.log.new_stream() if number is None else number
         self.cuda_stream = self.stream_id = self.number
-        self._outer: list[int] = []  # the streams that were current when this one was entered
+        self._outer: list[int] = []  # the streams that were current when this stream was entered
 
     def record_event(self, event: Any = None) -> Any:
         """Record `event`, or a new event, in this stream."""
@@ -71,7 +71,7 @@ class SimulatedEvent:
 
     log: DeviceLog
     device = torch.device("cuda", 0)
-    number: int | None = None  # the number of its last record in the log
+    number: int | None = None  # number of the latest record of this event in the log
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

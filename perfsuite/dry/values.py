@@ -190,8 +190,8 @@ def pretend() -> None:
 
 
 def pretend_tensors() -> None:
-    """Replace functions of tensors, whether perfsuite or a script builds the model."""
-    # This fast path is used in evaluation, and its kernel does not support fake tensors.
+    """Replace functions of tensors, both for models that perfsuite builds and for models of scripts."""
+    # In evaluation, multi-head attention takes a fast path whose kernel does not support fake tensors.
     torch.backends.mha.set_fastpath_enabled(False)
     if importlib.util.find_spec("transformers") is not None:
         let_masks_be_skipped(module("transformers"))
@@ -240,9 +240,9 @@ def _parameter_of_its_class(new: Any) -> Any:
 def let_masks_be_skipped(transformers: Any) -> None:
     """Keep transformers from mistaking fake tensors for tracing.
 
-    While tracing, transformers creates full masks, with which no fused attention runs. It has checked for
-    fake tensors with `is_fake_tensor` since version 5. Earlier versions (seen in 4.50 to 4.57) do not have
-    this function, and skip masks without help.
+    While tracing, transformers creates full masks, with which no fused attention runs. Since version 5,
+    transformers uses `is_fake_tensor` as a test for tracing. Earlier versions (seen in 4.50 to 4.57) do not
+    have this function, and skip masks without help.
     """
     if Version(transformers.__version__).major >= 5:
         replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
@@ -276,14 +276,14 @@ def pretend_answers() -> None:
 
 
 def _inference_mode(mode: Any = True) -> Any:
-    """Replace `torch.inference_mode`. Inside it, dispatch modes get operators that are not decomposed."""
+    """Replace `torch.inference_mode`, in which dispatch modes would get operators that are not decomposed."""
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else contextlib.nullcontext()
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
-    """Copy with an operator. Torch copies the bytes at an address, but a fake tensor has no address."""
+    """Copy a tensor with an operator. Torch copies the bytes at an address, which a fake tensor lacks."""
     if id(self) in memo:
         return memo[id(self)]
     copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
@@ -295,7 +295,7 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 
 
 def _of_tensors(tensor: Any) -> Any:
-    """Let `torch.tensor` accept lists of fake tensors. It reads their values without an operator."""
+    """Let `torch.tensor` accept lists of fake tensors, whose values it reads without an operator."""
 
     def answered(data: Any) -> Any:
         if isinstance(data, list | tuple):
@@ -325,11 +325,11 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _swap(first: Any, second: Any) -> None:
-    """Replace `torch.utils.swap_tensors`, which moves modules. Torch's version rejects weak references.
+    """Replace `torch.utils.swap_tensors`, which moves modules.
 
-    `first` keeps the attributes that a script has set, such as Megatron's `allreduce` of experts. Torch moves
-    a module of real tensors by setting their `data`, which keeps attributes. It swaps only fake tensors and
-    wrappers, such as DTensors.
+    Torch's version rejects tensors with weak references. `first` keeps the attributes that a script has set,
+    such as Megatron's `allreduce` of experts. Torch moves a module of real tensors by setting their `data`,
+    which keeps attributes. Torch swaps only fake tensors and wrappers, such as DTensors.
     """
     is_wrapper = is_wrapper_subclass(first) or is_wrapper_subclass(second)
     own = set() if is_wrapper else vars(first).keys() - vars(second).keys()
@@ -413,8 +413,7 @@ def pretend_ranks() -> None:
     replace_everywhere(dist, "all_gather_object", all_gather_object)
     for name in COALESCED:
         _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
-    # DTensor infers shapes with operators on fake tensors, in its own mode, so these operators are not
-    # counted.
+    # Let DTensor infer shapes with fake tensors in its own mode, so that these operators are not counted.
     replace(*private.place("detect_fake_mode"), lambda *args: None)
     for owner, name in MESH_METHODS:
         wrap(owner, name, _with_values)

@@ -28,7 +28,7 @@ from perfsuite.frameworks.common.accelerate_config import (
 from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Degrees, Size
 
-_PLUGIN = {  # strategy -> its options that accelerate's plugin takes as arguments
+_PLUGIN = {  # strategy -> options that are passed as arguments to accelerate's FSDP plugin
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }

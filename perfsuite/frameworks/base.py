@@ -36,8 +36,8 @@ class Ranks:
 class StepClock(Protocol):
     """The clock of a rank, which counts and times the training steps.
 
-    Most frameworks need not call it. The clock watches the first torch optimizer that steps, and counts each
-    step of this optimizer as a training step.
+    Most frameworks need not call its methods, because the clock watches the first torch optimizer that steps,
+    and counts each step of this optimizer as a training step.
     """
 
     def boundary(self) -> None:
@@ -47,7 +47,7 @@ class StepClock(Protocol):
         """End the measurement, for a library that keeps running for a while after its last step."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass on this clock, which can be a simulated one."""
+        """Spend this time in the running step. A simulated clock only advances its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class Workload:
 class Command:
     """A command, and the directory that it runs in."""
 
-    # The launch replaces `{launch_dir}` in a word (`perfsuite.results.run_dir.LAUNCH_DIR`).
+    # In each word, `{launch_dir}` (`perfsuite.results.run_dir.LAUNCH_DIR`) is replaced with a path: the
+    # directory for the files of the launch.
     words: tuple[str, ...]
     directory: str
     starts_ranks: bool
@@ -93,7 +94,7 @@ class LaunchPlan:
     """How the ranks of a launch are started."""
 
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to set before a rank starts
-    # Runs instead of perfsuite's worker. The Python processes of this command measure themselves.
+    # A command that runs instead of perfsuite's worker. Its Python processes measure themselves.
     command: Command | None = None
     process_group: Literal["eager", "lazy", "library"] = "eager"
     """Who creates the default process group, and when NCCL connects its ranks.
@@ -163,7 +164,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """Facts about a training library that a rank needs. Nothing in this class may import the library.
+    """Facts that a rank needs about a training library. Nothing in this class may import the library.
 
     Functions are given as `module:function` or `module:class.method`.
     """
@@ -179,7 +180,7 @@ class Library:
 
 
 class Framework(FrameworkOptions):
-    """A training framework. Its fields are its options, and its methods say how a case runs with them.
+    """A training framework. Its fields are its options. Its methods say how a case runs with these options.
 
     The driver calls `unsupported`, `check`, `plan` and `dry`, which must not import torch. Each rank calls
     `load`, `build` and, after its last step, `expected`. Only `build` must be overridden.
@@ -207,7 +208,7 @@ class Framework(FrameworkOptions):
     def load(self, case: Case, device: Any) -> None:
         """Import the library before memory is measured.
 
-        On a CPU, memory that the import allocates would otherwise count as the model's.
+        On a CPU, memory that the import allocates would otherwise be counted as memory of the model.
         """
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
@@ -222,8 +223,8 @@ class Framework(FrameworkOptions):
         """Return the values that the worker must find in `Observed.settings` if the run matches the case.
 
         In every framework, the worker also checks the world size, the dtypes, attention, checkpointed blocks,
-        and whether parameters change (`perfsuite.worker.observation.observe`). If one of these cannot be
-        observed in this framework, the value None turns off its check.
+        and whether parameters change (`perfsuite.worker.observation.observe`). If one of these settings
+        cannot be observed in this framework, return None for the setting: None turns off its check.
         """
         return {}
 
@@ -253,7 +254,7 @@ def missing_package(*packages: str) -> str | None:
         what = package if extra is None else f"'perfsuite[{extra}]'"
         if importlib.util.find_spec(package) is None:
             return f"it needs the package {package}, which is not installed: pip install {what}"
-        with suppress(importlib.metadata.PackageNotFoundError):  # it was not installed with pip
+        with suppress(importlib.metadata.PackageNotFoundError):  # the package was not installed with pip
             version = importlib.metadata.version(package)
             if wanted is not None and not wanted.contains(version, prereleases=True):
                 return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"

@@ -27,8 +27,8 @@ class FSDP2(Framework):
     reshard_after_forward: bool = True
     """Free the gathered parameters of a block after its forward, and gather them again in backward."""
     reshard_root: bool = False
-    """Do the same with the parameters of the root, which are outside the blocks (such as embedding and head).
-    By default, torch keeps these parameters gathered, because backward needs them immediately."""
+    """Also free and gather again the parameters of the root unit, which are outside the blocks (such as
+    embedding and head). By default, torch keeps them gathered, because backward needs them immediately."""
     shard_group: int | None = Field(default=None, ge=2)
     """Number of ranks in a group. The ranks of a group shard one replica of the model (2-D mesh). None: all
     ranks together shard one replica (1-D mesh)."""
@@ -64,7 +64,8 @@ class FSDP2(Framework):
 
     def expected(self, case: Case) -> dict[str, str]:
         placements = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
-        if self.tensor_parallel > 1:  # of norms, of row-parallel matrices and of column-parallel matrices
+        if self.tensor_parallel > 1:
+            # The placements of norms, row-parallel matrices and column-parallel matrices, in this order.
             placements = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         expected = {"wrapper": "FSDPModule", "sharding": placements, **float8.expected(self.float8, case)}
         if self.reduce_dtype != "float32":
@@ -125,7 +126,7 @@ class FSDP2(Framework):
 
 @contextmanager
 def _no_sync(model: Any) -> Iterator[None]:
-    """Do not reduce gradients inside the `with`, like the method `no_sync` of DDP and FSDP1."""
+    """Turn off the reduction of gradients inside the `with` block, as `no_sync` of DDP and FSDP1 does."""
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)
@@ -153,4 +154,5 @@ def _parallelize_llama(model: Any, mesh: Any) -> None:
         "lm_head": parallel.ColwiseParallel(output_layouts=whole),
     }
     parallel.parallelize_module(model, mesh, plan)
-    model.tie_weights()  # tie again, because `parallelize_module` has replaced tied weights separately
+    # `parallelize_module` has replaced each tied weight with its own parameter, so tie the weights again.
+    model.tie_weights()

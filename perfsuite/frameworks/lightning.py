@@ -37,7 +37,7 @@ class Lightning(Framework):
     """`ddp`: `DDPStrategy`. `fsdp`: `FSDPStrategy`, only on GPUs. `fsdp2`: `ModelParallelStrategy`, with
     FSDP2 over all ranks."""
     sharding_strategy: sharding.ShardingStrategy = "FULL_SHARD"
-    """An option of `fsdp` only, like `backward_prefetch` and `cpu_offload`. HYBRID_SHARD shards within a
+    """Only for the strategy `fsdp`, like `backward_prefetch` and `cpu_offload`. HYBRID_SHARD shards within a
     node."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
@@ -117,8 +117,8 @@ class Lightning(Framework):
 
         def step() -> None:
             if scaler is not None:
-                # Fabric does not unscale for a fused optimizer. Each rank would then see only the overflows
-                # in its own shard.
+                # Fabric does not unscale the gradients of a fused optimizer. Without this call, each rank
+                # would see only the overflows in its own shard.
                 scaler.unscale_(optimizer.optimizer)
             optimizer.step()
             optimizer.zero_grad()
@@ -167,7 +167,7 @@ class Lightning(Framework):
 def _fully_shard(model: Any, mesh: Any) -> Any:
     """Apply FSDP2 over all ranks. Each block is a unit, and the rest of the model is the root unit.
 
-    Fabric requires its user to do this.
+    Fabric's `ModelParallelStrategy` shards nothing itself. It calls this function.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -1,4 +1,4 @@
-"""Measure any training script without changing it (`worker.script.attach` attaches the clock to it)."""
+"""Measure any training script without changing it (`worker.script.attach` attaches a clock to the script)."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ class Script(Framework):
     loss: LossRule | None = "finite"
     """The rule for the loss. `finite`: the loss must be finite. `falls`: the loss must also fall.
 
-    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. With
-    gradient scaling or a pipeline schedule, for example, this tensor is not the loss. Give None then, and the
-    loss is not observed.
+    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. If
+    this tensor is not the loss, for example with gradient scaling or a pipeline schedule, give None: the loss
+    is then not observed.
     """
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed, such as `"AdamW"`. `"AdamW:2"` is the
     second AdamW that steps. None: the first optimizer that steps."""
     tokens: Literal["fixed", "vary"] = "fixed"
     """`fixed`: each step has as many tokens as the case says. This is checked in the second step. `vary`:
-    steps have different numbers of tokens. The case's number is then used for tokens/s, and a note gives the
-    number in the second step."""
+    steps have different numbers of tokens. tokens/s are then computed with the case's number, and a note
+    gives the number of tokens in the second step."""
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded must be equal on all data-parallel ranks after the last step.
     `differ`: these parameters are not compared. Use `differ` if experts differ between ranks, or if replicas
@@ -230,7 +230,7 @@ class Script(Framework):
             return None
         here = Path(self.path)
         in_cwd = Path(self.cwd, self.path)
-        with contextlib.suppress(OSError):  # for example, the name is too long. `check` reports the error
+        with contextlib.suppress(OSError):  # such as a name that is too long. `check` reports the error
             if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
                 raise CaseError(
                     f"path={self.path!r} is a file in {Path.cwd()} and a different file in cwd={self.cwd!r}. "

@@ -144,8 +144,8 @@ class Trainer(ByAccelerate):
         )
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
         settings |= degrees.observed(trainer.accelerator)
-        # The Trainer would create the same recipe, but it would not emulate float8 on a CPU, and it would not
-        # turn off gathering for DDP.
+        # Set the float8 recipe here. The Trainer would create the same recipe, but would not emulate float8
+        # on a CPU, and would not turn off gathering in float8 for DDP.
         if self.float8 is not None:
             recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=self.fsdp != "")
             trainer.accelerator.ao_recipe_handler = recipe
@@ -219,7 +219,7 @@ class _Data:
 
 
 def _keep_losses(model: Any) -> list[Any]:
-    """Return a list. From now on, the model appends the loss of each micro-batch to it.
+    """Make the model append the loss of each micro-batch to a list, and return this list.
 
     Each loss is a tensor on the device: the mean over the tokens of the micro-batch.
     """

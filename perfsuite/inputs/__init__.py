@@ -1,1 +1,1 @@
-"""Read files that perfsuite did not write, pytest's settings, and git's commits."""
+"""Read files of unknown origin, pytest's settings, and commits from git."""

@@ -1,4 +1,6 @@
-"""Read files of unknown origin safely: only regular files, and only up to a size limit. Imports only errors.
+"""Read files of unknown origin safely: only regular files, and only up to a size limit.
+
+Of perfsuite, this module imports only `errors`.
 
 A FIFO or a device can be endless, so reading it could hang or fill the machine's memory. A pipe that a shell
 opened for this process (`<(command)`, `/dev/stdin`) is allowed, because it has a writer and an end.

@@ -1,7 +1,7 @@
 """Run git, and locate commits in their branch. Imports neither torch nor pytest.
 
 The configuration of a repository can name programs that git then runs: filters, external diffs and many more.
-If somebody else can write `.git/config`, they could make a user who only wants a report run their code. For
+If another person can write `.git/config`, that person's code could run when a user only wants a report. For
 this reason:
 
 - Commands that read do not run any program that the repository names.
@@ -65,8 +65,8 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Settings that make a reading command run a program -> the values that replace them if only the repository
-has such a setting."""
+"""Pattern of settings that make a reading command run a program -> the value that replaces the repository's
+value. If the user has also set such a setting, the user's value is used instead."""
 _PROTOCOLS = "http:https"
 """Protocols with which git can fetch the missing parts of a partial clone. With other protocols, git could
 run a program that the repository names."""
@@ -146,7 +146,7 @@ def _command(cwd: Path) -> list[str]:
 def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the repository's settings that make git run a program, as (name, replacement).
 
-    If the user has also set this name, the user's value is the last replacement.
+    If the user has also set a setting with this name, the user's value comes last, so that git uses it.
     """
     settings = [*_settings([*command, "config", "--null", "--list"], cwd, environment)]
     values = list[tuple[str, str]]()
@@ -215,7 +215,7 @@ def _trusted(cwd: Path) -> Path | None:
 
 
 def _git_directory(file: Path) -> Path:
-    """Return git's directory. In a worktree or a submodule, `.git` is a file that contains its path."""
+    """Return git's directory. In a worktree or a submodule, `.git` is a file with the directory's path."""
     if not file.is_file():
         return file
     return file.parent / file.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
@@ -272,7 +272,7 @@ def revision(directory: Path) -> Revision:
         is_inside = _top(here) is not None
         workspace = os.environ.get("GITHUB_WORKSPACE")
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
-            return Revision(os.environ.get("GITHUB_SHA"), False)  # without git in the image, there is no .git
+            return Revision(os.environ.get("GITHUB_SHA"), False)  # an image without git gets no .git
         return Revision(None, False, str(error) if is_inside else None)
     commit = next(line.split()[2] for line in lines if line.startswith("# branch.oid "))
     if commit == "(initial)":
@@ -283,9 +283,9 @@ def revision(directory: Path) -> Revision:
 
 
 def changes(directory: Path) -> str | None:
-    """Return a digest of the uncommitted changes to tracked files. None if there are none, and outside git.
+    """Return a digest of the uncommitted changes to tracked files. None without changes, and outside git.
 
-    Of files larger than `LARGEST`, the digest covers only size and modification time.
+    For a file larger than `LARGEST`, the digest covers only the size and the modification time.
     """
     try:
         filtered = _without_filters(directory)
@@ -374,7 +374,7 @@ def current_branch(repo: Path) -> str:
 
 
 def dates(repo: Path, branch: str) -> dict[str, int]:
-    """Return the date in seconds of each commit on a branch itself (first parents), the oldest first."""
+    """Return the time of each commit on a branch itself (first parents), in Unix seconds, oldest first."""
     asked = ("log", "--first-parent", "--reverse", "--format=%H %ct", no_option(branch), "--")
     lines = git(*asked, cwd=repo).splitlines()
     return {commit: int(seconds) for commit, seconds in map(str.split, lines)}

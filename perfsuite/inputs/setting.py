@@ -7,7 +7,8 @@ from typing import Any
 
 from perfsuite.errors import CaseError
 
-Parse = Callable[[str], Any]  # parses a value. A message consists of "give " and the text of its `ValueError`
+# Parses a value. If the value is wrong, the message to the user is "give " and the text of the `ValueError`.
+Parse = Callable[[str], Any]
 
 OFF = ("", "0", "f", "false", "n", "no", "off")  # values in an ini file that turn a flag off
 
@@ -46,7 +47,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The key in pytest's ini file, which is also the name of the Python variable."""
+        """The key in pytest's ini file, such as `perf_store`. The option has the same name in Python."""
         return self.spelled[2:].replace("-", "_")
 
     @property
@@ -55,7 +56,7 @@ class Setting:
         return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | list[str] | None) -> Any:
-        """Parse a value. If it is wrong, raises `CaseError`, which names the setting as `spelled`.
+        """Parse a value. Raises `CaseError` if it is wrong. The message names the setting as `spelled`.
 
         A list, which is possible in TOML, is read as the words of a shell command.
         """

@@ -58,7 +58,8 @@ class Arm:
     # Directory with the releases that the user named (PACKAGE==VERSION). It follows `paths` on PYTHONPATH.
     # Empty if no release was named.
     packages: str = ""
-    # The top directory of the repository and the worktree that replaces it, for the paths of scripts.
+    # The top directory of the repository, and the worktree of the commit. In the paths of scripts, the
+    # worktree replaces the top directory.
     moved: tuple[str, str] | None = None
     directory: Path | None = None  # working directory of the launches; None: this process's directory
     commit: str | None = None  # the commit that is checked out in `directory`; None outside of git
@@ -113,8 +114,8 @@ HERE = Arm()  # this environment, without the commit of a repository
 def here(root: Path) -> Arm:
     """Return this environment as an arm, with the commit of the repository that contains `root`.
 
-    An untracked Python file also counts as an uncommitted change, unless git ignores it, because cases might
-    run it.
+    An untracked Python file that git does not ignore also counts as an uncommitted change, because cases
+    might run this file.
     """
     now = revision(root)
     others = ("ls-files", "--others", "--exclude-standard", "--", "*.py")
@@ -164,7 +165,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Installing:
-    """How packages are installed: `consent` is asked first, unless the plan is already `agreed`."""
+    """How packages are installed: `consent` is called first, unless the plan is already `agreed`."""
 
     consent: Consent
     agreed: Plan | None
@@ -230,7 +231,7 @@ def _is_list(word: str) -> bool:
 
 
 def _over(arm: Arm, wanted: Wanted, store: Path, installing: _Installing | None) -> Arm:
-    """Return the arm with the wanted packages over those of its environment."""
+    """Return the arm with the wanted packages, which take precedence over those of its environment."""
     if installing is None:
         is_kept = wanted.is_kept(store)
         return replace(arm, is_installed=False, plan=None if is_kept else lambda: plan(wanted, store))
@@ -254,10 +255,10 @@ def _moved(arm: Arm, commit: str, worktree: Path, top: Path) -> Arm:
 
 
 def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
-    """Return the commit at which two arms diverged, or None if `a` is not a commit.
+    """Return the commit at which two arms diverged, or None if `a` does not name a commit.
 
-    If `b` is not a commit, the commit that is checked out is used. Raises `GitError` if there is no common
-    commit.
+    If `b` does not name a commit, the commit that is checked out is used. Raises `GitError` if there is no
+    common commit.
     """
     if a.moved is None or a.commit is None:
         return None
@@ -269,7 +270,7 @@ def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
 
 
 def at_commit(arm: Arm, commit: str, store: Path) -> Arm:
-    """Return the arm at another commit. `arm` must be a commit. Raises the same errors as `resolve`."""
+    """Return the arm at another commit. `arm` must name a commit. Raises the same errors as `resolve`."""
     assert arm.moved is not None
     top = Path(arm.moved[0])
     return _moved(arm, commit, _worktree(commit, top, store), top)
@@ -333,8 +334,8 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
     # The paths include those of editable installs.
     prefix, *paths = map(Path, filter(None, json.loads(said)))
-    # Skip packages of an environment in the repository. Skip nothing if the repository is below the prefix,
-    # for example in /usr/src.
+    # Skip the packages of a virtual environment that is inside the repository. Skip nothing if the repository
+    # is inside the prefix of the interpreter, for example in /usr/src.
     is_inside = prefix.is_relative_to(top)
     ours = [
         path for path in paths if path.is_relative_to(top) and not (is_inside and path.is_relative_to(prefix))

@@ -16,14 +16,14 @@ from perfsuite.results.session_file import Preflight
 class Launcher(ABC):
     """Starts jobs on nodes. The user chooses a launcher with `--perf-launcher NAME`.
 
-    A package adds a launcher, which must be a subclass of this class, as an entry point of the group
-    `perfsuite.launchers`. The subclass is called with the value of each of its settings as a keyword
+    A package adds a launcher as an entry point of the group `perfsuite.launchers`. The launcher must be a
+    subclass of this class. The subclass is called with the value of each of its settings as a keyword
     argument.
     """
 
     settings: ClassVar[Sequence[Setting]] = ()
-    """The launcher's options and ini keys for pytest. Their names must begin with the name of the launcher:
-    the option `--perf-slurm-python` of the launcher `slurm` is its argument `python`."""
+    """The launcher's options and ini keys for pytest. Their names must begin with the name of the launcher.
+    For example, the launcher `slurm` gets the option `--perf-slurm-python` as its argument `python`."""
     runs_here: ClassVar[bool] = False
     """Whether the jobs run on this machine. If so, other users of this machine disturb them."""
 
@@ -34,7 +34,9 @@ class Launcher(ABC):
 
     @abstractmethod
     def machine(self, shared: Path) -> Machine:
-        """Return the machine of each node, and the number of nodes. Called once, before the first launch.
+        """Return a `Machine` that describes each node and has the number of nodes.
+
+        Called once, before the first launch.
 
         Every node must see the directory `shared`, which contains the launches. Raises `MachineError` if a
         node cannot see it, if nodes differ, or if a node cannot be reached.
@@ -48,8 +50,8 @@ class Launcher(ABC):
     def check_nodes(
         self, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
     ) -> Preflight:
-        """Check the first `nodes` nodes. Called before the first case that needs them. `names` are their
-        names.
+        """Check the first `nodes` nodes, which have these `names`. Called before the first case that needs
+        these nodes.
 
         By default, a short job in `directory` probes each node (`perfsuite.launch.preflight`).
         """
@@ -60,7 +62,7 @@ class Launcher(ABC):
         """Run a job to its end, for at most `case.timeout_s`. Afterwards, no process of the job is alive.
 
         Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). The ranks report
-        how they ended. This method returns a failure only if the job was ended before its ranks, or if the
-        scheduler reports one. Raises `AllocationOverError` if no further job can be started, and
+        how they ended. This method returns a failure only if the job was ended before its ranks had ended, or
+        if the scheduler reports a failure. Raises `AllocationOverError` if no further job can be started, and
         `LaunchError` if processes survive.
         """

@@ -1,7 +1,7 @@
 """Start the agents of a job with one command, and watch the job, in the same way for every launcher.
 
-On one machine, the command is the agent itself. On several machines, it is a command of a scheduler, which
-must pass its stdin on to the agents.
+On one machine, the command starts the agent itself. On several machines, it is a command of a scheduler. This
+command must pass its stdin on to the agents.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from perfsuite.results.run_dir import (
 )
 
 LONGEST_BUILD_S = 1800.0  # maximum duration of a build of a C++ extension; it usually takes minutes
-REPORTS_S = 1.0  # seconds between two checks of which ranks have reported
+REPORTS_S = 1.0  # seconds between two checks for new reports of ranks
 # Seconds that agents have to end a job. Writing the stacks (with collective calls), reading NVML and waiting
 # for other agents can each take 5 s.
 END_S = 20.0
@@ -148,8 +148,8 @@ def prepare(run_dir: RunDir) -> None:
 def abandoned_locks() -> list[Path]:
     """Return the locks in the user's TORCH_EXTENSIONS_DIR that no build holds any more.
 
-    torch keeps the lock's file open while it builds. A build on another machine cannot be seen, but it takes
-    only minutes. So a lock counts as abandoned only if it is also old, and belongs to this user.
+    torch keeps the lock's file open while it builds. A build on another machine cannot be seen, but a build
+    takes only minutes. So a lock counts as abandoned only if the lock is also old, and belongs to this user.
     """
     directory = os.environ.get("TORCH_EXTENSIONS_DIR")
     if not directory:
@@ -200,8 +200,8 @@ def environment(job: Job) -> dict[str, str]:
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     return {
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),
-        # If torch's NCCL watchdog ends a collective, its flight recorder writes the last NCCL calls of each
-        # rank.
+        # If torch's NCCL watchdog ends a collective, torch's flight recorder writes the last NCCL calls of
+        # each rank.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         **flight_recorder,
         **chosen,
@@ -210,11 +210,11 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def _is_named_by_torch(name: str, value: str) -> bool:
-    """Return whether torch itself has set this variable. It does so when inductor is imported."""
+    """Return whether torch itself has set this variable. torch sets the variable when it imports inductor."""
     if name != INDUCTOR_CACHE:
         return False
-    with contextlib.suppress(Exception):  # the user can have no name
-        # A copy of the code in torch._inductor.runtime.cache_dir_utils, which would import much of torch.
+    with contextlib.suppress(Exception):  # raised by `getuser` if the user has no name
+        # This code is copied from torch._inductor.runtime.cache_dir_utils. That module imports much of torch.
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
         return value == os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
     return False

@@ -1,7 +1,7 @@
 """Decide whether a job that takes no more steps hangs. Pure; imports nothing from perfsuite."""
 
 HANG_S = 120
-"""A job hangs only after this many seconds without a step. This is longer than a rank needs at its end: it
+"""A job counts as hanging only after this many seconds without a step. A rank needs less time at its end: it
 waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
 # The maximum time without a step, as a multiple of the job's longest step. Evaluations and checkpoints need
 # such pauses.

@@ -87,7 +87,7 @@ def requirements_of(lock: Path) -> str:
 
 def uv_command(lock: Path) -> str:
     """Return the path of uv. Raises `PackageError`, which names the lock file, if uv is not installed."""
-    # pip installs uv into this directory. It is not on PATH if the environment is not activated.
+    # pip installs uv into this directory, which is on PATH only if the environment is activated.
     here = str(Path(sys.executable).parent)
     uv = shutil.which("uv", path=os.pathsep.join([here, os.environ.get("PATH", os.defpath)]))
     if uv is None:
@@ -96,7 +96,7 @@ def uv_command(lock: Path) -> str:
 
 
 def once(directory: Path, install: Callable[[], object]) -> None:
-    """Fill a directory with `install`, once and completely. Other commands wait meanwhile.
+    """Call `install` to fill a directory, once and completely. Other commands wait until it has returned.
 
     A directory without `DONE` is incomplete. It is deleted when `install` fails. If the process was killed,
     the next call deletes it. Raises `PackageError` if the directory cannot be written.

@@ -41,7 +41,7 @@ OURS = {
     # Safe mode, because an installer must not import modules from the repository that it runs in.
     "PYTHONSAFEPATH": "1",
 }
-"""Variables for an installer. In pip, they override its configuration files."""
+"""Variables for an installer. The variables for pip override pip's configuration files."""
 LISTS = """
 import contextlib, json, sys
 from pip._internal.cli.main import main
@@ -64,13 +64,15 @@ with contextlib.suppress(ImportError, AttributeError, LookupError):
         sys.argv.append("--use-feature=fast-deps")
 sys.exit(main(sys.argv[1:]))
 """
-"""Makes pip write the packages that it found to a file (name, file, address, reason if yanked) and stop.
+"""Code that makes pip write a list of the packages that it found into a file, and then stop.
 
-`pip install --dry-run` downloads everything before it reports the packages (23.2 does, 26.3 does not), but
-the user must consent to a download first. The names in `pip._internal` were seen in 23.2. If they are
-missing, or if pip does not call the replaced method, `--report` has the same information, but old versions of
-pip download before they report. If an index has no separate metadata, `fast-deps` reads the dependencies of a
-wheel without downloading all of it.
+Each entry has the package's name, file, address and, if the release was yanked, the reason.
+
+Some versions of pip download everything in `pip install --dry-run` before they report the packages (23.2
+does, 26.3 does not), but the user must consent to a download first. The names in `pip._internal` were seen in
+23.2. If these names are missing, or if pip does not call the replaced method, `--report` has the same
+information, but old versions of pip download before they report. If an index has no separate metadata,
+`fast-deps` reads the dependencies of a wheel without downloading all of the wheel.
 """
 
 
@@ -142,7 +144,7 @@ def _version(file: str) -> str:
 
 
 def _explain(error: InstallerError, python: str) -> NoReturn:
-    """Raise `PackageError` with a sentence that explains pip's failure, or `error` if there is none."""
+    """Raise `PackageError` with a sentence that explains pip's failure. Without a sentence, raise `error`."""
     missing = pip_errors.missing(error.output)
     if missing is None or missing.needs_python or missing.version is None:
         why = pip_errors.reason(error.output) if missing is None else missing.sentence(_release_of(python))
@@ -167,7 +169,7 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
             words = ("install", "--dry-run", *wheels, requirement)
             with contextlib.suppress(InstallerError):
                 run(python, "-c", LISTS, str(file), *words)
-                return True  # a pip whose dry run ends before it prepares the packages (seen in 26.3)
+                return True  # pip ended the dry run before it prepared the packages (seen in 26.3)
             return file.exists()
         return False
 

@@ -43,8 +43,8 @@ class MachineLock:
     def take(self, say: Callable[[str], None]) -> None:
         """Take the lock. While waiting, call `say` with a line about the holder.
 
-        Raises `FileError`, and `MachineError` after the maximum wait. The maximum applies to all waits of a
-        session together, not to each case.
+        Raises `FileError` if the file cannot be opened, and `MachineError` after the maximum wait. The
+        maximum applies to all waits of a session together, not to each case.
         """
         if self._descriptor is not None:
             return

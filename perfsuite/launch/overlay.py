@@ -1,7 +1,7 @@
 """Put other packages over the packages of an environment, without changing the environment.
 
 Most packages are installed into a directory that comes first on `PYTHONPATH`. This does not work for torch,
-because it loads the libraries of CUDA from its own directory. If torch or one of these libraries changes,
+because torch loads the libraries of CUDA from its own directory. If torch or one of these libraries changes,
 torch and all of the libraries are installed into a virtual environment. Through a `.pth` file, this
 environment finds all other packages in the original environment.
 """
@@ -31,7 +31,7 @@ from perfsuite.launch.installed import DONE, UV_LOCK, once, requirements_of
 from perfsuite.launch.installer import InstallerError, Package, pip, run, would_install
 
 LIBRARIES = ("nvidia-", "cuda-")  # prefixes of the names of the libraries that torch loads
-LONGEST_NAME = 80  # maximum number of characters of the list of packages in a directory's name
+LONGEST_NAME = 80  # maximum length, in characters, of the package list in a directory's name
 BELOW = "perfsuite-below.pth"
 _ASK = """
 import json, platform, site, sys
@@ -148,7 +148,7 @@ def plan(wanted: Wanted, store: Path) -> Plan:
     if words:
         changes, broken = _resolved([*words, *held], below, wanted.names)
     if libraries:
-        # torch pins their versions, so pip would refuse them together with their dependencies.
+        # Do not resolve dependencies. torch pins the versions of its libraries, so pip would refuse others.
         changes |= _by_name(would_install("--no-deps", *libraries, python=below.python))
     notes = [
         f"{package.name} {package.version} was yanked{f': {package.yanked}' if package.yanked else ''}"
@@ -168,7 +168,7 @@ def plan(wanted: Wanted, store: Path) -> Plan:
 def _resolved(
     words: Sequence[str], below: Environment, named: Collection[str]
 ) -> tuple[dict[str, Package], dict[str, str]]:
-    """Return the packages that pip would install, and the reasons why others conflict, both by package name.
+    """Return the packages that pip would install, and why installed packages conflict, both by package name.
 
     pip ignores the requirements of packages that are already installed. If an installed package pins the
     version of a new package with `==`, as torchvision pins torch, the installed package is also requested.
@@ -234,7 +234,7 @@ def _requirements(
 
 
 def distributions_in(path: Sequence[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the packages in these directories by canonical name. The first of each name is used."""
+    """Return the packages in these directories by canonical name. The first package of each name is used."""
     distributions: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions(path=list(path)):
         name = distribution.metadata["Name"]
@@ -260,10 +260,10 @@ def needs_of_torch(packages: Mapping[str, importlib.metadata.Distribution]) -> s
 def release(wanted: Wanted, store: Path, consent: Consent = refuse_large, agreed: Plan | None = None) -> Path:
     """Return the directory with the packages for an arm, and install them if necessary.
 
-    The directory also has those dependencies that the environment lacks or has in an incompatible version. It
-    is a virtual environment if torch or one of its libraries changes, and empty if the environment already
-    has everything. The environment's torch is kept unless torch is requested, so releases that need another
-    torch are refused.
+    The directory also has those dependencies that the environment lacks or has in an incompatible version. If
+    torch or one of its libraries changes, the directory is a virtual environment. If the environment already
+    has everything, the directory is empty. The environment's torch is kept unless torch is requested, so
+    releases that need another torch are refused.
 
     `consent` is called before a download, unless the plan is already `agreed`. Raises `PackageError` if the
     installation fails or consent is not given.
@@ -296,7 +296,8 @@ def python_in(directory: Path) -> str | None:
 def _install_into(target: Path, planned: Plan, python: str, directory: Path) -> None:
     named = [f"{package.name}=={package.version}" for package in planned.changes if package.version]
     by_url = [f"{package.name} @ {package.url}" for package in planned.changes if not package.version]
-    # pip unpacks into its temporary directory, which can be on a smaller disk.
+    # Let pip unpack into a directory on the same disk. By default, pip unpacks into the system's temporary
+    # directory, which can be on a smaller disk.
     temporary = directory / ".temporary"
     temporary.mkdir()
     into = ("--upgrade", "--target", str(target))

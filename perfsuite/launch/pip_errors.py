@@ -30,7 +30,7 @@ class Missing:
     version: str | None  # None if the requirement is not of the form `NAME==VERSION`
     by: str | None  # the package that has this requirement; None: the user
     known: tuple[str, ...]  # versions of the package that pip finds for this Python
-    needs_python: str | None  # the versions of Python that this version needs, if pip reports them
+    needs_python: str | None  # the versions of Python that the missing version needs, if pip reports them
 
     def sentence(self, python: str, others: Sequence[str] = ()) -> str:
         """Explain why the requirement cannot be installed with the version `python` of Python.
@@ -96,7 +96,7 @@ def _needed_python(output: str, version: str) -> str | None:
 
 
 def reason(output: str) -> str | None:
-    """Return which requirements contradict each other or which Python is needed.
+    """Return a sentence that names the needed Python, or the requirements that contradict each other.
 
     Returns None if pip failed for another reason.
     """

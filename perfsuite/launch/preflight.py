@@ -38,7 +38,7 @@ LINK_SHARE = 0.5
 """Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. This
 share is low, because paths differ in length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
-"""Rates of a single node -> their wording in a sentence."""
+"""Rates on which a single node is judged -> their wording in a sentence."""
 
 
 def preflight(
@@ -89,7 +89,7 @@ def _case(machine: Machine, nodes: int) -> Case:
 def _nodes(
     run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
 ) -> tuple[list[NodePreflight], str | None]:
-    """Return the results of each node, and the reason for a failure if no node caused the failure.
+    """Return the results of each node, and the reason for a failure that no particular node caused.
 
     `ended` is the result of the launcher.
     """
@@ -165,7 +165,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """Return a problem if all-reduces with both neighbours are far slower than between other nodes.
+    """Return a problem if a node's all-reduces with both neighbours are far slower than between other nodes.
 
     `links` are the rates of pairs of neighbours, in GB/s.
     """

@@ -209,7 +209,7 @@ class Neighbours:
         return False
 
     def look(self, machine: Machine, devices: int) -> list[str]:
-        """Return what other users do within `LOOK_EVERY_S` seconds. Empty if the machine is quiet."""
+        """Watch other users for `LOOK_EVERY_S` seconds, and return what they did. Empty if it was quiet."""
         seen = self._look(machine, devices)
         self.sleep(LOOK_EVERY_S)
         return seen()

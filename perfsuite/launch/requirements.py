@@ -9,7 +9,7 @@ from perfsuite.frameworks.base import framework_of, missing_package
 
 
 def unsupported(case: Case, machine: Machine) -> str | None:
-    """Return the first reason in `CHECKS` why `case` cannot run on `machine`, or None if it can.
+    """Return why `case` cannot run on `machine`, or None if it can. The first failing check gives the reason.
 
     Raises `CaseError` if the case's framework is unknown or refuses the case.
     """
@@ -84,7 +84,7 @@ def _configuration(case: Case, machine: Machine) -> str | None:
 
 
 def _fast_mamba(case: Case, machine: Machine) -> str | None:
-    """Return a reason if the case needs the package mamba_ssm and it is missing.
+    """Return a reason if the case needs the package mamba_ssm, and this package is missing.
 
     Without this package, a step of a Mamba model takes minutes on a GPU, because it launches a million
     kernels one by one.

@@ -1,7 +1,7 @@
 """The agent: run one node's part of a job until the job ends or the driver stops it.
 
-The driver starts it as `python -m perfsuite.node.agent RUNDIR`. The agent adopts processes of the job when
-their parent ends, and leaves no process behind.
+The driver starts the agent as `python -m perfsuite.node.agent RUNDIR`. The agent adopts processes of the job
+when their parent ends, and leaves no process behind.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """An environment variable. Its value is the name of another variable, in which the scheduler gives the number
-of this node (from 0). If it is not set, this is node 0."""
+of this node (from 0). If one of these variables is not set, this is node 0."""
 # Seconds for which an agent without a driver waits while another of its threads writes the launch file.
 LATCH_S = 5
 PEERS_S = 5  # seconds for which a node waits for the stacks of the other nodes before it ends the job
@@ -77,10 +77,10 @@ def _watched(
 ) -> list[Failure]:
     """Run the job and sample the node's health, until the job ends or the driver stops it.
 
-    Only one thread writes this node's launch file: the first that acquires the lock `ending`. If all ranks
-    have ended or cannot be started, this is the agent's thread. If the driver ends the job, it is the lease's
-    thread. If the driver is gone, nothing is written, because ranks that are killed for that reason have not
-    failed.
+    Only one thread writes the final version of this node's launch file: the thread that keeps the lock
+    `ending`. If all ranks have ended or cannot be started, this is the agent's main thread. If the driver
+    ends the job, it is the lease's thread. If the driver is gone, nothing more is written, because ranks that
+    are killed for that reason have not failed.
     """
     # Do not import this at the top. It imports psutil, which ranks must not need, and ranks import this
     # module.
@@ -141,8 +141,8 @@ def _watched(
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return how many processes of our control group the kernel has killed for lack of memory. 0 if unknown.
 
-    Linux counts them as `oom_kill`, in the file `memory.events` (control groups v2) or `memory.oom_control`
-    (v1).
+    Linux counts these kills as `oom_kill`, in the file `memory.events` (control groups v2) or
+    `memory.oom_control` (v1).
     """
     kills = 0
     with contextlib.suppress(OSError, ValueError):
@@ -160,7 +160,7 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks.
 
-    If this node's ranks were killed before that, ranks of other nodes might end without writing their stacks.
+    If this node killed its ranks earlier, ranks of other nodes might end without writing their stacks.
     """
 
     def is_over(node: int) -> bool:

@@ -32,7 +32,7 @@ sample are taken at the end of a step. Rank 0 reports its steps at most twice a 
 WHOLE_EVERY_S = 1.0  # seconds between samples of values that change slowly: utilisation, temperature, memory
 LOOK_S = 0.06  # seconds between checks of the number of finished steps
 RESCAN_S = 2.0  # seconds between checks for new processes of the job
-FREE_POLL_S = 0.5  # seconds between checks whether the GPUs' memory is free. A launch waits for this
+FREE_POLL_S = 0.5  # seconds between checks whether the GPUs' memory is free. A launch waits until it is
 SILENT_S = 5.0  # seconds after which NVML is assumed not to answer. It usually takes milliseconds
 
 
@@ -241,7 +241,7 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Return how the cores' time between the first and the last sample was shared.
+    """Return the shares of the cores' time between two samples: of the job, other processes and hypervisor.
 
     Shares of shorter periods would be inaccurate, because the kernel counts in ticks of 10 ms.
     """

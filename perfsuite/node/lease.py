@@ -28,19 +28,20 @@ LOST_S = 300.0
 """Seconds without a new text after which the driver is assumed to be dead, although stdin is still open.
 
 This must be long. When a shared file system fails over to another server, the driver cannot write for 30 to
-120 s. In addition, an agent might read an old text from a cache. And it need not be short: stdin stays open
-after the driver's death only if `srun` dies as well.
+120 s. In addition, an agent might read an old text from a cache. A long time does little harm, because stdin
+stays open after the driver's death only if `srun` dies as well.
 """
 LEASE_S = "PERFSUITE_LEASE_S"
-"""Environment variable that an agent gets if its driver is on another machine. Its value is `LOST_S`. On the
-same machine, the kernel reports the driver's death. There, a driver that is only stopped keeps its job."""
+"""Environment variable that an agent gets if its driver can be on another machine. Its value is `LOST_S`. On
+the same machine, the kernel reports the driver's death, so agents do not get the variable. A driver that is
+only stopped then keeps its job."""
 NO_SIGN = "no sign of the driver"
 
 Wish = Literal["go", "end"]
 
 
 class Beats:
-    """The driver's side, which writes the text from a separate thread. Errors of these writes are ignored."""
+    """The driver's side of the lease. It writes the text from a separate thread, and ignores write errors."""
 
     def __init__(self, file: Path, *, beat_s: float = BEAT_S) -> None:
         self._file = file
@@ -83,7 +84,10 @@ def text_of(count: int, wish: Wish) -> str:
 
 
 class Lease:
-    """An agent's side. It calls `on_end` if the driver ends the job, and `on_lost` if the driver is gone."""
+    """An agent's side of both leases.
+
+    It calls `on_end` if the driver ends the job, and `on_lost` if the driver is gone.
+    """
 
     def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
         self._file = file

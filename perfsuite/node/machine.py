@@ -143,7 +143,7 @@ def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
 
 
 def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
-    """Return a machine with `count` GPUs. `names` are the different names that NVML gives them.
+    """Return a machine with `count` GPUs. `names` are the different names that NVML gives these GPUs.
 
     A GPU with an unknown name has a hardware class, but no peak FLOP/s.
     """
@@ -170,7 +170,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 
 def detect_cpu(reason: str) -> Machine:
-    """Return this machine without GPUs. `reason` says why it has none. It becomes the machine's note."""
+    """Return this machine without GPUs. Its note is `reason`, which says why it has no GPUs."""
     cores = len(os.sched_getaffinity(0))
     name = _cpu_name()
     return Machine(

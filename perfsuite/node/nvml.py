@@ -57,7 +57,7 @@ class Gpus:
             return []
 
     def only_visible(self) -> str | None:
-        """Return a CUDA_VISIBLE_DEVICES that hides all other GPUs, or None if no others are visible."""
+        """Return the value of CUDA_VISIBLE_DEVICES that hides all other GPUs. None if no other is visible."""
         if not self._handles or len(visible_handles(self._nvml)) == self._count:
             return None
         entries = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -126,7 +126,7 @@ class Gpus:
         return [None if memory is None else int(memory.used) for memory in infos]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
-        """Return the cores near each GPU: on its socket or NUMA node. They are empty if unknown.
+        """Return the cores near each GPU: on its socket or NUMA node. An unknown set of cores is empty.
 
         nvmlDeviceGetCpuAffinity returns 64-bit words with one bit per core, beginning with core 0.
         """
@@ -138,7 +138,7 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return identity and settings of each card. `held` are the bytes in use on each before the job."""
+        """Return identity and settings of each card. `held` are the bytes in use before the job."""
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
@@ -234,7 +234,7 @@ class Gpus:
         self._link_errors_before = [self._link_errors(index) for index in self._indices]
 
     def note_link_errors(self) -> None:
-        """Note the NVLink errors since `count_link_errors`. A counter must have answered both times.
+        """Note the NVLink errors since `count_link_errors`, from the counters that were readable both times.
 
         NVLink repairs such errors by sending the data again, which takes time.
         """

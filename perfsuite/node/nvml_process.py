@@ -1,4 +1,4 @@
-"""Call NVML in a separate process with a deadline. perfsuite's driver must not call it: calls can hang."""
+"""Call NVML in a separate process with a deadline. The driver must not call NVML itself: calls can hang."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ def has_library() -> bool:
 
 
 def ask(module: str, *words: str) -> Any:
-    """Run a module with these arguments, and return its `answer`. Raises `MachineError` if it has none."""
+    """Run a module with these arguments, and return its `answer`. Raises `MachineError` without an answer."""
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

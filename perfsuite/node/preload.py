@@ -24,8 +24,8 @@ from perfsuite.worker.leash import die_with_parent  # noqa: E402
 
 die_with_parent()
 startup_clock.go_on()
-# The variables of the case are already set, so the imports below can read them. A rank changes only
-# accelerate's variables later, which no import reads.
+# The variables of the case are already set, so the imports below can read them. Later, a rank changes only
+# accelerate's variables, and no import reads these.
 for name in os.environ.get(MODEL_CODE, "").split():
     with contextlib.suppress(Exception):  # a rank that needs the module will report the error
         importlib.import_module(name)

@@ -2,8 +2,8 @@
 
 - Ranks of perfsuite's own worker are forked from a server that has imported torch once (`node.preload`). They
   belong to this process's group, so that one `killpg` ends them all.
-- Ranks of a script are plain processes. This process starts them, or a command that it runs does so. They
-  measure themselves (`worker.startup`).
+- Ranks of a script are plain processes. This process starts these ranks, or runs a command that starts them.
+  The ranks measure themselves (`worker.startup`).
 - Ranks that train nothing are forked from this process.
 """
 
@@ -59,10 +59,10 @@ OF_A_LAUNCHER = re.compile(
 """Environment variables with which torchrun, MPI and similar launchers assign a rank to a process. If pytest
 was started with such variables, they describe a rank of another job. Our processes must not take over that
 rank."""
-GRACE_S = 5  # seconds for which the other ranks can end and report why, after one rank has failed
+GRACE_S = 5  # seconds that the other ranks have to end and report why, after one rank has failed
 SERVER_S = 1.0  # seconds to wait until the fork server has ended, after its connections were closed
-# Seconds after the last report until ranks are killed. The ranks' alarm ends them earlier, unless they block
-# it.
+# Seconds after the last report until ranks are killed. A rank's own alarm ends the rank earlier, unless the
+# rank blocks the alarm.
 STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
 # multiprocessing reports this exit code if the fork server is gone, but a rank can also end with it.
@@ -117,8 +117,8 @@ def run(job: AgentJob) -> list[Failure]:
         return _fork(job, multiprocessing.get_context("fork").Process, {})
     os.environ |= _model_code(job.request)
     multiprocessing.set_forkserver_preload(["perfsuite.node.preload"])
-    # The server needs seconds to import torch. Start it here, so that it does this while this node waits for
-    # the port of node 0.
+    # The server needs seconds to import torch. Start the server here, so that it imports torch while this
+    # node waits for the port of node 0.
     forkserver.ensure_running()
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         return _fork(job, multiprocessing.get_context("forkserver").Process, meeting)
@@ -163,7 +163,7 @@ def _fork(
 
 
 def _server_ended(server_s: float) -> list[Failure]:
-    """Return the failure of the fork server, or nothing if the server still runs or was never started."""
+    """Return the failure of the fork server. Empty if the server still runs or was never started."""
     import psutil
 
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
@@ -235,7 +235,7 @@ def _start(
 def moved(word: str) -> str:
     """If `word` is the path of a file in the repository, return its path in the worktree of this arm.
 
-    Files of this Python environment keep their paths, and so does everything if there is no worktree.
+    Files of this Python environment keep their paths. If there is no worktree, all words are kept.
     """
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
@@ -275,7 +275,7 @@ def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
 
 
 def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
-    """Wait until the ranks have ended, or the command that starts them (key None). Return the failures.
+    """Wait until the ranks, or the command that starts them (key None), have ended. Return the failures.
 
     Failures are also passed to `job.tell` at once. Processes that have not ended are killed `GRACE_S` after a
     failure, or `STAY_S` after all ranks of the job have reported.
@@ -309,7 +309,7 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
-        process.kill()  # `sweep` kills the children of this process later
+        process.kill()  # `sweep` kills the children of the killed process later
         if time.monotonic() >= stay_until:
             failed(f"{'the command' if rank is None else 'it'} {STAYED}", rank)
     return failures
@@ -322,7 +322,7 @@ def _children() -> set[int]:
 
 
 def _bury(ours: Collection[int]) -> None:
-    """Reap an ended orphan of the job, because no other process will. `ours` are not orphans."""
+    """Reap an ended orphan of the job, because no other process will. Skip `ours`, which are not orphans."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:
@@ -330,7 +330,7 @@ def _bury(ours: Collection[int]) -> None:
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
-    """Return how a rank failed, or the command that starts all ranks (if `rank` is None).
+    """Return how a rank failed or, if `rank` is None, how the command that starts all ranks failed.
 
     Returns None if there was no failure. If perfsuite's worker has left no report, this is not treated as a
     failure here, because the driver notices it.

@@ -1,4 +1,4 @@
-"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports. Its modules have hooks."""
+"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports. Its modules contain hooks."""
 
 pytest_plugins = [
     f"{__name__}.{name}"

@@ -1,7 +1,7 @@
 """Turn recorded step times into an ordinary pytest-benchmark benchmark, using only its public API.
 
-pytest-benchmark reads its timer once, when the fixture is built. `pedantic` never calibrates, so each round
-is a replayed step.
+pytest-benchmark takes its timer from the test's `benchmark` marker when the fixture is built. `pedantic`
+never calibrates, so each round is a replayed step.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def replay_nothing(benchmark: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add versions and, if known, the hardware to the JSON, even if it only contains other benchmarks."""
+    """Add versions and, if known, the hardware to the JSON, even if the JSON contains no case."""
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}
@@ -88,7 +88,10 @@ def pytest_benchmark_compare_machine_info(
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Groups, Groups]:
-    """Leave cases out of the table: perfsuite has its own. With one of `TABLE_OPTIONS`, they are included."""
+    """Leave cases out of pytest-benchmark's table, because perfsuite prints its own.
+
+    If one of `TABLE_OPTIONS` is given, cases remain in the table.
+    """
     groups = yield
     arguments = [*config.invocation_params.args, *config.getini("addopts")]
     if any(str(argument).startswith(TABLE_OPTIONS) for argument in arguments):

@@ -1,4 +1,7 @@
-"""Find tests that measure a case, reject invalid ones before any launch, and define state for all hooks."""
+"""Find tests that measure a case, and reject invalid tests before any launch.
+
+Also define the state that the hooks share.
+"""
 
 import contextlib
 import dataclasses
@@ -60,7 +63,7 @@ MORE_LAUNCHES = (
     "Cases cannot be measured by repeating their test: --perf-min-launches=N launches each N times"
 )
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""Its group matches the names in `-m` that select tests: not those in arguments or after `not`."""
+"""The group matches the names in `-m` that select tests. It matches no names in arguments or after `not`."""
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -94,7 +97,7 @@ def usage_error() -> Iterator[None]:
 
 
 def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
-    """Run no test in a worker of pytest-xdist. Workers print nothing: `CollectsFromWorkers` reports why."""
+    """Run no test in a worker of pytest-xdist. `CollectsFromWorkers` reports why: workers print nothing."""
     config.workeroutput["perf_refused"] = why  # type: ignore[attr-defined]
     items.clear()
 
@@ -149,8 +152,9 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     """Check the collected tests before any is deselected.
 
-    A test whose parametrization found no case has no hardware marker. Unless it has markers of its own, it
-    stays selected with any `-m`. Otherwise, nobody would notice that it measures nothing.
+    A test whose parametrization found no case has no hardware marker, so `-m` would deselect it, and nobody
+    would notice that it measures nothing. Such a test therefore stays selected, unless it has markers of its
+    own.
     """
     try:
         check_collected(config, items)
@@ -190,7 +194,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Find the cases of arm A that are no longer selected."""
+    """In a comparison, find the cases of arm A that arm B has changed or no longer runs."""
     config = session.config
     if config.stash[SESSION].mode.arms and not is_worker(config) and not runs_no_test(config):
         _list_case_changes(config)
@@ -255,7 +259,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _install(config: pytest.Config) -> None:
-    """Install the packages that the arms of a comparison name. Called if there are cases to run in them."""
+    """Install the packages that the arms of a comparison name. Call this only if there are cases to run."""
     make = config.stash.get(INSTALLS, None)
     if make is None:
         return
@@ -264,7 +268,7 @@ def _install(config: pytest.Config) -> None:
     ours.record.mode = make()
     if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
         ours.setup.host.hardware = before.hardware
-    if not is_worker(config):  # with its packages, arm A might now collect other cases
+    if not is_worker(config):  # arm A now has its packages, so it might collect other cases
         _list_case_changes(config)
 
 
@@ -353,7 +357,8 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
     """Raise `UsageError` if the parameters of a test contain a case that bench would not measure.
 
-    The ids of parameters without a case are added to `without`, because many tests can share a large value.
+    The ids of parameters without a case are added to `without`, so that a large value that many tests share
+    is searched only once.
     """
     values = [value for value in parameters(item).values() if id(value) not in without]
     cases = cases_in(values)
@@ -406,7 +411,8 @@ def _check_root(config: pytest.Config) -> None:
 def _note_lost_cases(item: pytest.Item) -> None:
     """Remove the marks with which pytest skips a test whose parametrization is empty.
 
-    Raises `pytest.UsageError` if such a test has no known mark: it would be skipped silently.
+    Raises `pytest.UsageError` if perfsuite does not recognise the mark of such a test, because pytest would
+    then skip the test silently.
     """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
         if str(mark.kwargs.get("reason", "")).startswith(EMPTY_REASON):

@@ -54,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     finally:
         HoldsInterrupts.release(session.config)
         result = yield
-        _fail_if_due(session, session.exitstatus)  # again: a hook in conftest.py might have changed it
+        _fail_if_due(session, session.exitstatus)  # a hook in conftest.py might have changed the status
     return result
 
 
@@ -280,13 +280,13 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send a worker the facts that only the command line of this process has."""
+        """Send a worker the facts that can be read only from the command line of this process."""
         node.workerinput["perf_is_whole"] = is_whole(self.config)
         node.workerinput["perf_is_elsewhere"] = is_elsewhere(self.config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the collection results of a worker that ended, because its output is not shown."""
+        """Take over the refusal and the unclaimed baselines of an ended worker: its output is not shown."""
         output = getattr(node, "workeroutput", {})
         if "perf_refused" in output:
             self.config.stash[REFUSED] = output["perf_refused"]
@@ -296,7 +296,7 @@ class CollectsFromWorkers:
 
 
 class HoldsInterrupts:
-    """Ignore a second Ctrl-C until results are written. Otherwise pytest would exit with success."""
+    """Ignore a second Ctrl-C until results are written. Without this, pytest would exit with success."""
 
     KEY = pytest.StashKey[Any]()
 

@@ -54,8 +54,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
-    # perfsuite's commands make pytest write the selected cases to this option's file. argparse hides an
-    # option only if its help is the object SUPPRESS itself.
+    # perfsuite's commands use this option to make pytest write the selected cases to a file. argparse hides
+    # an option only if its help is the object SUPPRESS itself.
     group.addoption("--perf-cases", help=argparse.SUPPRESS)
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
@@ -89,7 +89,8 @@ def values(config: pytest.Config) -> dict[str, Any]:
     """Return the values of all options by name. For an invalid value, raises `UsageError`."""
     launchers = installed(BY_NAME)
     ours = [setting.key for setting in (*OPTIONS, *launchers.settings) if setting.ini]
-    # If a launcher cannot be used, its settings are unknown. Keys that begin with its name are not checked.
+    # If a launcher cannot be used, its settings are unknown. Keys that begin with its name are then not
+    # checked.
     check_settings(config, ours, [Setting(name=f"{name}-", help="").key for name in launchers.problems])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})

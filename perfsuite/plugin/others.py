@@ -22,7 +22,7 @@ IGNORED = pytest.StashKey[bool]()  # whether the session ignores a request for p
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
-    """Prevent pytest-timeout from setting a timer for a case, however it was requested."""
+    """Prevent pytest-timeout from setting a timer for a case, however the timer was requested."""
     return True if uses_bench(item) else None
 
 
@@ -45,7 +45,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def turn_off_xdist(config: pytest.Config) -> None:
     """Turn pytest-xdist off, before it reads its options, if only the directory of the cases was selected.
 
-    `addopts = -n auto` is meant for the other tests of a repository.
+    In such a session, `addopts = -n auto` is not wanted: it is meant for the other tests of a repository.
     """
     asks = not is_worker(config) and config.getoption("dist", "no") != "no"
     if asks and not config.getoption("--perf-dry") and _are_of_cases(config):
@@ -72,7 +72,7 @@ def _are_of_cases(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reject a session of only cases in workers of pytest-xdist, before anything is launched."""
+    """In a worker of pytest-xdist, reject a session that has only cases, before anything is launched."""
     is_timed = is_worker(config) and not config.getoption("--perf-dry")
     if is_timed and items and all(map(uses_bench, items)):
         refuse(config, items, NOT_SIDE_BY_SIDE)

@@ -72,7 +72,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
     item = request.node
     thread = threading.get_ident()
     parameter = case_of(item)
-    # Collection does not see `request.getfixturevalue`.
+    # Check this again, because collection does not see a test that calls `request.getfixturevalue("bench")`.
     if not uses_bench(item) or parameter is None:
         pytest.fail(NO_CASE, pytrace=False)
     cases: list[Case] = []
@@ -163,14 +163,14 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # encloses hooks that expect failures
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs after the hooks that handle expected failures (xfail)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Pass the verdict on to the terminal. A worker of pytest-xdist also passes on all results.
 
-    A test with a failing verdict is a failed test, even if it swallowed the failure. If a test ends without a
-    verdict, its case is recorded as skipped by its test, or as failed, so that every case is in the results.
+    A test with a failing verdict fails, even if the test itself swallowed the failure. If a test ends without
+    a verdict, its case is recorded as skipped by the test, or as failed. So every case is in the results.
     """
     test_report: pytest.TestReport = yield
     if not uses_bench(item) or runs_no_test(item.config):
@@ -203,7 +203,10 @@ def pytest_runtest_makereport(
 
 
 def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytest.CallInfo[Any]) -> None:
-    """Record the outcome of a test so far, and the reason. The first phase that did not pass decides."""
+    """Record the outcome of a test so far, and the reason.
+
+    The first failed phase decides. If no phase failed, the last phase that did not pass decides.
+    """
     if test_report.when == "setup":
         item.stash[ENDED_AS] = "passed"
         item.stash[WHY] = "its test gave no reason"

@@ -27,7 +27,7 @@ from perfsuite.plugin.collection import (
 from perfsuite.session.unclaimed import unclaimed, without_any_case
 
 NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "pyargs")
-"""pytest options that leave tests out, by the names of their values."""
+"""pytest options that leave tests out, by their attributes of `config.option`."""
 
 RUNNING_NOTHING = {
     "collectonly": "--collect-only",
@@ -40,7 +40,7 @@ RUNNING_NOTHING = {
     "version": "--version",
     "help": "--help",
 }
-"""pytest options with which no test runs and pytest ends with status 0, by the names of their values."""
+"""Options with which pytest runs no test and exits with status 0, by their attributes of `config.option`."""
 
 
 class CommandLine:
@@ -180,7 +180,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     """Return the ids of the cases that `-m` deselects only because their test has a certain mark.
 
-    Other deselected cases might have been lost by mistake: those that lack a mark, or are for other hardware.
+    Cases that `-m` deselects for other reasons, such as a missing mark or other hardware, might have been
+    lost by mistake.
     """
     if not config.option.markexpr:
         return frozenset()

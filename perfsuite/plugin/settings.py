@@ -1,4 +1,4 @@
-"""Find perfsuite settings that pytest does not read, because a strict gate could then pass by mistake."""
+"""Find perfsuite settings that pytest does not read: without them, a strict gate might pass by mistake."""
 
 import contextlib
 import os
@@ -148,7 +148,7 @@ def _is_known(config: pytest.Config, key: str) -> bool:
 
 
 def _lines(file: Path, text: str) -> Iterator[Line]:
-    """Yield the settings of a file. It is read line by line if it is not TOML or cannot be parsed."""
+    """Yield the settings of a file. A file that is not TOML, or cannot be parsed, is read line by line."""
     if file.suffix == ".toml":
         with contextlib.suppress(tomllib.TOMLDecodeError, RecursionError):
             yield from _of_tables("", tomllib.loads(text))

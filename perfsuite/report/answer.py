@@ -1,4 +1,4 @@
-"""Answer three questions about a comparison: what does more, what is slower, what was not checked? Pure."""
+"""Answer three questions on a comparison: does a step do more, is it slower, what was not checked? Pure."""
 
 from collections.abc import Sequence
 

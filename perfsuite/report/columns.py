@@ -96,7 +96,7 @@ def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
 
 
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
-    """Return the column of a count, with its maximum over the ranks."""
+    """Return the column of a count. Its cells show the maximum over the ranks."""
 
     def most_of(entries: Iterable[RankCounts]) -> int | None:
         of_ranks = (of(entry.counts) for entry in entries)

@@ -19,9 +19,9 @@ NOTHING = "Nothing that is recorded changed in all of them, so look at the machi
 def sentences(results: Iterable[Measurement], reference: SessionReference | None = None) -> list[str]:
     """Return a sentence for each hardware class whose cases all became slower, or all became faster.
 
-    Only cases with a baseline are considered. In a comparison of two arms, a slow machine slows both arms,
-    because they are launched alternately. If the session has a reference, the sentences say whether the
-    reference changed as well, and what it cannot show.
+    Only cases with a baseline are considered. Comparisons of two arms are left out: a slow machine slows down
+    both arms, because they are launched alternately. If the session has a reference, the sentences also say
+    whether the reference changed as well, and what the reference cannot show.
     """
     by_id = {result.case_id: result for result in results if result.verdict.against is None}
     by_class = defaultdict[str | None, dict[str, Change]](dict)
@@ -49,7 +49,8 @@ def _sentence(
 ) -> str | None:
     """Report the common change of the cases and, if there is a reference, the change of the reference.
 
-    If there is none, returns None unless the launches of at least `FEWEST_CHANGED` cases show a change.
+    Without a reference, returns None unless the cases share a change, and the launches of at least
+    `FEWEST_CHANGED` of these cases show that they changed.
     """
     common = common_change(changes)
     if common is not None and not common.is_shared:

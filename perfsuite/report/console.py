@@ -16,13 +16,16 @@ PIPED = 200  # width of a table that is written to a file or piped to another pr
 
 
 class PlainConsole(Console):
-    """Print text verbatim. Rich treats `[data]` and `:data:` as markup, and terminals obey escape codes."""
+    """A console that prints text verbatim.
+
+    By default, rich treats `[data]` and `:data:` as markup, and terminals obey escape codes in the text.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return text with visible control characters, because a terminal would obey them."""
+        """Return text in which control characters are made visible, because a terminal would obey them."""
         return super().render_str(printable(text), **options)
 
 
@@ -40,7 +43,7 @@ def say(text: str) -> None:
 
 
 def plain_table(headings: Iterable[str] = ()) -> RichTable:
-    """Return a table without rules that wraps text too wide for the terminal."""
+    """Return a table without rules. Text that is too wide for the terminal is wrapped."""
     made = RichTable(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow="fold")

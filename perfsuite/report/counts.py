@@ -181,7 +181,7 @@ def not_counted(check: CountCheck) -> str:
 
 
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | None = None) -> list[str]:
-    """Return the findings that were judged, or those that were not, without duplicates (`once`).
+    """Return the judged findings, or the others if not `judged`, as sentences without duplicates (`once`).
 
     `longest` limits the sentence of each finding, but not its cost (`Finding.in_words`).
     """
@@ -194,9 +194,10 @@ def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | 
 
 
 def prices(check: CountCheck) -> list[str]:
-    """Say how many judged findings have a predicted price, if some have a price that is not predicted.
+    """Say how many judged findings have a predicted price, if only some of them have one.
 
-    Returns nothing if no finding has a predicted price. Each sentence then says why.
+    Returns an empty list if all prices are predicted, or if none is. If none is, the sentence of each finding
+    gives the reason.
     """
     costs = [finding.cost for finding in check.findings if finding.outcome != "passed"]
     known = [cost for cost in costs if cost is not None and cost.most_s is not None]
@@ -214,7 +215,7 @@ def prices(check: CountCheck) -> list[str]:
 
 
 def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
-    """Return the sentences without duplicates. With `by_rank`, each sentence names its ranks.
+    """Return the sentences without duplicates. With `by_rank`, add the ranks to each sentence.
 
     Sentences of different ranks can be equal although their exact bytes differ.
     """

@@ -11,7 +11,7 @@ SEPARATOR = " · "
 def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return short names: framework, model, the parts of the id that distinguish cases, and topology.
 
-    `parameters` has the `Case.parameters` of each case by its id. Cases without parameters, and cases whose
+    `parameters` has the `Case.parameters` of each case, by case id. Cases without parameters, and cases whose
     short names would be the same, keep their ids.
     """
     names = {case_id: case_id for case_id in parameters}

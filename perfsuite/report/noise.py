@@ -1,4 +1,4 @@
-"""Describe the noise of a hardware class: of launches, of a case within a session, and of sessions. Pure."""
+"""Describe the noise of a hardware class: between launches, between sessions, and of single cases. Pure."""
 
 from perfsuite.verdict.sequential import Noise
 from perfsuite.verdict.variance import Component
@@ -8,7 +8,10 @@ NOT_SEPARATE = "not known separately, because no two cases have baselines of the
 
 
 def sentence(noise: Noise, hardware_class: str) -> str:
-    """Return the standard deviations of all effects on tokens/s, each with its upper limit."""
+    """Return the standard deviations of tokens/s: between launches, between sessions, and of a case.
+
+    The last two are given with their upper limits.
+    """
     of_session, of_case = noise.of_session, noise.of_case
     launches = f"noise of tokens/s on {hardware_class}: {noise.sigma:.1%} between launches"
     if of_session is None:

@@ -74,7 +74,7 @@ class Progress:
         self.line(f"perfsuite: {text}")
 
     def waiting(self, text: str | None) -> None:
-        """Show the reason for a wait; None clears it. Without a live line, print it at intervals."""
+        """Show the reason for a wait; None clears it. Without a live line, print the reason at intervals."""
         if self.is_live:
             self.live(text)
         elif text is None or self._silent_since is None:

@@ -26,10 +26,10 @@ def machine_changes(reference: SessionReference | None) -> Mapping[str, MachineC
 
 
 def beside_reference(machine: MachineChange, cases: int, common: CommonChange | None, cause: str) -> str:
-    """Compare the common change of a hardware class's cases with the change of the reference.
+    """Compare the change that the cases of a hardware class share with the change of the reference.
 
-    `cases` is the number of cases, and `common` is None if they share no change. `cause` is a sentence on
-    what changed in all cases that share the change.
+    `cases` is the number of cases, and `common` is None if the cases share no change. `cause` is a sentence
+    about other changes that all of these cases have in common.
     """
     if common is None and machine.is_certain:
         return f"The reference is {_how(machine.change)} tonight {_range(machine)}: {MACHINE}."

@@ -54,14 +54,15 @@ class SpanRow:
     times: int | None = None
     """Number of occurrences in the launch. For counted steps, the number of steps with these amounts."""
     median_s: float | None = None
-    """Median seconds of one occurrence. For an event, this is on the rank that waited longest. For a step, it
-    is of the whole job. If training waited later for the background work of an event, this is the mean."""
+    """Median seconds of one occurrence. For an event, the seconds are those of the rank that waited longest.
+    For a step, they are those of the whole job. If training later waited for background work of an event,
+    this field has the mean instead of the median."""
     share: float | None = None
     """Total seconds of all occurrences, as a share (0 to 1) of the start-up and all steps."""
     kernels: int | None = None
     """Calls of kernels."""
     host_reads: int | None = None
-    """Values that the host waited for."""
+    """Reads of device values for which the host waited."""
     python_calls: int | None = None
     """Calls of Python functions."""
     collectives: int | None = None
@@ -185,7 +186,7 @@ class _Launch:
         written = [ranks * span.bytes_written for ranks, span in of_ranks if span.bytes_written is not None]
         amounts = _most(_in_event(span) for _, span in of_ranks)
         row = self.row(name, times.seconds, {**amounts, "bytes_written": sum(written) if written else None})
-        # It is unknown to which occurrence a wait belongs.
+        # It is unknown to which occurrence a wait belongs, so show the mean instead of the median.
         return replace(row, times=times.occurrences, median_s=times.mean_s) if times.waits else row
 
 
@@ -203,7 +204,7 @@ class _Side:
 
     @property
     def span_names(self) -> list[str]:
-        """The names of all launches' spans that are not steps."""
+        """The names of the spans in all launches, without steps."""
         return [name for launch in (self.newest, *self.launches) for name in launch.span_names]
 
     def span(self, name: str) -> SpanRow:
@@ -256,7 +257,7 @@ def of_cases(results: Sequence[Measurement]) -> Table:
 
 
 def held(runs: Sequence[Run]) -> list[str]:
-    """Name, for each event, the step of the last launch in which the event was longest.
+    """For each event, name the step in which the event was longest during the last launch.
 
     An example is `step 21 contained: save checkpoint 3.2 s`. Events that happen in most steps are left out,
     because they do not explain why one step is longer than others.
@@ -320,14 +321,17 @@ def _place(start_up: str) -> tuple[bool, int]:
 
 
 def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
-    """Group counted steps with equal counts on each side. Return each group with all counted steps."""
+    """Group the counted steps that have equal counts on each side.
+
+    Returns a pair for each group: the steps of the group, and all counted steps.
+    """
     counted = sorted({step for launch in launches for step in launch.counted_steps} - {*late})
     groups = grouped({step: step for step in counted}, partial(_are_alike, launches))
     return [([*group], counted) for group in groups]
 
 
 def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
-    """Return whether two steps have equal counts on each side, except for random Python calls."""
+    """Return whether two steps have equal counts on each side, apart from chance in the Python calls."""
     for launch in launches:
         then = dict(launch.in_step(first))
         now = dict(launch.in_step(second))
@@ -341,7 +345,11 @@ def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
 
 
 def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Name steps with equal counts by the first counted step, by their only step, or by their period."""
+    """Name a group of steps with equal counts.
+
+    The name is that of the first step, if the group has only one step or contains the first counted step.
+    Otherwise, the name is the period of the steps.
+    """
     if len(steps) == 1 or steps[0] == counted[0]:
         return step_name(steps[0])
     return when(steps, counted).removeprefix("in ").partition(" of ")[0]

@@ -29,7 +29,7 @@ MOST_JUDGE_CHANGES = 30  # maximum number of sentences on changed checks; result
 UNCLAIMED_SHOWN = 10  # maximum number of baselines without a case that are named
 LONGEST_SENTENCE = 160  # maximum length of a finding in a table, without its cost, in characters
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
-"""Failures of launches that ran to the end: their metrics are judged nevertheless, to show regressions."""
+"""Failures after which metrics are still judged, to show regressions: the launches ran to the end."""
 IF_MEANT = "; if this is intended, accept a new baseline, or delete this one if it is not reviewed"
 """Ending of the line with a baseline's path, if the case might have been changed on purpose."""
 CASES_SHOWN = 20  # maximum number of listed cases that arm B lacks or has changed
@@ -114,8 +114,8 @@ def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict.
 
     `shadow`: the verdict does not fail its test. `shared`: other jobs used the machine, so figures prove
-    nothing. `blind`: the gate can miss a change. `dry run`: nothing was computed. `not counted`: the work of
-    a step could not be counted.
+    nothing. `blind`: the gate can miss a change of the allowed size. `dry run`: nothing was computed. `not
+    counted`: the work of a step could not be counted.
     """
     is_blind = any(check.blind for check in result.verdict.checks)
     holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)
@@ -318,7 +318,7 @@ def _machine(machine: Machine, *, simulated: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Report that a session was interrupted or is running, and name its case; None if it has ended."""
+    """Report that a session was interrupted or is running, and name its case; None if it is complete."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
@@ -331,7 +331,10 @@ def interruption(session: SessionFile) -> str | None:
 
 
 def judge_changes(branches: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
-    """Describe how branches change their own checks. Each branch has a heading; duplicates are dropped."""
+    """Describe how branches change the files that judge them.
+
+    Returns a heading and sentences for each branch, without duplicates.
+    """
     sections = []
     for changes in dict.fromkeys(branches):
         if changes is None or not changes.sentences:
@@ -453,7 +456,7 @@ def notes(result: Measurement) -> list[str]:
 
 
 def machine_notes(results: Iterable[Measurement]) -> list[str]:
-    """Return notes on GPU facts that could not be determined, each once, without those of dry runs."""
+    """Return notes on facts about GPUs that could not be determined, each once. Dry runs are left out."""
     machines = [run.machine for result in results for run in result.runs if not run.dry]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 

@@ -133,8 +133,8 @@ def _below_names(table: Table) -> list[str]:
 def explanation(result: Measurement, *, whole: bool = True) -> str:
     """Explain one case in lines of at most `WIDTH` columns.
 
-    If not `whole`, a launched case has at most `MOST_LINES` lines: the reasons for its verdict, the changes,
-    and the location of its files.
+    If not `whole`, the explanation of a launched case has at most `MOST_LINES` lines: the reasons for the
+    verdict, the changes, and the directory of the files.
     """
     if whole or result.dry:
         lines = _all(result, explained(result))
@@ -179,7 +179,10 @@ def _all(result: Measurement, sections: Explained) -> list[str]:
 
 
 def _in_short(result: Measurement, sections: Explained) -> list[str]:
-    """Return the verdict, its reasons and changes. Files, and reasons to doubt the verdict, are never cut."""
+    """Return the verdict, its reasons and changes.
+
+    Two parts are never left out: the reasons to doubt the verdict, and the directory of the launches' files.
+    """
     lines = _lines(f"{result.case_id}: {sections.verdict}", indent="")
     *others, (name, directory) = sections.files.items()
     worth_less = [*sections.not_counted, *sections.excuses]

@@ -19,7 +19,10 @@ WIDTH = 100  # width of prose in reports, on a terminal and in a log, in charact
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of text or, on the HTML page, charts. The first column names the rows. It is false if empty."""
+    """A table of text or, on the HTML page, charts. The first column names the rows.
+
+    A table without rows is false.
+    """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -107,7 +110,7 @@ def cut(lines: Sequence[str], most: int) -> list[str]:
 def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
     """Wrap text into lines of at most `WIDTH` columns. Paths and other long words are not broken.
 
-    With more than `most` lines, the rest is cut, and the last line ends in an ellipsis.
+    If there are more than `most` lines, the rest is left out, and the last line ends in an ellipsis.
     """
     made = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False)
     lines = [line for paragraph in text.splitlines() for line in made.wrap(paragraph)]

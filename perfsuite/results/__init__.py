@@ -1,4 +1,4 @@
-"""The classes for measurements, and the files that hold them."""
+"""Classes for measurements, and for the files in which measurements are stored."""
 
 from perfsuite.results.metric import Metric, MetricRecorder
 from perfsuite.results.run import Figures, Run

@@ -12,7 +12,10 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # scaled units of coun
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Format a value with its unit, to at least three digits: `7.00 MiB`, `12.3 ms`. Speeds have no unit."""
+    """Format a value to at least three digits, with its unit: `7.00 MiB`, `12.3 ms`.
+
+    Speeds in tokens/s or samples/s are formatted without the unit.
+    """
     if value is None:
         return "not measured"
     if unit in _SCALES:

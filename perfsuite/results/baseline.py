@@ -76,11 +76,11 @@ class Baseline(BaselineDocument):
     expected: Expected | None = None  # the predicted time of a step; None: it was not predicted
 
     def values(self, figure: str) -> list[float]:
-        """Return a figure of each launch that has it, in the order of the launches."""
+        """Return the values of a figure in launch order, without launches that lack the figure."""
         return values_of(self.launches, figure)
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
-        """Yield each launch after the name of its session.
+        """Yield pairs of a session's name and a launch of this session.
 
         If the launches of a session ran on different nodes, the name includes the launch's nodes.
         """
@@ -104,7 +104,7 @@ class Baseline(BaselineDocument):
         return _medians([launch.device_probe for launch in self.launches])
 
     def slowest_share(self) -> dict[str, float]:
-        """Return the median share of the slowest rank over the launches that have it, by name of the rate."""
+        """Return the median of `slowest_share` for each rate, by name, over the launches with this rate."""
         return _medians([launch.slowest_share for launch in self.launches])
 
 
@@ -114,7 +114,7 @@ def _medians(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def values_of(launches: Iterable[BaselineLaunch], figure: str) -> list[float]:
-    """Return a figure of each launch that has it, in the order of the launches."""
+    """Return the values of a figure in launch order, without launches that lack the figure."""
     values = (launch.figures.get(figure) for launch in launches)
     return [value for value in values if value is not None]
 

@@ -10,14 +10,15 @@ class Cost(Data):
     least_s: float | None = None  # None: unknown
     most_s: float | None = None
     step_s: float | None = None  # the predicted time of the step with the larger count
-    # Bytes/s of one device's link above which the step does not wait for the bytes. Kernels can be slower
-    # meanwhile.
+    # Rate of one device's link, in bytes/s, above which the step does not wait for the additional bytes.
+    # Kernels can still be slower while the bytes are sent.
     hidden_above: float | None = None
     why_naive: str | None = None
-    """Why `most_s` is only the time that the work takes by itself; None: both sides were replayed."""
+    """Why `most_s` is only the time that the work takes by itself. None: the cost was computed from replays
+    of the step with and without the change."""
 
     def in_words(self, unit: str) -> str:
-        """Return the cost of a change in this unit as the end of a sentence."""
+        """Return the cost as the end of a sentence about a change in `unit`."""
         if self.why_naive is not None:
             return self._naive_words(unit, self.why_naive)
         hidden = ""

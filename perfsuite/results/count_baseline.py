@@ -41,7 +41,7 @@ class CountBaseline(BaselineDocument):
     accepted: Acceptance | None = None
 
     def as_json(self) -> str:
-        """Return the JSON, in which each collective and each mapping of counts by name is on one line."""
+        """Return the JSON. Each collective, and each mapping from names to counts, is on its own line."""
         content = plain(self)
         for launch in content["computed"]:
             figures = launch["figures"].items()
@@ -52,7 +52,7 @@ class CountBaseline(BaselineDocument):
 
     @property
     def method(self) -> str:
-        """The method by which the steps were counted."""
+        """The method with which the steps were counted."""
         # pragma: no mutate [0] to [-1]: all ranks are counted with one method
         return self.counts[0].counts.method
 

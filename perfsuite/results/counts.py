@@ -25,24 +25,25 @@ Event = Literal["save checkpoint", "load checkpoint", "evaluate"]
 """A kind of work between steps that perfsuite recognises in every training."""
 EVENTS: frozenset[Event] = frozenset(get_args(Event))
 
-METHOD = "dispatch-2"  # the counting method. Counts from different methods are not compared
+METHOD = "dispatch-2"  # the counting method. Counts from other methods are compared only if they `are_alike`
 READS_OF_THE_HOST = "dispatch-1"
-"""The previous counting method. Only host reads differ: it also counted reads of tensors on the host, which
-do not make the host wait. Everything except host reads is therefore compared."""
+"""The previous counting method. It also counted reads of tensors on the host as host reads, although the host
+does not wait for them. All other counts are the same with both methods, so everything except host reads is
+compared."""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
-"""The first two counted steps, numbered from 1. The counts of `COUNTED_STEP` are reported. The step before it
-shows which storages exist. If `COUNTED_STEP` uses a storage that is still unknown, work that is not counted
-has created it."""
+"""The first two steps that are counted. Steps are numbered from 1. The counts of `COUNTED_STEP` are reported.
+The step before it shows which storages exist. If `COUNTED_STEP` uses a storage that is still unknown, work
+that is not counted has created this storage."""
 
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
 done every 10th step."""
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
-"""Minimum number of steps of a launch that must be left for counting kept objects. In the first, counting
-frees its data. The first half of the growth needs one step, and the second half two, so that holders can be
-found (see `Growth`)."""
+"""Minimum number of steps that must remain in a launch to count kept objects. In the first of these steps,
+the counter frees its own data. The other steps are divided into two halves: the first half needs one step,
+and the second half needs two, so that holders can be found (see `Growth`)."""
 
 
 class StepsToCount(NamedTuple):
@@ -67,11 +68,14 @@ class StepsToCount(NamedTuple):
 
 
 class Collective(Data):
-    """The calls of one kind in one group, dtype and phase. Calls that send nothing have their own entry."""
+    """The calls of one kind of collective in one group, with one dtype, and in one phase.
+
+    Calls that send nothing have an entry of their own.
+    """
 
     kind: str  # `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`
     ranks: int  # number of ranks in the group
-    apart: int  # stride of the ranks in the group: 1 for 0 to 7, 8 for 0, 8, 16; 0 for a single rank
+    apart: int  # stride of the ranks: 1 for ranks 0 to 7, 8 for ranks 0, 8 and 16; 0 for a single rank
     dtype: str  # such as `bfloat16`; empty for a barrier
     phase: Phase
     count: int
@@ -102,7 +106,9 @@ class StepMemory(Data):
     # `communication`; other tensors by the phase that created them, or as `kept` if they are older than the
     # step.
     at_peak: dict[str, int]
-    saved_for_backward: int  # maximum number of bytes that a forward left alive when a backward began
+    # Bytes that were allocated in forward and are live when backward begins. This is the maximum if backward
+    # begins several times in the step.
+    saved_for_backward: int
     growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
 
@@ -145,7 +151,8 @@ class KeptObjects(Data):
 
     by_type: dict[str, int] = Field(default_factory=dict)  # objects per step, for types that grow
     holders: tuple[str, ...] = ()  # containers that hold some of these objects, such as `dispatch._cache`
-    # Tensors with an autograd graph per step. The collector does not track the graph's nodes. None: unknown.
+    # Number of kept tensors with an autograd graph, per step. The garbage collector does not track the nodes
+    # of the graph. None: unknown.
     graphs: int | None = None
     graph_holders: tuple[str, ...] = ()  # containers that hold some of these tensors
 
@@ -166,16 +173,16 @@ class Counts(Data):
     # Calls of operators that do work on the device. For a compiled model: only calls outside compiled code.
     # None: unknown, because the model was compiled in a dry run.
     kernels: dict[Phase, int] | None = Field(default_factory=dict)
-    # Reads of device values for which the host waits. Without a GPU, reads of any tensor count, except the
-    # step counters of torch's optimizers, which would be on the host even with a GPU.
+    # Reads of device values for which the host waits. Without a GPU, reads of all tensors are counted, except
+    # for reads of the step counters of torch's optimizers. These are on the host even in training on a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # number of copies, such as `cpu to cuda`
     # The copies in `device_copies` for which the host waits, because they lack `non_blocking`; None: unknown.
     blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
-    # None in a launch of a compiled model, whose buffers cannot be observed. In a dry run of a compiled
-    # model, the peak is the one before fusion.
+    # None in a launch of a compiled model, because the buffers of compiled code cannot be observed. In a dry
+    # run of a compiled model, the peak is that of the operators before they are fused.
     memory: StepMemory | None = None
     # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations. If `kernels` is
     # unknown, these are the operators before fusion.
@@ -190,8 +197,8 @@ class Counts(Data):
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
     # Number of occurrences of an event or phase in the launch, on one rank; None: unknown.
     occurrences: int | None = None
-    # The next three fields are counted only for spans that are not steps, on one rank. They have the work of
-    # all occurrences in the first step that contains the span.
+    # The next three fields are counted only for spans that are not steps, on one rank. They include the work
+    # of all occurrences of the span in the first step that contains it.
     # Bytes written to files by the saving functions that perfsuite knows; None: no such write was detected.
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
@@ -200,8 +207,8 @@ class Counts(Data):
     # unknown.
     allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
-    # Counts of other spans by name: of counted steps whose counts differ from those of `step`, and of the
-    # events and phases.
+    # Counts of other spans, by name of the span. These spans are the counted steps whose counts differ from
+    # those of `step`, and the parts of the start-up, the events and the phases.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:
@@ -261,7 +268,10 @@ def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
 
 
 def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
-    """Group values by rank or step, in ascending order. All values of a group are like its first value."""
+    """Group the values of ranks or steps that are alike, in ascending order of rank or step.
+
+    All values of a group are like the first value of the group.
+    """
     groups: list[dict[int, T]] = []
     for number, its in sorted(by_number.items()):
         group = next((group for group in groups if is_alike(group[min(group)], its)), None)

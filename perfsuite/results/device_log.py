@@ -1,9 +1,9 @@
-"""Record what the host asks of one simulated GPU, in the order in which it asks. Pure.
+"""Record the work that the host gives to one simulated GPU, in the order of the calls. Pure.
 
 A dry run records this log from the start of the training process to the end of the reported step. The model
 of the allocator replays the whole log. The model of time replays only the reported step, because kernels and
-collectives are recorded only in this step. Storages, streams, events and collectives are numbers. Stream 0 is
-the default stream.
+collectives are recorded only in this step. Each storage, stream, event and collective is identified by a
+number. Stream 0 is the default stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UseIn(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """A thread multiplies matrices in a stream for the first time. cuBLAS then keeps a workspace for good."""
+    """A thread multiplies matrices in a stream for the first time. cuBLAS keeps a workspace from then on."""
 
     stream: int
 
@@ -142,7 +142,7 @@ KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in get_args(Entry)
 
 
 class DeviceLog:
-    """The log of one simulated GPU, which is written until it is closed."""
+    """The log of one simulated GPU. Entries can be added until the log is closed."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

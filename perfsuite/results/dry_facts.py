@@ -1,4 +1,4 @@
-"""Predictions of a dry run beyond the counts: whether the case fits, and how fast it can be at best. Pure."""
+"""Predictions of a dry run besides the counts: whether the case fits into memory, and its step time. Pure."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -12,14 +12,15 @@ from perfsuite.results.counts import Collective, RankCounts
 
 FitWord = Literal["fits", "tight", "does not fit"]
 Parallelism = Literal["none", "replicated", "sharded", "within layers"]
-"""How the ranks share the work, according to their collectives: they send nothing, only gradients (DDP), also
-parameters (FSDP), or also activations within the layers (tensor parallelism)."""
+"""How the ranks share the work, according to what their collectives send: nothing (`none`), only gradients
+(`replicated`, as in DDP), also parameters (`sharded`, as in FSDP), or also activations within the layers
+(`within layers`, as in tensor parallelism)."""
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""Collectives in which a rank sends the part of the message that is not its own."""
+"""Collectives in which a rank sends the whole message except for one rank's part of it."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
-"""Collectives in which a rank sends the whole message. Except for `all_reduce`, kinds in neither of the two
-sets take no time: a barrier has no bytes, and a receive overlaps with a send, because it uses the other
-direction of the link."""
+"""Collectives in which a rank sends the whole message. All kinds of collectives that are neither here nor in
+`OF_OTHERS` take no time, except for `all_reduce`. A barrier has no bytes. A receive uses the other direction
+of the link, so it overlaps with a send."""
 
 
 LAUNCHES_S = 1e-4
@@ -43,19 +44,20 @@ class Fit(Data):
     live: int  # peak of live tensors
     allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
     reserved: int  # estimated peak of the memory that the caching allocator reserves
-    # Upper bound of `reserved`. It applies if blocks that several streams use cannot be used again in the
-    # step that frees them.
+    # Upper bound of `reserved`. It is reached if no block that several streams use can be reused in the step
+    # that frees the block.
     reserved_upper: int
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
     card: int  # total memory of the device
-    card_is_nominal: bool = False  # whether `card` is nominal, and CUDA's smaller total is unknown
+    # Whether `card` is the nominal size, because the smaller total that CUDA reports is unknown.
+    card_is_nominal: bool = False
     verdict: FitWord
 
     @property
     def least(self) -> int:
-        """The minimum memory of a device that can hold everything that is live at once, in bytes."""
+        """The minimum memory, in bytes, that a device needs to hold everything that is live at once."""
         return max(self.allocated, self.built) + sum(part.low for part in self.outside)
 
     @property
@@ -70,7 +72,9 @@ class Roofline(Data):
     flops: int  # including recomputation
     peak_flops: float  # dense peak in FLOP/s, at the case's precision or at float8
     wire_bytes: float  # sent between GPUs of one machine, in one direction
-    link_bytes_per_s: float | None  # one-way rate of their link; None (no datasheet): sending takes no time
+    # One-way rate of the link between GPUs of one machine. None: no data sheet gives the rate. Sending then
+    # counts as taking no time.
+    link_bytes_per_s: float | None
     between_machines_bytes: float  # sent in groups that span machines; counts as taking no time
     tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
 
@@ -124,8 +128,9 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     Groups that span machines count as taking no time, because their link is unknown. Memory bandwidth and
     work without FLOPs are ignored.
 
-    Returns None if the accelerator's peak is unknown, if nothing was counted, or for a launch of a compiled
-    model, most of whose FLOPs are not counted. A dry run counts the FLOPs of compiled code.
+    Returns None if the accelerator's peak is unknown, or if nothing was counted. Also returns None for a
+    launch of a compiled model, because most of its FLOPs are not counted. A dry run counts the FLOPs of
+    compiled code.
     """
     of_ranks = []
     for its in (entry.counts for entry in counts):
@@ -135,7 +140,7 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
         has_unseen = its.compiled is not None and its.kernels is not None
         if peak is None or has_unseen or not flops:
             return None
-        passed = {True: 0.0, False: 0.0}  # bytes by whether they remain within one machine
+        passed = {True: 0.0, False: 0.0}  # bytes sent; the key is True within one machine
         for collective in its.collectives:
             # A group spans machines unless its width divides the number of processes on one machine.
             width = collective.ranks * collective.apart
@@ -173,8 +178,8 @@ class Expected(Data):
     exposed_s: float  # time during which the GPU waits for communication
     host_s: float  # time during which the GPU waits for the host
     tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
-    # Lowest and highest share of the predicted speed that published steps reach on this accelerator; None:
-    # too few are published.
+    # Lowest and highest share of the predicted speed that published measurements on this accelerator reach.
+    # None: too few measurements are published.
     published: tuple[float, float] | None = None
     parallelism: Parallelism
     # Pairs (factor, seconds) in ascending order: the seconds that a step takes if the host takes `factor`
@@ -221,7 +226,7 @@ class DryFacts(Data):
     """The predictions of a dry run for a case, made from the ranks that were run."""
 
     fit: Fit | None = None  # for the rank that needs most memory; None on a CPU (no caching allocator)
-    roofline: Roofline | None = None  # None in the cases that `roofline` describes
+    roofline: Roofline | None = None  # None for any of the reasons that the function `roofline` lists
     expected: Expected | None = None
     no_expected: str | None = None  # why `expected` is None; on a CPU, both are None
     forecast: Forecast | None = None

@@ -27,7 +27,7 @@ def in_unit(text: str, unit: Unit) -> str:
 
 
 class MetricRecorder(Protocol):
-    """Measures one metric on one rank. This class may import torch. Its work is not part of a step's time."""
+    """Measures one metric on one rank. A recorder may import torch. Its work is not part of a step's time."""
 
     def begin(self, model: Any, rank: int, world_size: int) -> None:
         """Start measuring. Called once, after the first step, with the trained model (None if unknown)."""
@@ -41,7 +41,7 @@ class MetricRecorder(Protocol):
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a launch. Unit, direction and the way it is judged have no defaults: they must be stated.
+    """One figure of a launch. `unit`, `better` and `judged` have no defaults, so each metric must give them.
 
     Raises `ValueError` if a judged metric lacks a tolerance.
     """
@@ -56,7 +56,7 @@ class Metric:
     counts, even in a single launch. `shown`: never judged."""
     _: KW_ONLY
     judged_on_cpu: Judged | None = None
-    """How the metric is judged on a machine without an accelerator; None: in the same way as with one."""
+    """How the metric is judged on a machine without an accelerator. None: in the same way as `judged`."""
     tolerances: Mapping[Device, float] = field(default_factory=dict)
     """Largest relative growth of the cost (see `cost`) that passes, by device. CPUs are noisier, so they need
     a larger tolerance."""
@@ -124,7 +124,7 @@ class Metric:
 
     @property
     def floor(self) -> float:
-        """The largest relative change of the cost that does not count, even if it is significant."""
+        """The largest relative change of the cost that is ignored, even if it is significant."""
         return 0.0
 
     def bound(self, of_cost: float) -> float:
@@ -137,23 +137,24 @@ class Metric:
         return low, high
 
 
-PART_SHARE = 0.02  # changes of a part below this share of the step are not judged
-# Changes of a part below this many seconds are not judged: waking up a thread takes tenths of a millisecond.
+PART_SHARE = 0.02  # a change of a part is not judged if it is less than this share of the step
+# A change of a part is not judged if it is less than this many seconds: waking up a thread takes tenths of a
+# millisecond.
 PART_S = 1e-3
 
 
 @dataclass(frozen=True)
 class PartOfStep(Metric):
-    """A metric in seconds for a part of the step that can be close to 0 or unknown.
+    """A metric for the seconds of a part of the step. The part can be close to 0 or unknown.
 
     Relative growth is meaningless for a part near 0. The test therefore judges the sum of `rest_s` and the
     part: the time that the reference's step would take with this part. Changes are shares of a step. Changes
-    up to `floor` do not count.
+    up to `floor` are ignored.
     """
 
     _: KW_ONLY
     step_s: float = 0.0  # mean step time of the reference (median over its launches); 0: no reference
-    rest_s: float = 0.0  # the same without the part
+    rest_s: float = 0.0  # the same step time without the part
 
     def against(self, reference: Iterable[Figures]) -> PartOfStep:
         """Return the metric with the step time of `reference`; unchanged if no launch has the part."""
@@ -166,7 +167,7 @@ class PartOfStep(Metric):
 
     @property
     def floor(self) -> float:
-        """The largest change of the cost that does not count: `PART_SHARE`, or `PART_S` for a short step."""
+        """The largest change of the cost that is ignored: `PART_SHARE`, or `PART_S` for a short step."""
         return max(PART_SHARE, PART_S / self.step_s) if self.step_s else PART_SHARE
 
     def cost(self, value: float) -> float:
@@ -174,7 +175,7 @@ class PartOfStep(Metric):
         return self.rest_s + value
 
 
-SPAN_S = 0.25  # changes of a span below this many seconds are not judged
+SPAN_S = 0.25  # a change of a span is not judged if it is less than this many seconds
 SPAN_TOLERANCE = 0.25
 
 
@@ -183,8 +184,8 @@ class SpanSeconds(Metric):
     """Seconds of a span that is not a step, such as a part of the start-up or a checkpoint.
 
     A span can take almost no time, so its relative growth can be huge. The test therefore judges the span's
-    seconds plus `SPAN_S / SPAN_TOLERANCE`. This allows growth by a share of the span plus `SPAN_S`. Changes
-    are reported as shares of the reference's span.
+    seconds plus `SPAN_S / SPAN_TOLERANCE`. So a span is allowed to grow by `SPAN_TOLERANCE` of its seconds
+    plus `SPAN_S`. Changes are reported as shares of the reference's span.
     """
 
     _: KW_ONLY
@@ -201,7 +202,7 @@ class SpanSeconds(Metric):
 
     @property
     def floor(self) -> float:
-        """The relative change of the cost that a change by `SPAN_S` causes."""
+        """The relative change of the cost if the span changes by `SPAN_S`."""
         return 0.0 if self.reference_s is None else SPAN_S / self.cost(self.reference_s)
 
     def change(self, of_cost: float) -> float:

@@ -56,7 +56,7 @@ BY_THE_MACHINE = "the code did not change, so the machine did"
 
 
 class AgainstReference(Data):
-    """The change of a metric without the machine's own change, which the session's reference shows."""
+    """The change of a metric relative to the session's reference: without the machine's own change."""
 
     change: float  # estimated relative change of the figure
     interval: tuple[float, float]  # 99% interval of `change`, with the uncertainty of the reference
@@ -80,14 +80,14 @@ class Check(Data):
     interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is detected 95 times in 100
     probe_exponent: float | None = None  # exponent of the correction by the probe; None: no correction
-    # The change against the session's reference. If there is one, it decides the outcome or must confirm it.
-    # If it is None, `change` alone decides.
+    # The change against the session's reference. If it is known, it either decides the outcome, or it has to
+    # confirm the outcome that follows from `change`. If it is None, `change` alone decides.
     against_reference: AgainstReference | None = None
     note: str | None = None
 
     @property
     def judged_change(self) -> float | None:
-        """The change that the tolerance limits: against the session's reference, if there is one."""
+        """The change that is compared with `allowed`: against the session's reference, or else `change`."""
         return self.change if self.against_reference is None else self.against_reference.change
 
     @property
@@ -122,7 +122,7 @@ class Finding(Data):
         return in_span(self.span, self.quantity)
 
     def in_words(self, longest: int | None = None) -> str:
-        """Return the change and its cost. The sentence is cut to `longest` letters, and the cost never is."""
+        """Return the change and its cost. `longest` limits the sentence, in characters, but not the cost."""
         change = self.sentence
         if longest is not None:
             change = textwrap.shorten(change, longest, placeholder=" ...")
@@ -130,7 +130,7 @@ class Finding(Data):
 
 
 NOT_JUDGED = ": not judged, "
-"""Follows the name of a count in a note of a `CountCheck`, before the reason."""
+"""The text between the name of a count and the reason, in a note of a `CountCheck`."""
 
 
 class CountCheck(Data):
@@ -160,7 +160,7 @@ class Verdict(Data):
     launches: int
     checks: tuple[Check, ...] = ()
     counts: CountCheck | None = None  # None if nothing was counted
-    explained: str | None = None  # explanation of a change by the counts: often the sentence of a finding
+    explained: str | None = None  # what the counts show as the cause: often the sentence of a finding
     profiled: Profiled | None = None  # explanation by profiles; None if no profile was taken
     failure: FailureKind | None = None
     # Why the case failed, if no metric shows why, and why launches were set aside.
@@ -170,7 +170,7 @@ class Verdict(Data):
     against: str | None = None  # name of the reference, such as `arm A`; None: a stored baseline, if any
 
     def explanation(self, longest: int | None = None) -> str | None:
-        """Return `explained`, with its cost if it is a finding (`Finding.in_words`)."""
+        """Return `explained`. If it is the sentence of a finding, add the cost (`Finding.in_words`)."""
         if self.explained is None:
             return None
         findings = () if self.counts is None else self.counts.findings

@@ -77,7 +77,7 @@ class Profile(Data):
 
     @property
     def all_work(self) -> tuple[Work, ...]:
-        """All work. A name can occur twice: in `host_syncs`, and among all calls of that name."""
+        """All work. A name can occur twice: in `host_syncs`, and again in `operators` or `kernels`."""
         return (*self.host_syncs, *self.operators, *self.kernels)
 
     def calls(self) -> dict[str, float]:
@@ -99,7 +99,7 @@ class LaunchProfile(Data):
 
     @property
     def unseen(self) -> str | None:
-        """Why counts are incomplete: kernels that no operator launched. None if they take little time."""
+        """Why counts are incomplete: no operator launched some kernels. None if these take little time."""
         share = max(entry.profile.split.unseen for entry in self.ranks)
         if share < UNSEEN:
             return None

@@ -38,7 +38,7 @@ MODULES_FLOOR = 50
 """Number by which imported modules may differ without being judged. The number of modules varies between
 releases of a library, and an import takes only a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
-PYTHON_FEW = 20  # number of calls that may always vary, because 2% of a short part is almost nothing
+PYTHON_FEW = 20  # difference in calls that is always allowed, because 2% of a short part is almost nothing
 OF_A_WORKER = "of a loader's worker per batch"
 LOOSE = 0.005  # share by which memory varies between launches: threads free memory at any time
 
@@ -54,14 +54,15 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A kind of work in a step, judged by the sum of its fields: more is worse."""
+    """A kind of work in a step. The sum of its fields is judged: more is worse."""
 
     name: str
     unit: Unit
     read: Callable[[Counts], Mapping[str, int] | None]  # returns its fields by name; None: unknown
-    # Returns the difference from the given counts, in `unit`, that can be noise of asynchronous work.
+    # Returns the largest difference from the given counts, in `unit`, that asynchronous work can cause.
     allowed: Callable[[Counts], float] = lambda _: 0
-    # Returns the difference from the given counts, in `unit`, that is too small to be judged. It is listed.
+    # Returns the largest difference from the given counts, in `unit`, that is too small to be judged. Such a
+    # difference is only listed.
     floor: Callable[[Counts], float] = lambda _: 0
     is_python: bool = False  # whether it counts Python calls, which may vary up to `floor` (progress bars)
     # Returns the parts that explain a change, such as the called functions, by name; None: unknown.
@@ -74,7 +75,7 @@ class Quantity:
         return self.name
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
-        """Return the sum of its fields except `leave_out`; None if it is unknown in these counts."""
+        """Return the sum of all fields except those in `leave_out`; None if the counts lack this quantity."""
         fields = self.read(counts)
         if fields is None:
             return None
@@ -259,7 +260,8 @@ FLOPS = replace(
 def _host_reads(counts: Counts) -> Mapping[Phase, int] | None:
     """Return the host reads; None if they are not comparable.
 
-    The previous counting method also counted other reads, so its counts are comparable only if they are 0.
+    The previous counting method also counted other reads, so its host reads are comparable only if it counted
+    none.
     """
     is_known = counts.method != READS_OF_THE_HOST or not counts.host_reads
     return counts.host_reads if is_known else None
@@ -274,7 +276,8 @@ COPIES = Quantity(
 
 
 def _waits(counts: Counts) -> Mapping[str, int] | None:
-    copies = counts.blocking_copies if counts.device_copies else {}  # older counts have no blocking copies
+    # Older counts lack `blocking_copies`. If there were no copies at all, none of them was blocking.
+    copies = counts.blocking_copies if counts.device_copies else {}
     return None if copies is None else {f"blocking copies {way}": copies[way] for way in sorted(copies)}
 
 
@@ -328,7 +331,9 @@ MODULES = Quantity(
     parts=lambda counts: counts.modules,
 )
 """Counted only in the start-up."""
-OCCURRENCES_LOOSE = 0.02  # share by which a phase can occur more often by chance, such as once per answer
+# Share by which the number of occurrences of a phase can vary by chance, for example if the phase occurs once
+# per answer.
+OCCURRENCES_LOOSE = 0.02
 OCCURRENCES = Quantity(
     name="occurrences",
     unit="calls",
@@ -403,7 +408,7 @@ def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
 
 
 def differing(launches: Iterable[Counts]) -> set[str]:
-    """Return the fields that differ between these counts of one rank by more than is allowed.
+    """Return the fields that differ by more than is allowed between these counts of one rank.
 
     Fields of spans other than the reported step begin with the span's name: `step 10: kernels in forward`.
     """
@@ -439,7 +444,7 @@ def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -
 
 
 def differ_by_chance(calls: int, usual: int) -> bool:
-    """Return whether two numbers of Python calls differ so little that the reason can be chance."""
+    """Return whether the difference between two numbers of Python calls is small enough to be chance."""
     return abs(calls - usual) <= max(PYTHON_LOOSE * usual, PYTHON_FEW)
 
 

@@ -34,7 +34,7 @@ layers compute."""
 
 
 def summed_dtypes(of_ranks: Iterable[Dtypes]) -> Dtypes:
-    """Return the number of elements, summed over all ranks."""
+    """Return the number of elements of each dtype, by role, summed over all ranks."""
     sums: Dtypes = {}
     for dtypes in of_ranks:
         for what, elements in dtypes.items():
@@ -59,7 +59,10 @@ class Failure(Data):
 
 
 class Memory(Data):
-    """Memory of one rank, in bytes: on a GPU from the caching allocator's counters, on a CPU only `peak`."""
+    """Memory of one rank, in bytes.
+
+    On a GPU, the values come from the counters of the caching allocator. On a CPU, only `peak` is known.
+    """
 
     peak: int  # peak allocated memory; on a CPU, peak RSS minus the RSS before the model was built
     reserved: int | None = None
@@ -83,7 +86,8 @@ class Observed(Data):
 
     settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` chooses what is compared
     environment: dict[str, str]  # versions and variables: verdicts list the differences
-    code: str | None = None  # digest of the code that ran, of all ranks in a `Run`; None: it is unknown
+    # Digest of the code that ran. In a `Run`, this is a digest of the code of all ranks. None: unknown.
+    code: str | None = None
 
 
 class Evidence(Data):
@@ -95,11 +99,11 @@ class Evidence(Data):
     forwards: int = 0  # number of forward calls with these tokens
     # Size of the first dimension of the model's first input, summed over these calls; None: unknown.
     samples: int | None = None
-    # Number of collectives in groups of several ranks between the first and the last optimizer step; None:
-    # unknown.
+    # Number of collectives between the first and the last optimizer step, without those in groups of a single
+    # rank. None: unknown.
     collectives: int | None = None
-    # L1 norm of trained parameters before and after all optimizer steps, by name. Only parameters of which
-    # every data-parallel rank holds a full copy are included.
+    # Two L1 norms of each trained parameter, by name: before the first optimizer step, and after the last.
+    # A parameter is included only if every data-parallel rank has a full copy of it.
     replicated: dict[str, tuple[float, float]] = Field(default_factory=dict)
     replicated_bytes: int = 0  # size of these parameters, in bytes
 
@@ -108,7 +112,7 @@ START_UP = "start-up"
 """Span from the start of a process to the end of its first step. Its parts have names such as `start-up:
 imports`."""
 COLD = "cold "
-"""Prefix of a start-up's name if it compiled a graph that later launches find in a cache."""
+"""Prefix of a start-up's name if a graph was compiled in it. Later launches find this graph in a cache."""
 
 
 START_UPS = frozenset({START_UP, f"{COLD}{START_UP}"})
@@ -123,10 +127,11 @@ def is_of_start_up(name: str) -> bool:
 class SpanTimes(Data):
     """The times that the training thread of one rank spent in a span that is not a step."""
 
-    # Duration of each occurrence in order, and of each later wait for work that an occurrence left to other
-    # threads.
+    # Duration of each occurrence, in order. If an occurrence left work to other threads, each later wait for
+    # this work is an entry of its own.
     seconds: tuple[float, ...]
-    steps: tuple[int, ...] = ()  # completed steps when each of them began; empty: before the first step
+    # Number of completed steps at the beginning of each entry of `seconds`; empty: before the first step.
+    steps: tuple[int, ...] = ()
     waits: int = 0  # number of waits in `seconds`
 
     @property
@@ -143,7 +148,8 @@ class SpanTimes(Data):
 RESIDENT_MEMORY = "resident memory"
 LIVE_MEMORY = "live tensors"
 PINNED_MEMORY = "pinned memory"
-"""Kinds of memory whose level is read between steps: `LIVE_MEMORY` and `PINNED_MEMORY` only on a GPU."""
+"""Kinds of memory whose level is read between steps. `LIVE_MEMORY` and `PINNED_MEMORY` are read only on a
+GPU."""
 SIMULATED_CLOCK = "simulated"  # value of `clock` for ranks that trained nothing
 
 
@@ -175,8 +181,11 @@ class RankReport(Sealed):
     # same cache. Only in the report of rank 0.
     autotuned: dict[str, str] = Field(default_factory=dict)
     wall_s: float = 0  # host seconds of all steps, without the time between them; should equal sum(step_s)
-    elapsed_s: float = 0  # host seconds from the start of the first step to the end, including everything
-    uptime_s: float | None = None  # `elapsed_s` according to the kernel's uptime, to 0.01 s; None: unknown
+    # Host seconds from the start of the first step to the end of the last step, including the time between
+    # steps.
+    elapsed_s: float = 0
+    # The same time according to the kernel's uptime, whose resolution is 0.01 s. None: unknown.
+    uptime_s: float | None = None
     loss: tuple[float, ...] = ()
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
@@ -186,7 +195,7 @@ class RankReport(Sealed):
     # Rates of the device, measured before the workload was built, or after a script ended
     # (`perfsuite.worker.probes.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
-    # Name of a metric from another package -> the value that its recorder returned on this rank.
+    # Metrics from other packages: the value that the recorder of each metric returned on this rank, by name.
     extra: dict[str, float] = Field(default_factory=dict)
     counts: Counts | None = None  # the counts of a step; None: not counted
     # Sum of squares of the rank's gradients just before optimizer step `COUNTED_STEP`; None: unknown.

@@ -32,8 +32,8 @@ class DeviceHealth(Data):
     memory_faults: tuple[str, ...] = ()
     memory_pending: tuple[str, ...] = ()  # memory rows or pages that are due to be replaced
     near_cores: str = ""  # the cores on its socket or NUMA node, such as `0-47,96-143`; empty if unknown
-    nvlinks: int | None = None  # number of NVLinks that are up; None if there are none
-    nvlinks_down: int | None = None  # number of NVLinks that should be up but are not; None if there are none
+    nvlinks: int | None = None  # number of NVLinks that are up; None: the GPU has no NVLinks
+    nvlinks_down: int | None = None  # number of NVLinks that should be up but are not; None: no NVLinks
     pcie_lanes: int | None = None  # width of the PCIe link
     pcie_lanes_most: int | None = None  # maximum width that the card and its slot allow
     held_before_bytes: int | None = None  # memory that other processes held just before the launch
@@ -69,7 +69,7 @@ class Health(Data):
     sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # (completed steps, SM clock) of the slowest GPU
     cores: int | None = None  # number of cores of `node` that the job may use
     cores_of_machine: int | None = None  # number of all cores of `node`
-    # The next three are shares, 0 to 1, of the time of these cores.
+    # The next three are shares, 0 to 1, of the time of the cores that the job may use.
     job_cpu: float | None = None  # used by the job
     foreign_cpu: float | None = None  # used by processes that do not belong to the job
     steal: float | None = None  # taken by the hypervisor
@@ -118,7 +118,7 @@ class Figures(Data):
     step_s_p95: float | None = None
     step_s_mean: float | None = None
     step_jitter: float | None = None
-    """95th percentile over the median of the step times: 1 is perfectly even. Shown, never judged."""
+    """95th percentile of the step times divided by their median (1: perfectly even). Shown, never judged."""
     probe_s_p50: float | None = None
     cpu_s_per_step: float | None = None
     """CPU seconds of all ranks together per step, median. Unlike step time, it excludes waiting."""
@@ -129,7 +129,7 @@ class Figures(Data):
     gc_s_per_step: float | None = None
     """Mean seconds of Python's garbage collector per step, on the rank where it takes longest. Never
     judged."""
-    peak_memory_bytes: float | None = None  #: On the rank that used most, like all memory figures.
+    peak_memory_bytes: float | None = None  #: On the rank that used the most memory, like all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
@@ -212,7 +212,7 @@ class Run(Document):
     probe_s: tuple[float, ...] = ()
     cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
     data_wait_s: tuple[float, ...] = ()
-    """Host seconds that the rank waiting longest waited for batches in each step; empty if unknown."""
+    """Host seconds of waiting for batches in each step, on the rank that waited longest. Empty if unknown."""
     spans: dict[str, SpanTimes] = Field(default_factory=dict)
     """Spans that are not steps, by name. Each occurrence has the time of the rank that took longest."""
     loss: tuple[float, ...] = ()  #: Loss in each step, mean over ranks.

@@ -22,17 +22,16 @@ FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job
 RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: the path of the `RunDir`
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
 """Environment variable: id of the process that this process must not outlive. An agent must not outlive the
-driver, unless the driver is on another machine. Every process that an agent starts must not outlive the
-agent."""
-MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: top of the repository, `:`, worktree
+driver, unless the driver is on another machine. A process that an agent starts must not outlive the agent."""
+MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: `TOP_OF_REPOSITORY:WORKTREE`
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
-"""Environment variable of an agent: names of the variables set for the job, which the agent does not
-change."""
+"""Environment variable of an agent: names of the variables that were set for the job. The agent does not
+change these variables."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0
 RANK = "PERFSUITE_RANK"
 """Environment variable of a script's process that the agent starts as a rank: the rank's number. RANK cannot
 be used, because it is not set if a script runs as a single process."""
-MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable of an agent: modules for its fork server
+MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable: modules that an agent's fork server imports
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 EXTENSIONS = "torch_extensions"
@@ -49,7 +48,7 @@ FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of 
 
 @dataclass(frozen=True)
 class Below:
-    """A descriptor for the name of a file. It yields the file's path below the object's `path`."""
+    """A descriptor for a file or directory. It returns the path of `name` below the object's `path`."""
 
     name: str
 
@@ -96,10 +95,11 @@ class RunDir:
     """The event or phase that the rank has been in for a few seconds. The rank writes the file, and removes
     it when the event ends."""
     injected = Below("injected")
-    """Empty file that the last rank writes when it reaches a fault that ends the launch."""
+    """Empty file that the rank with the highest number writes before it injects a fault that ends the
+    launch."""
     training = Numbered("training-{}")
-    """Names the process that trained as that rank (`worker.script.script_rank`). The rank's agent creates the
-    file empty."""
+    """Lists the processes that trained as that rank (`worker.script.script_rank`). The rank's agent creates
+    the file empty."""
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """Prefix of the files into which torch's watchdog writes recent NCCL calls. The rank's number
     follows."""
@@ -111,7 +111,7 @@ class RunDir:
 
     @classmethod
     def of_profile(cls, directory: Path) -> RunDir:
-        """Return the files of the launch for a profile of the case whose launches are in `directory`."""
+        """Return the files of the profiled launch of the case whose launches are in `directory`."""
         return cls(directory / "profile")
 
     @classmethod
@@ -153,7 +153,10 @@ class RunDir:
         return _by_number(self.path.glob("agent-*.log"))
 
     def steps_seen(self) -> int | None:
-        """Return the number of steps in `progress`. It can lag behind. None before rank 0 trains."""
+        """Return the number of completed steps in the file `progress`, which can be too low.
+
+        Returns None if rank 0 does not train yet.
+        """
         try:
             steps, _ = read_text(self.progress, LARGEST_OWN).split()
             return int(steps)
@@ -179,8 +182,8 @@ class RunDir:
     def has_reports(self, ranks: int) -> bool:
         """Return whether ranks 0 to `ranks` - 1 have written their `RankReport`.
 
-        Opening the directory makes an NFS client ask the server whether it has changed. Otherwise, a file
-        that was missing once can stay missing for a minute.
+        Opening the directory makes an NFS client ask the server whether the directory has changed. If the
+        client does not ask, a file that did not exist once can seem to be missing for another minute.
         """
         with os.scandir(self.path):
             return all(self.rank(rank).exists() for rank in range(ranks))
@@ -194,7 +197,7 @@ class RunDir:
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
 
     def collectives(self, pid: int, node: int = 0) -> Path:
-        """Return the `CollectiveCallsFile` of a process, which it writes on request."""
+        """Return the path of the `CollectiveCallsFile` that a process writes on request."""
         return self.path / f"collectives-{node}-{pid}.json"
 
     def all_collectives(self) -> list[Path]:
@@ -202,7 +205,7 @@ class RunDir:
         return list(self.path.glob("collectives-*-*.json"))
 
     def request_address(self, pid: int) -> str:
-        """Return the address of the socket on which a process waits for a request for its `collectives`.
+        """Return the address of the socket on which a process waits for a request to write its `collectives`.
 
         The leading NUL makes it an abstract address (unix(7)), so that no file is left behind and the
         path of the directory can have any length.

@@ -28,11 +28,15 @@ class Measurement(Data):
     baseline_file: str | None
     judged_by: str | None = None  # digest of its baselines of times and of counts; None without baselines
     directory: str  # the directory with the files of its launches
-    before: tuple[Run, ...] = ()  # in a comparison, the runs of arm A; `runs` are arm B's, pair by pair
+    # In a comparison of two arms, the runs of arm A. The runs of arm B are in `runs`. Runs at the same
+    # position in both fields form a pair.
+    before: tuple[Run, ...] = ()
     profile: TakenProfile | None = None  # profile from a separate launch, which is not in `runs`
     profile_before: TakenProfile | None = None  # the baseline's or arm A's profile to compare with
     excused: Excuse | None = None
-    waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
+    # A sentence about each regression: which waiver of `perf-waivers.toml` tolerates it, or why none does.
+    # Empty if no waiver matches any regression.
+    waivers: tuple[str, ...] = ()
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
     prediction: DryFacts | None = None  # from a dry run after the launches; None: no dry run was wanted
     # Whether others used the machine during these launches. The figures then prove nothing.
@@ -136,7 +140,7 @@ class PytestRun(Data):
 
 
 class Conditions(Data):
-    """The conditions of verdicts that `--perf-resume` compares, in addition to commit and machine."""
+    """The conditions, besides commit and machine, that `--perf-resume` requires to be unchanged."""
 
     changes: str | None  # digest of the uncommitted changes; None if there are none
     options: dict[str, str]  # values of the options that affect verdicts
@@ -166,7 +170,7 @@ class MachineChange(Data):
     hardware_class: str
     change: float  # relative change of the figure since the baselines: -0.01 is 1% fewer tokens/s
     interval: tuple[float, float]  # 99% interval of `change`
-    # Standard deviation of a case within a session (in the logarithm of the cost), at its upper limit.
+    # Upper limit of the standard deviation of a case within a session, in the logarithm of the cost.
     case_sigma: float
     canaries: tuple[str, ...]  # ids of the canaries that agree
     apart: tuple[str, ...] = ()  # ids of the canaries that are left out, because their changes differ
@@ -188,7 +192,7 @@ class SessionReference(Data):
 
 
 class JudgeChanges(Data):
-    """Changes since a base commit to the files that affect verdicts, such as baselines."""
+    """The changes that were made since a base commit to files that affect verdicts, such as baselines."""
 
     base: str | None  # the base commit. None if it was not found: a sentence then gives the reason
     sentences: tuple[str, ...]
@@ -232,14 +236,19 @@ class Skipped(Data):
 
 
 class CaseChange(Data):
-    """A case of arm A that arm B lacks or has changed. Possible only if each arm has its own case files."""
+    """A case of arm A that arm B lacks or has changed.
+
+    Such cases can exist only if each arm has its own case files.
+    """
 
     case_id: str  # id of the case in arm A
     nodeid: str  # node id of its test in arm A
     # `new`: arm A's branch added the case after the branches diverged, so arm B has not lost it.
     kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped", "new"]
     told: str = ""  # the difference in arm B: `micro_batch 2 -> 1`
-    asked: bool = True  # whether arm A's selection includes it; False only if ids were given
+    # Whether the user certainly requested this case. False if the user gave ids of cases, because this case
+    # might not be one of them.
+    asked: bool = True
 
 
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:

@@ -119,7 +119,8 @@ class BaselineFiles(Generic[B]):
     def find(self, folder: str, case: Case) -> Found[B] | None:
         """Return the baseline of `case`; None if there is none.
 
-        Raises `FileError` if the first existing file cannot be read.
+        The reviewed file is read if it exists, and otherwise the local file. Raises `FileError` if that file
+        cannot be read.
         """
         files = (directory / folder / f"{case.id}.json" for directory in self._directories)
         file = next(filter(is_there, files), None)
@@ -244,7 +245,10 @@ class Store:
         return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
-        """Yield a case's launches that were profiled without a fault, newest first. Raises `FileError`."""
+        """Yield the profiled launches of a case, newest first. Raises `FileError`.
+
+        Launches with an injected fault are left out.
+        """
         of_session = SessionDir(self.sessions / session)
         directories = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, directories)]):
@@ -267,7 +271,10 @@ class Store:
 
 
 def stored_results(store: Path) -> list[Path]:
-    """Return the `results.json` of all sessions in a store, oldest first. Raises `FileError` without any."""
+    """Return the `results.json` of all sessions in a store, oldest first.
+
+    Raises `FileError` if the store has no session.
+    """
     files = Store(store).results()
     if files:
         return files

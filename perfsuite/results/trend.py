@@ -34,8 +34,9 @@ class Drift(Data):
     case: str
     metric: MetricName
     change: ChangePoint  # its indices count the sessions of this series
-    # The relative change as measured, if `change` is corrected with the reference of the sessions; None: the
-    # machine did not change, or no session has a reference.
+    # The relative change as measured, without the correction of `change` for the machine's own change, which
+    # the sessions' reference shows. None: `change` is not corrected, because the machine did not change or
+    # no session has a reference.
     measured: float | None = None
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
@@ -47,7 +48,8 @@ class Drift(Data):
     worse: bool  # whether the cost increased
     accepted: bool  # whether the case's reviewed baseline was measured after the change, at the new level
     # Whether the change needs attention: it made the level worse, nobody accepted it, and the newest level is
-    # still worse than the level before it. Series not measured for 90 days have no open findings.
+    # still worse than the level before the change. A change is never open if its series was not measured for
+    # 90 days.
     open: bool
 
     @property
@@ -78,10 +80,13 @@ class Drift(Data):
 
 
 class MachineStep(Data):
-    """A change of a machine's speed. The reference of the sessions shows it, because its code is the same."""
+    """A change of a machine's speed, as the reference of the sessions shows it.
+
+    The code of the reference is always the same, so a change of its speed is a change of the machine.
+    """
 
     hardware_class: str
-    change: ChangePoint  # its values are relative to the speed of the reference's first session
+    change: ChangePoint  # its levels are relative to the speed of the reference in its first session
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
     environment: tuple[str, ...]  # differences between these two sessions, such as the driver
@@ -100,7 +105,7 @@ class MachineStep(Data):
 class Trend(Sealed):
     """The changes in a history, as `perfsuite history trend --json` prints them.
 
-    `perfsuite github issue` uses it to close issues.
+    `perfsuite github issue` reads this JSON to decide which issues it can close.
     """
 
     schema_version: Literal[1] = 1

@@ -50,7 +50,10 @@ class _File(Data):
 
 
 def read(file: Path) -> tuple[Waiver, ...]:
-    """Read the waivers in a file; none if it does not exist. Raises `FileError` with entry and field."""
+    """Read the waivers in a file. A missing file has none.
+
+    Raises `FileError`, which names the entry and the field.
+    """
     try:
         text = files.read_text(file)
     except FileNotFoundError:
@@ -61,7 +64,7 @@ def read(file: Path) -> tuple[Waiver, ...]:
 
 
 def parsed(file: Path | str, text: str) -> tuple[Waiver, ...]:
-    """Parse the waivers in the text of a file. Raises `FileError` with entry and field."""
+    """Parse the waivers in the text of a file. Raises `FileError`, which names the entry and the field."""
     try:
         return _File.model_validate(tomllib.loads(text)).waiver
     except ValidationError as error:

@@ -59,7 +59,7 @@ class TwoArms(Mode):
     """Run a case in arm A and in arm B. Faults are only injected into arm B."""
 
     has_waivers: ClassVar[bool] = False
-    # The only thing that a comparison of two equal arms can do, for messages.
+    # End of the message about two equal arms: "..., so this comparison can only show noise".
     of_equals: ClassVar[str] = "only show noise"
 
     def refused(self, task: Task) -> None:
@@ -199,7 +199,7 @@ class ByCounts(TwoArms):
     def _judged(self, a: Run, b: Run) -> Verdict:
         """Judge the counts of B against the counts of A.
 
-        If `metric` is a count outside of the start-up, the calls of the start-up are left out.
+        If `metric` is a count outside of the start-up, the counts of the start-up's parts are left out.
         """
         if self.metric is not None and not is_of_start_up(self.metric):
             a = without_start_up_calls(a)
@@ -284,7 +284,7 @@ class ByDryRuns(ByCounts):
 
 
 def _import_advice(arm: str, message: str) -> str:
-    """Return advice on a failed import in an arm that names releases. Empty if the failure is another one."""
+    """Return advice on a failed import in an arm that names releases; empty if no import failed."""
     failed = FAILED_IMPORT.search(message)
     if failed is None:
         return ""
@@ -310,9 +310,9 @@ def resolved(
 ) -> tuple[Arm, ...]:
     """Resolve both arms. `arms` has the option and its value for each arm.
 
-    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver for
-    launches, or None if nothing is launched on a GPU. `installs` is passed to `resolve`. Raises `CaseError`
-    or `GitError` if an arm cannot be resolved.
+    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver that
+    launches will use, or None if nothing is launched on a GPU. Without `installs`, no package is installed.
+    Raises `CaseError` or `GitError` if an arm cannot be resolved.
     """
     root = options.root
     store = options.store
@@ -362,7 +362,7 @@ def by_counts(
     """Return a session that compares the counts of two arms. Without a `launcher`, the arms run dry.
 
     `known_a` and `metric` are fields of `ByCounts`. Dry runs simulate a GPU in both arms or in neither. If
-    CUDA cannot be faked in an arm, a message says so.
+    CUDA cannot be faked in one of the arms, both arms simulate a CPU, and a message gives the reason.
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))

@@ -38,7 +38,7 @@ class AgainstBaseline(Mode):
 
     @property
     def reference_facts(self) -> SessionReference | None:
-        """The facts about the session's reference that are recorded; None if the session has none."""
+        """The recorded facts about the session's reference; None if the session has no reference."""
         return None if self.reference is None else self.reference.facts(self.noise)
 
     def refused(self, task: Task) -> Verdict | None:
@@ -111,10 +111,11 @@ class AgainstBaseline(Mode):
         super().write_baselines(result)
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Return the expected time of a step: from the baseline, if the step does the same work as before.
+        """Return the expected time of a step, or the reason why it is unknown.
 
-        Otherwise the time is predicted with a dry run, but only if the launches can become a baseline or if
-        `--perf-explain` was given. In all other cases, the result is None.
+        If the step does the same work as in the baseline, its expected time is taken from the baseline. If
+        not, the time is predicted with a dry run, but only if the launches can become a baseline or if
+        `--perf-explain` was given. In all other cases, None is returned.
         """
         verdict = result.verdict
         if not result.runs or task.machine.device == "cpu" or verdict.outcome in UNMEASURED:
@@ -168,7 +169,7 @@ class AgainstBaseline(Mode):
         return framework_of(case).plan(case).needs_torch and is_wanted
 
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
-        """Return the baseline to compare with, or a failed verdict if one is required but missing.
+        """Return the baseline to compare with, or a failed verdict if a required baseline is missing.
 
         A local baseline with too few launches does not count, unless the session has no time to record it
         again with enough launches.

@@ -1,4 +1,7 @@
-"""Choose the canaries: the cases on which a session launches its reference. Decide when it does so. Pure."""
+"""Choose the canaries, which are the cases on which a session launches its reference. Pure.
+
+Also decide when the reference is launched again.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from perfsuite.verdict.robust import sorted_logs
 
 CANARIES = 5
 """Number of canaries. With five, a canary whose change differs from the others can be recognised."""
-_NOISY = 2.0  # cases that scatter more than this multiple of the median case are the last choice for a canary
+_NOISY = 2.0  # a case whose scatter is above this multiple of the median scatter is chosen last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Candidate:
 
 
 def is_due(canaries: int, made: int, launches: int) -> bool:
-    """Return whether the reference is launched again, after `launches` launches of the session's cases.
+    """Return whether another launch of the reference is due after `launches` launches of the session's cases.
 
     `made` is the number of launches of the reference so far. The reference is launched once on each canary
     before the first case is judged, because that case is also judged against the reference.

@@ -31,7 +31,8 @@ LONGEST_VALUE = 60  # maximum length of a value in messages, in characters
 # Maximum number of case pairs that are compared for one test. With more pairs, cases are matched by position.
 MOST_PAIRS = 40_000
 SAME_TEST_FIELDS = 12
-"""Maximum number of fields in which a case may differ from the case of the same test that it replaces."""
+"""Maximum number of fields in which a new case may differ from a lost case of the same test. If they differ
+in more fields, the new case does not count as a changed form of the lost one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Mark the cases that arm A added after the arms diverged as `new`, because arm B has not lost them.
+    """Mark a case as `new` if arm A added it after the arms diverged, because arm B has not lost such a case.
 
     No case is marked as new if the commit at which the arms diverged is unknown, or if the cases of that
     commit are unknown.
@@ -115,7 +116,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
-    """Return whether a test was selected. If node ids select only other tests of its file, it was not."""
+    """Return whether a test was selected. It was not if node ids select only other tests of its file."""
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
     asked = [

@@ -1,4 +1,4 @@
-"""Forecast cases from the measurements in the local store, and check earlier forecasts against them."""
+"""Forecast step times from the measurements in the local store, and check earlier forecasts with them."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Forecasts:
         return self._open.get(case_id)
 
     def added(self, facts: DryFacts, case_id: str) -> DryFacts:
-        """Return the predictions of a case's dry run with a forecast, or with the reason why there is none.
+        """Add a forecast to the predictions of a case's dry run, or the reason why there is no forecast.
 
-        If no case was both predicted and measured, nothing is added.
+        If no case was both predicted and measured, the predictions are returned unchanged.
         """
         step = facts.expected
         cases = self.cases

@@ -1,4 +1,4 @@
-"""Use git to find the changes of a branch to its own checks, for `perfsuite.verdict.judge_changes`."""
+"""Use git to find how a branch changes its own checks. `perfsuite.verdict.judge_changes` describes them."""
 
 import os
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ UNKNOWN = (
 def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
     """Return the changes to this branch's checks since the base; None if there is no base (nightly runs).
 
-    In a comparison, the base is the commit at which the branch diverged from arm A, because this branch did
-    not make the later changes on arm A. In the job of a pull request, the base is the commit that the pull
+    In a comparison, the base is the commit at which the branch diverged from arm A, because later changes on
+    arm A are not changes of this branch. In the job of a pull request, the base is the commit that the pull
     request is merged into.
     """
     base_branch = os.environ.get("GITHUB_BASE_REF", "")
@@ -73,7 +73,10 @@ def _since(base: str, options: Options) -> list[str]:
 
 
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
-    """Return the targets (relative to `top`) of the repository's links whose names can affect verdicts."""
+    """Find the links in the repository whose names can affect verdicts, and return their targets.
+
+    Targets are relative to `top`. Targets outside of `top` are left out.
+    """
     entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
     names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}
     links = [top / name for name in names if name and is_of_judge(name, places) and _link(top / name)]

@@ -1,4 +1,4 @@
-"""Read the logged steps of two dry runs, or say why there is none to replay."""
+"""Read the logged steps of two dry runs, or explain why a step cannot be replayed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoggedSteps:
     def step(self, arm: int, finding: Finding) -> Replays:
         """Return the reported step of the first rank of a finding, in arm A (0) or B (1).
 
-        Raises `PredictionError` or `FileError` if it cannot be replayed.
+        Raises `PredictionError` or `FileError` if the step cannot be replayed.
         """
         log = self.logs[arm]
         run = self.arms[arm]

@@ -36,7 +36,7 @@ class Task:
 
 @dataclass
 class Launches:
-    """The launches of a case so far. Each mode adds its launches, so none is lost after an interrupt."""
+    """The launches of a case so far. A mode adds each launch when it ends, so an interrupt loses none."""
 
     runs: list[Run] = field(default_factory=list)
     before: list[Run] = field(default_factory=list)  # arm A's runs in a comparison; `runs` has arm B's
@@ -59,10 +59,10 @@ class Trial:
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
-    # The baseline of times against which the case was judged, or the one that its launches become.
+    # File of the baseline of times that judged the case, or of the baseline that its launches become.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
-    excused: Excuse | None = None  # why the case's failure is excused, if so
+    excused: Excuse | None = None  # why the failure of the case is excused; None: it is not
 
     @classmethod
     def of(cls, launches: Launches, verdict: Verdict, excused: Excuse | None = None) -> "Trial":
@@ -92,13 +92,14 @@ class Mode(ABC):
 
     @property
     def reference_facts(self) -> SessionReference | None:
-        """The facts about the session's reference that are recorded; None if the session has none."""
+        """The recorded facts about the session's reference; None if the session has no reference."""
         return None
 
     def begin(self, tasks: Sequence[Task]) -> int:
         """Begin tasks before `judge` is called with them. Return how many run at the same time.
 
-        Launches run one after another, because each needs the whole machine.
+        By default, no task is begun here: launches run one after another, because each needs the whole
+        machine.
         """
         return 0
 
@@ -114,7 +115,7 @@ class Mode(ABC):
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def predict(self, result: Measurement, task: Task) -> DryFacts | None:
-        """Predict the launches of a case, or give the reason why not. None if no prediction is needed."""
+        """Predict the time of a step, or return why this is impossible. None if no prediction is needed."""
         return None
 
     def predicted(self, result: Measurement, task: Task) -> DryFacts | None:
@@ -125,7 +126,10 @@ class Mode(ABC):
             return DryFacts(no_expected=error_text(error))
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile, or with the reason why not. None if no profile is needed."""
+        """Return the result with a profile, or with the reason why there is none.
+
+        Returns None if no profile is needed.
+        """
         return None
 
     def profiled(self, result: Measurement, task: Task) -> Measurement | None:

@@ -53,7 +53,7 @@ def write_files(record: Record, status: Status) -> None:
         try:
             if path is not None:
                 write(path, record.session_file(status))
-        except Exception as error:  # the next file has another format, and can be on another disk
+        except Exception as error:  # still try the next file, which can be on another disk
             problems.append(errors.error_text(error))
     if problems:
         raise FileError("; ".join(problems))
@@ -62,7 +62,7 @@ def write_files(record: Record, status: Status) -> None:
 def write_report(directory: Path, *contents: SessionFile) -> list[Path]:
     """Write a report of sessions to a directory, and return its files.
 
-    The files are a page that works offline, a summary for the page of a CI job, and each session's results.
+    The files are an HTML page that works offline, a summary for CI, and the results of each session.
     """
     from perfsuite.report import markdown  # imported here because most runs of pytest do not need Jinja
     from perfsuite.report.html import page

@@ -70,7 +70,7 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
 
 
 def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[Planned]:
-    """Return the cases in the order in which a budget is spent.
+    """Return the cases in the order in which they use up a budget.
 
     Failed and undecided cases come first, then cases that were never measured, and then all others, starting
     with the oldest measurement. The order of the cases that were never measured rotates by one case a day, so
@@ -114,21 +114,22 @@ class Budget:
     waiting: set[str] = field(default_factory=set)  # ids of the cases that have not begun
     fewest: int = 1  # minimum number of launches of a case (--perf-min-launches)
     began: float = field(default_factory=lambda: monotonic())
-    # Seconds of the longest launch in this session, of the cases that have been launched.
+    # Seconds of the longest launch of each case in this session. Has only cases that have been launched.
     measured_s: dict[str, float] = field(default_factory=dict)
 
     def allows(self, case: Case) -> bool:
-        """Begin a case if there is time for its minimum number of launches. Return whether there is.
+        """Return whether there is time for the minimum number of launches of a case.
 
-        A launch of unknown duration is expected to take as long as the launches of other cases. If no
-        duration is known, any remaining time is enough.
+        From this call on, the case no longer counts as waiting. A launch of unknown duration is expected to
+        take as long as the median launch of other cases. If no duration is known, any remaining time is
+        enough.
         """
         self.waiting.discard(case.id)
         left = self._left()
         return left > 0 and self._needed_s(case.id) <= left
 
     def allows_another(self, case: Case, longest_s: float) -> bool:
-        """Return whether there is time to launch a case again, in addition to what waiting cases need.
+        """Return whether there is time to launch a case again, after reserving time for all waiting cases.
 
         `longest_s` is the duration of the longest launch of the case so far, in seconds.
         """
@@ -140,7 +141,10 @@ class Budget:
         self.measured_s[case.id] = longest_s
 
     def has_time_for(self, case: Case, launches: int) -> bool:
-        """Return whether there is time for this many launches of a case, and for those of waiting cases."""
+        """Return whether there is time for this many launches of a case.
+
+        Time for the minimum number of launches of each waiting case is reserved.
+        """
         others = self.waiting - {case.id}
         return launches * self._launch_s(case.id) + sum(map(self._needed_s, others)) <= self._left()
 
@@ -170,7 +174,7 @@ class Budget:
         return median(expected_s.values()) if expected_s else 0.0
 
     def _slower(self) -> float:
-        """Return how many times as long as in the past this session's launches take; 1 if that is unknown."""
+        """Return the duration of launches as a multiple of their duration in the past; 1 if it is unknown."""
         ratios = [
             measured_s / self.launch_s[case_id]
             for case_id, measured_s in self.measured_s.items()

@@ -1,4 +1,4 @@
-"""Predict how fast launches should have been. A dry run on the same machine follows the launches."""
+"""Predict how fast launches should have been, with a dry run on the same machine after the launches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SAME_WORK = 0.01  # share by which the FLOPs of a launch and of its dry run may 
 def predicted(run: Run, directory: Path) -> DryFacts:
     """Return the expected time of a launch's step, or why it is unknown.
 
-    The dry run simulates the machine of the launch. It uses the CPU for some seconds, so nothing must be
-    measured meanwhile. If the launch already shows that its time cannot be predicted, there is no dry run.
+    The dry run simulates the machine of the launch. The dry run uses the CPU for some seconds, so no launch
+    must be measured at the same time. If the launch already shows that its time cannot be predicted, there is
+    no dry run.
     """
     try:
         return DryFacts(expected=_expected(run, directory))
@@ -27,7 +28,10 @@ def predicted(run: Run, directory: Path) -> DryFacts:
 
 
 def _expected(run: Run, directory: Path) -> Expected:
-    """Run the case of a launch dry. Raises an error that says why its time is unknown."""
+    """Run the case of a launch dry, and return the expected time of a step.
+
+    If the expected time is unknown, raises an error that gives the reason.
+    """
     case = run.case
     machine = run.machine
     speeds(machine, case)  # raises an error if the GPU is not known

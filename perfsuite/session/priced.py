@@ -1,9 +1,10 @@
-"""Put a price in milliseconds on the counts that changed.
+"""Put a price in milliseconds on each change of the counts.
 
-Between two dry runs, prices are predicted for collectives, kernels, FLOPs and waits of the host for the GPU.
-A replay takes seconds, so first a naive price is estimated: the time that the changed work takes by itself,
-such as the bytes of a collective on its link. Only the changes with the highest naive prices are replayed.
-Launches log no streams, so all of their prices are naive.
+Between two dry runs, prices are predicted for collectives, kernels, FLOPs, and waits of the host for the GPU.
+The prediction replays the logged steps. A replay takes seconds, so a naive price is estimated first: the time
+that the changed work takes by itself, such as the bytes of a collective on its link. Only the changes with
+the highest naive prices are replayed. Launches do not log when streams wait for each other, so all of their
+prices are naive.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from perfsuite.session.logged_steps import Log, LoggedSteps
 
 MOST = 5  # maximum number of replayed changes of a case, because a replay takes up to some seconds
 NOT_REPLAYED = f"only the {MOST} changes that take longest by themselves are replayed"
-SYNCHRONIZE = ".synchronize"  # ends the field of counted calls that wait for all work, a stream or an event
+# Ending of the field of a finding about calls that wait for all work, for a stream or for an event.
+SYNCHRONIZE = ".synchronize"
 NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
 WAIT_S = Host().read_s + Host().forward_s + Host().launch_s
@@ -45,7 +47,7 @@ WAIT_S = Host().read_s + Host().forward_s + Host().launch_s
 
 
 def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdict:
-    """Return the verdict with prices on changed counts, also on the change that explains it.
+    """Return the verdict with prices on changed counts, also on the change that explains the verdict.
 
     The most expensive findings come first. `arms` are runs of arm A and arm B, and `logs` are their logs. A
     baseline has no run of its own, so a run of the case takes its place.
@@ -77,7 +79,8 @@ def priced_launches(verdict: Verdict, run: Run) -> Verdict:
 def _upper_end(finding: Finding) -> float:
     """Return the upper end of a finding's price; 0 if it has no price or is not a regression.
 
-    A price that cannot be predicted can be the highest, so it is infinite.
+    If a price cannot be predicted, it might be the highest, so infinity is returned. This does not apply to
+    changes that were not replayed because others have higher naive prices.
     """
     cost = finding.cost
     if finding.outcome != "regressed" or cost is None:
@@ -89,7 +92,7 @@ def _upper_end(finding: Finding) -> float:
 
 @dataclass(frozen=True)
 class _Change:
-    """A changed count whose time can be predicted, if the log of the dry run is complete."""
+    """A changed count. If the log of the dry run is complete, the time of the change can be predicted."""
 
     finding: Finding
     steps: LoggedSteps
@@ -133,7 +136,7 @@ def _change(finding: Finding, steps: LoggedSteps) -> _Change | None:
 
 
 def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
-    """Return one of the collectives that the finding counts. None if it counts something else.
+    """Return one of the collectives that the finding counts. None if the finding counts something else.
 
     Barriers are left out, because the host waits for them in ways that the log does not show.
     """
@@ -167,9 +170,9 @@ def _costs(changes: Sequence[_Change]) -> list[Cost | None]:
 
 
 def _cost(change: _Change, alone_s: float | None) -> Cost | None:
-    """Return the price of a change: replayed if that is possible, and otherwise naive.
+    """Return the price of a change: from a replay if that is possible, and otherwise the naive price.
 
-    Returns None if there is no naive price, and a log is missing because nothing was logged.
+    Returns None if the change is not one of collectives, has no naive price, and has no log to replay.
     """
     try:
         if change.collective is not None:

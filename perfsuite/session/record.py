@@ -35,7 +35,7 @@ from perfsuite.verdict.waivers import remarks, waive
 
 @dataclass
 class Record:
-    """The results of a session and the other content of `results.json`, a file that each result rewrites."""
+    """The content of `results.json`: the results of a session and more. Each result rewrites this file."""
 
     mode: Mode
     saves: bool = True  # whether to write `results.json` when a case begins and when it is judged
@@ -186,7 +186,10 @@ class Record:
             self.skipped.append(skip)
 
     def save(self) -> None:
-        """Write `results.json` with the status `running`, in case of a SIGKILL. Report a failure to write."""
+        """Write `results.json` with the status `running`, so that a SIGKILL does not lose the results.
+
+        If the file cannot be written, this is reported, and the session continues.
+        """
         if not self.saves:
             return
         try:

@@ -110,7 +110,7 @@ class ReferenceArm:
         return [by_id[case_id] for case_id in names if case_id in by_id]
 
     def keep_up(self, session: SessionDir) -> None:
-        """Launch the reference as often as the launches of the session's cases allow, if there is time."""
+        """Launch the reference until no launch of it is due (`is_due`), as long as there is time."""
         while is_due(len(self.canaries), self._launches, self.launches_of_cases):
             usable = [canary for canary in self.canaries if canary.unused is None]
             if not usable:
@@ -180,7 +180,7 @@ class ReferenceArm:
         return Tonight(canaries=canaries) if canaries else None
 
     def facts(self, noise: Callable[[str], ClassNoise]) -> SessionReference:
-        """Return the facts about the reference for the results. `noise` is called with a hardware class."""
+        """Return the facts about the reference for the results. `noise` gives a hardware class's noise."""
         problems = [*self.problems]
         changes = []
         classes = {canary.candidate.baseline.hardware_class for canary in self.canaries}
@@ -202,7 +202,10 @@ class ReferenceArm:
         )
 
     def _candidates(self, cases: Iterable[Case]) -> list[Candidate]:
-        """Return the cases that have a baseline on the hardware class with the most such cases."""
+        """Return the cases that have a baseline here.
+
+        If the baselines are of several hardware classes, only the class with the most cases is used.
+        """
         past = plan.past_of(self.setup.store.results())
         candidates = []
         for case in {case.id: case for case in cases}.values():
@@ -228,7 +231,7 @@ class ReferenceArm:
             if host.why_not(case) is not None:
                 return None
             return self.setup.baselines.find(host.machine_for(case).hardware_class, case)
-        except PerfsuiteError:  # the case's own test reports it
+        except PerfsuiteError:  # the case's own test reports this error
             return None
 
     def _report(self, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Find the session that `--perf-resume` continues, and decide which of its results still hold."""
+"""Find the session that `--perf-resume` continues, and decide which of its results are still valid."""
 
 from perfsuite import documents
 from perfsuite.case.case import Case
@@ -17,10 +17,10 @@ MOST_DIFFERENCES = 5  # maximum number of differences listed between two session
 
 
 def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
-    """Return the directory and content of the newest session of a store, if its verdicts hold for `now`.
+    """Return the directory and content of the newest session of a store, if session `now` can continue it.
 
-    Skips dry runs. Raises `FileError` if there is no session, if its file cannot be read, or if it differs
-    from `now` in anything that a verdict depends on.
+    Skips dry runs. Raises `FileError` if there is no session, if its file cannot be read, or if the session
+    differs from `now` in anything that a verdict depends on.
     """
     for file in reversed(store.results()):
         content = documents.read(file, SessionFile)
@@ -36,7 +36,7 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """List the differences that make the verdicts of an older session invalid for a newer one.
+    """List the differences between two sessions because of which the newer one cannot continue the older.
 
     `then` is the older session, and `now` is the newer one. Each difference has both values.
     """
@@ -79,7 +79,8 @@ def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
     """Return whether an earlier result can be kept.
 
-    Its verdict must be about the code, and the case and its baselines must not have changed since.
+    Its verdict must be about the code, the case must not have changed, and each baseline that judged the case
+    must still be found in the same file.
     """
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:

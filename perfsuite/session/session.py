@@ -30,10 +30,10 @@ class Session:
                   If this part has begun the case before, `CaseError` is raised, without a second result.
         begun     The case has a directory. If a required baseline is missing, the case is recorded as
                   `failed`.
-        running   The lock of the machine is held, and `results.json` names the case. If its nodes are bad,
-                  the case is recorded as `unhealthy`. Otherwise the mode launches it until it is decided.
-                  After an interrupt, or the end of an allocation, there is no result. In `results.json`, the
-                  case is then the interrupted case, with its launches so far.
+        running   The lock of the machine is held, and `results.json` names the case. If the preflight finds
+                  bad nodes, the case is recorded as `unhealthy`. If not, the mode launches the case until its
+                  verdict is decided. After an interrupt, or the end of an allocation, there is no result. In
+                  `results.json`, the case is then the interrupted case, with its launches so far.
         judged    Waivers and shadow mode are applied, and `results.json` has the result.
         profiled  The result has a profile and a prediction of its speed, if they are wanted. Baselines to be
                   recorded are written, even if the profile or the prediction is interrupted.
@@ -64,7 +64,7 @@ class Session:
         return Preflights(self.setup, record.directory.new_preflight, record.save, record.preflights)
 
     def resume(self) -> None:
-        """Continue the newest session if its verdicts hold, after waiting for other sessions to end."""
+        """Wait for other sessions to end. Then continue the newest session if its verdicts still apply."""
         say = self.setup.progress.say
         self.setup.lock.take(say)
         try:
@@ -92,7 +92,7 @@ class Session:
         return reason
 
     def why_required(self, case: Case) -> str | None:
-        """Return why a case must be measured here: because its baseline is required. Otherwise None."""
+        """Return the reason if a case must be measured here because its baseline is required, or None."""
         file = self.mode.reviewed_file(case)
         if not self.mode.options.fail_without_baseline or not is_there(file):
             return None
@@ -179,7 +179,7 @@ class Session:
         return trial
 
     def _profile(self, task: Task, result: Measurement) -> Measurement:
-        """Add a profile and a prediction to the result if they are wanted, and write baselines to record."""
+        """Add a profile and a prediction to the result if they are wanted. Then write local baselines."""
         try:
             profiled = self.mode.profiled(result, task)
             if profiled is not None:

@@ -123,7 +123,7 @@ class DryHost(Host):
 
     @cached_property
     def machine(self) -> Machine:
-        """This machine. Dry runs only simulate machines, so this one need not be able to measure anything."""
+        """This machine. It need not be able to measure cases, because dry runs only simulate machines."""
         try:
             return super().machine
         except MachineError as error:
@@ -134,7 +134,10 @@ class DryHost(Host):
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return a copy of the case that lists the hardware in `-m` first, because the first is simulated."""
+        """Return the case with the hardware that `-m` selects listed first, because the first is simulated.
+
+        If `-m` selects none or several of the case's hardware, the case is returned unchanged.
+        """
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:
             return case
@@ -153,7 +156,7 @@ class Setup:
     options: Options
     progress: Progress
     host: Host = field(default_factory=Host)
-    budget: Budget | None = None  # the time of the session; None: as long as its cases need
+    budget: Budget | None = None  # the time of the session; None: no limit
     _forecasts: dict[str, Forecasts] = field(default_factory=dict)  # by name of the GPU
 
     @cached_property
@@ -162,10 +165,10 @@ class Setup:
         return Store(self.options.store)
 
     def forecasts(self, device_name: str, session: Path) -> Forecasts:
-        """Return the measurements and forecasts on a kind of GPU that the store had at the first call.
+        """Return the measurements and forecasts on a kind of GPU that were in the store at the first call.
 
-        Those of the current session (the name of the directory `session`) are left out. Otherwise the result
-        of a case would already have closed the forecast with which it is compared.
+        Those of the current session, whose directory is `session`, are left out. If they were included, the
+        measurement of a case would already have removed the forecast with which it must be compared.
         """
         if device_name not in self._forecasts:
             earlier = [file for file in self.store.results() if file.parent.name != session.name]

@@ -18,7 +18,7 @@ BYTES_PER_PROCESS = 2 * 2**30
 
 
 def tasks_at_once(processes: int) -> int:
-    """Return how many tasks of so many processes can run at the same time: at least one."""
+    """Return how many tasks with `processes` processes each can run at the same time: at least one."""
     cores = len(os.sched_getaffinity(0))
     in_memory = psutil.virtual_memory().available // BYTES_PER_PROCESS
     return max(1, min(cores, in_memory) // processes)
@@ -27,7 +27,8 @@ def tasks_at_once(processes: int) -> int:
 class SideBySide(Generic[Result]):
     """Calls `run` for several tasks at the same time. Each call starts `processes` processes.
 
-    Dry runs only count, so they do not disturb each other. The event that `run` is given ends the call early.
+    Dry runs only count, so they do not disturb each other. `run` gets a task and an event. When the event is
+    set, `run` must end early.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ from perfsuite.verdict.tonight import MACHINE_METRICS
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| The measurements would not be those of this case\b)"
-"""Matches the point in the message of a mismatch at which the advice to correct the case begins."""
-BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
+"""Matches the beginning of the advice to correct the case, which the message of a mismatch contains."""
+BY_THE_CHANGE = "the change is the cause"  # reported if arm A matches the case and arm B does not
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
 """The check of the counts if `judge_counts` could not compare them."""
@@ -85,14 +85,15 @@ def judge_pairs(
 ) -> Verdict:
     """Judge the pairs so far, in launch order. While `undecided`, call this again after one more pair.
 
-    With a `metric`, the verdict is `undecided` until that metric is decided. Without one, it is `undecided`
-    until tokens/s and all other metrics are decided, or until tokens/s is decided and some metric is worse.
-    `tolerance` applies to `metric`, or to tokens/s. `max_pairs` includes unhealthy pairs. After
-    `max_unhealthy` of these, the verdict is `unhealthy`, unless healthy pairs are in the majority.
+    With a `metric`, the verdict is `undecided` until that metric is decided. Without a `metric`, the verdict
+    is `undecided` until tokens/s and all other metrics are decided, or until tokens/s is decided and some
+    metric is worse. `tolerance` applies to `metric` if it is given, and to tokens/s if it is not. `max_pairs`
+    includes unhealthy pairs. After `max_unhealthy` unhealthy pairs, the verdict is `unhealthy`, unless
+    healthy pairs are in the majority.
 
     The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` are numbers of pairs.
-    With `corrects`, the probe is used to remove the drift of the machine. Set it only if both arms have the
-    same packages and variables.
+    With `corrects`, times are corrected with the probe for the drift of the machine. Set `corrects` only if
+    both arms have the same packages and environment variables.
     """
     launches = len(a) + len(b)
     failed = _failed(a, b)
@@ -114,7 +115,7 @@ def judge_pairs(
 def judge_counts(a: Run, b: Run) -> Verdict:
     """Judge the counts of a step in arm B against arm A, from one launch or dry run of each arm.
 
-    Kernels and memory are judged even if versions differ, because a comparison can be about versions. The
+    Kernels and memory are judged even if versions differ, because comparing versions can be the purpose. The
     verdict is `inconclusive` if a step did work that is not counted, or if nothing was counted.
     """
     failed = _failed([a], [b])
@@ -179,7 +180,10 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 
 def needs_more(a: Run, b: Run) -> bool:
-    """Return whether the arms' values differ, so that more launches must show whether they always do."""
+    """Return whether loss, gradients or tokens differ between one launch of arm A and one of arm B.
+
+    If they do, more launches must show whether they always differ.
+    """
     then = Computed.of([a])
     now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
@@ -188,8 +192,8 @@ def needs_more(a: Run, b: Run) -> bool:
 def start_up_findings(verdict: Verdict) -> list[Finding]:
     """Return the changes of the start-up. More launches must confirm them.
 
-    The first launch in an environment builds extensions and fills caches, some of which both arms share.
-    Returns nothing if the comparison failed, because then the start-up does not matter.
+    The first launch in an environment builds extensions and fills caches, and both arms share some of these
+    caches. Returns an empty list if the comparison failed, because then the start-up does not matter.
     """
     findings = () if verdict.counts is None or verdict.failure is not None else verdict.counts.findings
     changes = (finding for finding in findings if finding.outcome in ("regressed", "improved"))
@@ -197,7 +201,11 @@ def start_up_findings(verdict: Verdict) -> list[Finding]:
 
 
 def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
-    """Return the verdict on the second launches, and add the start-up changes that they did not confirm."""
+    """Return the verdict on the second launch of each arm, with a reason for each unconfirmed change.
+
+    `first` has the changes of the start-up in the first launches. A change is unconfirmed if the second
+    launches do not show it again.
+    """
     confirmed = {(finding.span, finding.quantity) for finding in start_up_findings(verdict)}
     gone = [finding.sentence for finding in first if (finding.span, finding.quantity) not in confirmed]
     unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
@@ -291,9 +299,9 @@ def _judge_healthy(
 
 
 def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Run]) -> Check:
-    """Return an improved check of a span's seconds, or `passed` if the span occurs more often in arm B.
+    """Return an improved check of a span's seconds. It becomes `passed` if arm B has more of these spans.
 
-    The seconds are those of one occurrence. Two checkpoints of one second are no improvement over one of two.
+    The seconds are those of one occurrence. Two checkpoints of 1 s each are not better than one of 2 s.
     """
     then, now = ([run.spans[span].occurrences for run in runs if span in run.spans] for runs in (a, b))
     if not then or not now or max(now) <= max(then):
@@ -303,9 +311,10 @@ def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Ru
 
 
 def _only_growth_judged(counts: CountCheck) -> CountCheck:
-    """Return the counts of timed arms. They are not judged, but only explain changes of times.
+    """Return the counts of timed arms, which are not judged but only explain changes of times.
 
-    Kept objects are an exception: they slow down and end long runs, but do not affect the measured window.
+    An increase of kept objects is an exception and is judged: kept objects slow down and end long runs, but
+    do not affect the measured window.
     """
     findings = tuple(
         finding
@@ -320,7 +329,11 @@ def _only_growth_judged(counts: CountCheck) -> CountCheck:
 
 
 def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return `failed` if the arms compute different things, even on an unhealthy machine, or the verdict."""
+    """Return `failed` if the arms compute different things, even on an unhealthy machine.
+
+    Otherwise return the verdict, which is `improved` only if the computation is known to be the same. A
+    failed or undecided verdict is returned unchanged.
+    """
     if verdict.outcome in ("failed", "undecided"):
         return verdict
     then = Computed.of(a)
@@ -343,7 +356,7 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """Check one metric: on medians if the device reproduces it exactly, and otherwise pair by pair."""
+    """Check one metric: compare medians if the device reproduces the metric exactly, and pairs if not."""
     metric = metric.against(run.figures for run in a)
     if isinstance(metric, SpanSeconds):
         both = zip(a, b, strict=True)

@@ -25,7 +25,9 @@ from perfsuite.verdict.robust import Z_99, t_quantile
 FEWEST_CASES = 4
 """Minimum number of cases. The interval for a further case has `cases - 2` degrees of freedom."""
 _Z_95 = NormalDist().inv_cdf(0.975)  # half width of a two-sided 95% interval of a normal distribution
-_Z_APART = 3.2  # a case this many standard errors away differs from the others: the threshold of `regressed`
+# A case that is more than this many standard errors away from the others differs from them. The threshold of
+# `regressed` is the same.
+_Z_APART = 3.2
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class CommonChange:
 
 
 def common_change(changes: Mapping[str, Change]) -> CommonChange | None:
-    """Estimate the common change from the changes of cases, by name.
+    """Estimate the common change. `changes` has the change of each case, by name of the case.
 
-    Cases that differ from the others are left out, the most different case first. Returns None if fewer than
-    `FEWEST_CASES` cases remain.
+    Cases that differ from the others are left out one by one, beginning with the most different case. Returns
+    None if fewer than `FEWEST_CASES` cases remain.
     """
     kept = dict(changes)
     while len(kept) >= FEWEST_CASES:

@@ -17,8 +17,8 @@ SAME_MACHINE = (0.8, 1.25)
 """A launch is healthy if the machine's speed, measured with the probe, is between these shares of its speed
 when the baseline was measured."""
 DEVICE_PROBE_SLOWER = 0.1
-"""Before the workload, a GPU's matmul, copy or all-reduce may be slower than at the baseline by up to this
-share. If the launches of the baseline scatter more, a larger share is allowed."""
+"""Share by which a GPU's matmul, copy or all-reduce may be slower than at the baseline. They are timed before
+the workload. If the launches of the baseline scatter more, a larger share is allowed."""
 DEVICE_PROBE_SIGMAS = 2.0
 """The same limit, in standard deviations of the baseline's launches. The larger of the two limits applies.
 One healthy launch in 44 exceeds this limit, but a case ends only after three unhealthy launches."""
@@ -84,7 +84,10 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
-    """Describe each measured rate in which a GPU is further behind the other GPUs than at the baseline."""
+    """Describe each probe in which the slowest GPU lags further behind the others than at the baseline.
+
+    Without a baseline, describe each probe in which the slowest GPU lags by more than `health.UNEQUAL_LAG`.
+    """
     usual_shares = {} if baseline is None else baseline.slowest_share()
     reasons = []
     for name, share in run.slowest_shares().items():
@@ -134,7 +137,8 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
     settings |= {f"{OBSERVED}{key}": (before[key], now.get(key, NOT_OBSERVED)) for key in sorted(before)}
     for name in type(run.case).model_fields:
         asked = getattr(baseline.case, name), getattr(run.case, name)
-        if name not in NOT_IN_ID and asked[0] != asked[1]:  # different values can have equal texts
+        # Compare the values themselves, because different values can have the same text.
+        if name not in NOT_IN_ID and asked[0] != asked[1]:
             settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 
@@ -150,7 +154,7 @@ def is_seen(value: str) -> bool:
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Describe the `setting_differences` that prevent a comparison: all but those that a library chose."""
+    """Describe the `setting_differences` that prevent a comparison: all except choices of a library."""
     return [
         f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in setting_differences(run, baseline).items()
@@ -159,7 +163,7 @@ def unlike(run: Run, baseline: Baseline) -> list[str]:
 
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
-    """Describe the settings that a library chose differently, and those that only the baseline contains."""
+    """Describe the settings that a library chose differently, and those that only the baseline observed."""
     return [
         f"{key.removeprefix(OBSERVED)}: {then} -> {now}"
         + (" (not requested by the case)" if is_seen(then) and is_seen(now) else "")
@@ -169,7 +173,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `library_choices` if their cause is unknown: no recorded version or variable differs."""
+    """Return the `library_choices` if nothing else that is recorded differs: version, variable or code."""
     then, now = _observed(run, baseline)
     is_explained = then.environment != now.environment or _is_other_code(then, now)
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
@@ -206,7 +210,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _is_other_code(then: Observed, now: Observed) -> bool:
-    """Return whether the digests of the code differ. False if an older baseline has none."""
+    """Return whether the digests of the code differ; False if a side, such as an old baseline, has none."""
     return then.code is not None and now.code is not None and then.code != now.code
 
 
@@ -257,7 +261,10 @@ def _metrics_gone(baseline: Baseline) -> list[str]:
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
-    """Return the observations of baseline and run, or two empty ones if they are missing on either side."""
+    """Return what was observed for the baseline and for the run.
+
+    If the observations of either side are missing, returns two empty ones.
+    """
     if baseline.observed is not None and run.observed is not None:
         return baseline.observed, run.observed
     nothing = Observed(settings={}, environment={})
@@ -265,6 +272,6 @@ def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:
-    """Return whether the probes ran on the same software and number of threads, as far as is known."""
+    """Return whether the probes ran with the same software and number of threads, as far as is known."""
     before, now = (observed.environment for observed in _observed(run, baseline))
     return all(before[key] == now[key] for key in PROBE_STACK if key in before and key in now)

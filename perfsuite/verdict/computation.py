@@ -1,4 +1,7 @@
-"""Compare the tokens and dtypes of two sides, and list what could not be compared. Pure."""
+"""Compare what two sides compute: their tokens, dtypes and settings. List what could not be compared. Pure.
+
+The sides are the launches of a case and its baseline, or the two arms of a comparison.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +42,7 @@ LAYOUT = (
 """Settings that affect how many elements of a model the ranks hold. If one differs, totals cannot be
 compared."""
 MOVED = 1e-6  # smaller changes, as a share of all elements, do not count: padding of shards can cause them
-FEWEST = 3  # minimum number of launches, of both sides, that show whether the number of tokens varies
+FEWEST = 3  # minimum number of launches (both sides together) that show whether the number of tokens varies
 TOKENS = "tokens_given"
 NAMES = {  # names of values that can be recorded on one side only
     UNCLIPPED: "the norm of the gradients before clipping",
@@ -84,14 +87,14 @@ class Computed:
         return values_of(self.launches, figure)
 
     def has(self, name: str) -> bool:
-        """Return whether a value in `NAMES` was recorded."""
+        """Return whether the value `name`, a key of `NAMES`, was recorded."""
         return bool(self.dtypes) if name == "dtypes" else bool(self.values(name))
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List why these launches compute something other than the baseline or arm that `whose` names.
+    """List the reasons why `now` computes something other than `then`. `whose` names `then` in messages.
 
-    Reasons are less precision, fewer parameters, different trained parameters, or another number of tokens.
+    A reason is less precision, fewer parameters, different trained parameters, or another number of tokens.
     """
     less = [*less_precise(then.dtypes, now.dtypes), *_less_precise_products(then, now)]
     return [
@@ -157,7 +160,10 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
-    """Return whether the first launches of the two sides have different numbers of tokens, even by chance."""
+    """Return whether the first launches of the two sides have different numbers of tokens.
+
+    The difference can be due to chance.
+    """
     before = then.values(TOKENS)
     today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]
@@ -169,7 +175,7 @@ def less_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mappin
 
 
 def more_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """List the tensors in which some elements gained bits and none lost any."""
+    """List the tensors in which some elements gained bits, and no element lost any."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) > 0]
 
 
@@ -180,9 +186,9 @@ def _both(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
 def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
     """Return -1 if some elements lost bits, 1 if some gained bits and none lost any, and otherwise 0.
 
-    Elements have lost bits if, for some number of bits, fewer elements than before have more bits, and more
-    elements have at most this number. If the number of elements only grew or shrank, for example because more
-    layers are trained, the result is 0.
+    For a number of bits n, let `high` be the number of elements with more than n bits, and `low` the number
+    of all others. Elements have lost bits if, for some n, `high` fell and `low` rose. If the number of
+    elements only grew or shrank, for example because more layers are trained, the result is 0.
     """
     least = MOVED * max(_known(then).total(), _known(now).total())
     has_risen = False
@@ -226,7 +232,10 @@ def _elements_text(elements: Mapping[str, int]) -> str:
 
 
 def differences(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List differences from `whose` that are not failures: more precision, and values missing on one side."""
+    """List the differences that are not failures. `whose` names the side of `then` in messages.
+
+    These are more precision, changes in dtypes of unknown precision, and values that one side did not record.
+    """
     lacking = [name for key, name in NAMES.items() if now.has(key) and not then.has(key)]
     unknown = list(_of_unknown_precision(then.dtypes, now.dtypes))
     unseen = [name for key, name in NAMES.items() if then.has(key) and not now.has(key)]

@@ -82,12 +82,13 @@ def _events(counts: Counts) -> dict[str, Counts]:
 def combined(
     findings: Mapping[int, Finding], counted: Sequence[int], is_alike: Callable[[int, int], bool]
 ) -> list[Finding]:
-    """Return the findings about one quantity, merged over the counted steps.
+    """Return the findings about one quantity. Equal findings about several counted steps become one.
 
     `findings` has the findings by step number. `counted` has the numbers of all counted steps in ascending
-    order; the first is the reported step. Two findings are merged if `is_alike` returns True for their
-    changes. If a finding applies to all counted steps, its sentence does not name the steps. A finding that
-    is listed but not judged is returned only for the reported step.
+    order; the first is the reported step. Two findings are merged if they have the same outcome, and
+    `is_alike` returns True for their changes. If a finding applies to all counted steps, its sentence does
+    not name the steps. A finding with the outcome `passed`, which is listed but not judged, is returned only
+    for the reported step.
     """
     reported = findings.get(counted[0])
     if reported is not None and reported.outcome == "passed":
@@ -113,9 +114,9 @@ def _named(finding: Finding, steps: str) -> Finding:
 
 
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Describe a selection of the counted steps, such as `every 5th step`. Empty if it is all of them.
+    """Describe a selection of the counted steps, such as `every 5th step`. Empty if all are selected.
 
-    A period is named only if it occurred twice, because work in step 10 alone might never recur.
+    A period is named only if at least two steps are selected: work seen only in step 10 might never recur.
     """
     if list(steps) == list(counted):
         return ""

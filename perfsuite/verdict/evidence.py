@@ -1,4 +1,4 @@
-"""Separate launches (or pairs) that count as evidence from those during which a machine was unhealthy."""
+"""Separate the launches (or pairs) that count as evidence from those with an unhealthy machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ class Evidence(Generic[T]):
         return cls(healthy, set_aside)
 
     def is_too_little(self, max_unhealthy: int, *, is_last: bool = False) -> bool:
-        """Return whether at least `max_unhealthy` launches, and at least half of them, are set aside.
+        """Return whether too many launches are set aside: `max_unhealthy` or more, and at least half of all.
 
-        After the last possible launch (`is_last`), it is enough that none is healthy.
+        After the last possible launch (`is_last`), also return True if no launch is healthy.
         """
         if is_last and not self.healthy:
             return True
         return len(self.set_aside) >= max(max_unhealthy, len(self.healthy))
 
     def named_in(self, verdict: Verdict, unit: str) -> Verdict:
-        """Add to a verdict which launches (or pairs) were set aside, and why."""
+        """Return the verdict with the launches (or pairs) that were set aside, and the reasons."""
         why = [
             f"{unit} {number} set aside: {'; '.join(reasons)}" for number, reasons in self.set_aside.items()
         ]

@@ -38,10 +38,10 @@ _OF_THE_HOST = (
     "(perfsuite baseline accept --only-counts)"
 )
 LATER_LESS = 0.02
-"""Share of the reported step's FLOPs that a later step may lack. If a later step lacks more, less work does
-not count as `improved`."""
+"""Share of the reported step's FLOPs that a later step may lack. If a later step lacks more, a decrease of
+the work does not count as `improved`."""
 GONE = 0.5  # below this share of the baseline's FLOPs or bytes, work might be uncounted
-MANY_MORE = 2  # equal bytes are `regressed` if they take more than this many times the baseline's calls
+MANY_MORE = 2  # the same bytes are `regressed` if sent in more than this many times the baseline's calls
 _OUT_OF_SIGHT = " a step: less than half, so the rest might be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT, quantities.KEPT_GRAPHS)
@@ -54,7 +54,7 @@ def counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the reasons why work in steps of these launches was not counted. Empty if all work was."""
+    """Return why some work in the steps of these launches was not counted; empty if all was counted."""
     return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
@@ -77,7 +77,7 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
 def unlike_compiled(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     """Return why dry runs of compiled models are not comparable with a baseline, or None.
 
-    They cannot be compared if the baseline is from an older version, whose dry runs did not compile.
+    They cannot be compared if the baseline is from an older perfsuite, whose dry runs did not compile models.
     """
     compiles = any(entry.counts.kernels is None for run in counted(runs) for entry in run.counts)
     if not compiles or any(entry.counts.kernels is None for entry in baseline.counts):
@@ -134,9 +134,9 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
 def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | None:
     """Return why launches might do less work than they claim: a later step does less than the reported step.
 
-    Every step should have the same number of tokens, but this number is compared with the case only in the
-    second step. `before` has the counts of the baseline or of the other arm. Returns None if the steps in
-    `before` differ as much, if only one step was counted, or if the case's tokens vary.
+    Every step should have the same number of tokens, but only the number in the second step is compared with
+    the case. `before` has the counts of the baseline or of the other arm. Returns None if the steps in
+    `before` differ as much, if only one step was counted, or if the number of tokens may vary in the case.
     """
     if any(run.case.framework.promises.tokens_vary for run in runs):
         return None
@@ -156,8 +156,9 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
 def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     """Return a reason to doubt that a step does less work: more threads compute than on the other side.
 
-    `before` is the number of threads there. Returns None if there are no more now, or if `before` is unknown.
-    The threads of loggers and loaders compute in some steps only, so equal work is not doubted.
+    `before` is the number of other threads that computed on the other side. Returns None if there are not
+    more such threads now, or if `before` is unknown. Call this only if the counted work decreased: threads of
+    loggers and loaders compute in some steps only, so more threads are not a reason to doubt equal work.
     """
     now = min((run.other_threads for run in counted(runs)), default=0)
     if before is None or now <= before:
@@ -168,10 +169,11 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
 
 
 def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts], *, advice: str) -> str | None:
-    """Return a reason to doubt the counts if an event of the other side was not seen in all launches.
+    """Return a reason to doubt the counts if some launch lacks an event of the other side.
 
-    Its work might now be done in a way that is not recognised, such as in a thread, or with another writer.
-    `before` has the counts of the baseline or of the other arm. Returns None if all events were seen.
+    The work of this event might now be done in a way that is not recognised, such as in a thread, or with
+    another writer. `before` has the counts of the baseline or of the other arm. Returns None if all launches
+    have all of its events.
     """
     expected = _events_of(before)
     missing = {event for run in counted(runs) for event in expected - _events_of(run.counts)}
@@ -187,7 +189,11 @@ def _events_of(entries: Sequence[RankCounts]) -> set[str]:
 
 
 def _least_share(counts: Counts) -> tuple[float, int]:
-    """Return the lowest FLOPs of a counted step (as a share of the reported step's) and the step's number."""
+    """Find the counted step with the fewest FLOPs, except the reported step.
+
+    Return its FLOPs, as a share of the FLOPs of the reported step, and its number. If no other step was
+    counted, return 1.0 and the number of the reported step.
+    """
     reported = sum(counts.flops.values())
     steps = [counts.in_step(step) for step in counts.also_counted]
     shares = [(sum(step.flops.values()) / reported, step.step) for step in steps if step and reported]
@@ -235,9 +241,10 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
     """List reasons why counts below the baseline's do not necessarily mean less work.
 
-    If FLOPs are missing, new operators without a formula might compute them. If more than half of the FLOPs
-    or bytes are missing, the work might be done without being counted. The second rule is not applied to
-    FLOPs that have already been compared with the model's own formula (`perfsuite.analysis.agreement`).
+    If FLOPs are missing, they might be those of new operators without a FLOP formula. If more than half of
+    the FLOPs or bytes are missing, the work might be done without being counted. The second rule is not
+    applied to FLOPs that have already been compared with the model's own formula
+    (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
@@ -272,16 +279,17 @@ def _unknown(counts: Counts) -> set[str]:
 
 
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
-    """Return the findings, each with its ranks. Regressions come first, and then the largest changes.
+    """Return the findings, each with its ranks. Regressions come first.
 
-    A start-up comes after all steps and events, because it happens once.
+    Among findings with the same outcome, those of a start-up come last, because a start-up happens once. The
+    others are sorted by kind of work (see `_place`), and the largest change of each kind comes first.
     """
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, bool, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
         for quantity, finding, of_span in _in_all_spans(before, now, baseline):
-            # Among findings with the same outcome and place, the largest relative change comes first. It is
-            # relative to the work of the same span, because a start-up does far more than a step.
+            # Among findings with the same outcome and place, the largest relative change comes first. Each
+            # change is divided by the work of its own span, because a start-up does far more than a step.
             size = abs(finding.now - finding.before) / max(_whole(quantity, of_span), 1)
             kind = _place(quantity, finding, baseline)
             place = WORST_FIRST.index(finding.outcome), is_of_start_up(finding.span), kind, -size
@@ -302,7 +310,7 @@ def _in_all_spans(
 ) -> Iterator[tuple[Quantity, Finding, Counts]]:
     """Yield the changes in the counts of one rank, both in steps and in other spans of the run.
 
-    The counts are those of the span in the baseline. For steps, they are those of the fourth step.
+    Each change comes with the baseline's counts of its span, or of the reported step if it is in steps.
     """
     in_steps = defaultdict[str, dict[int, Finding]](dict)
     by_name: dict[str, Quantity] = {}
@@ -341,8 +349,8 @@ def _are_close(noise: float, first: int, second: int) -> bool:
 def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:
     """Return the sort key of a finding.
 
-    The order is: communication and computation, waits for the device, memory, calls, and Python calls. If all
-    tensors are on the host, reads and stalls come last, because the host does not wait for a device.
+    The order is: communication and computation, waits for the device, memory, calls, and Python calls. On a
+    CPU, reads and stalls come last, because the host does not wait for a device.
     """
     if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
         return 5  # pragma: no mutate 5 to 6: it stays last
@@ -466,7 +474,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
                 if quantity is quantities.WORKER_KERNELS:
                     continue  # missing whenever the worker's Python calls are missing: one note is enough
                 if quantity is quantities.KEPT_GRAPHS and is_before:
-                    continue  # missing whenever the kept objects or their types are: a note says so
+                    continue  # missing whenever kept objects or their types are missing: one note is enough
                 notes.append(f"{quantity.name}{NOT_JUDGED}{where}")
     return dict.fromkeys(notes)
 

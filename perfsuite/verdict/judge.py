@@ -72,7 +72,8 @@ UNSEEN_SPAN = (
 )
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 LOOKS_CHANGED = 0.5
-"""If a span changed by more than this share of the allowed change, more launches are worth their time."""
+"""If a span or the CPU time changed by more than this share of the allowed change, it looks changed, and is
+worth more launches."""
 NOW_AND_THEN = "some launches of the baseline lack this span too, so its absence is not a change"
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
 NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"
@@ -158,7 +159,8 @@ def judge(
 def why_failed(run: Run) -> tuple[str, ...]:
     """Return the failure of a failed launch, and the machine's problems during the launch.
 
-    A `mismatch` is an error in the case or the script, for which no machine can be the reason.
+    A `mismatch` is an error in the case or the script. The machine cannot be its cause, so problems that were
+    observed on the machine are left out.
     """
     assert run.failure is not None
     is_of_the_case = run.failure.kind == "mismatch"
@@ -200,7 +202,8 @@ def _compare(
 ) -> Verdict:
     """Judge healthy launches against the baseline.
 
-    If only exact checks regressed, the verdict is `undecided` as long as any noisy check is.
+    If only checks of metrics without noise regressed, the verdict is `undecided` as long as any other check
+    is `undecided`.
     """
     failed = _unlike(runs, baseline)
     if failed is not None:
@@ -264,8 +267,8 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
 def _is_left_open(check: Check) -> bool:
     """Return whether a check is `inconclusive` but casts no doubt on the other checks.
 
-    Only two kinds of checks can be left open: of a span that was seen, and of a CPU time that both sides
-    have.
+    Only two kinds of checks can be left open: the check of a span that was seen, and the check of the CPU
+    time if both sides have one.
     """
     if check.outcome != "inconclusive":
         return False
@@ -276,14 +279,16 @@ def _is_left_open(check: Check) -> bool:
 
 
 def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None = None) -> list[Check]:
-    """Return the checks. Those that are not worth the time of another launch are left open.
+    """Return the checks. Undecided checks that are not worth another launch become `inconclusive`.
 
     If only spans and the CPU time are undecided, only checks that look changed are worth another launch.
-    Spans and the CPU time scatter more than the speed. Several launches in each nightly run would be needed
-    to exclude a change in them. The other metrics need one or two. The CPU time only complements the speed,
-    so it is worth another launch only until there are enough launches to show a change. `launches` is the
-    number of launches of a side. `awaited` is the metric that a search waits for. The check of this metric is
-    never left open.
+    Spans and the CPU time scatter more than the speed: to exclude a change in them, each nightly run would
+    need several launches of a case. For the other metrics, one or two launches are enough. The CPU time only
+    complements the speed, so it is worth another launch only until there are enough launches to show a
+    change.
+
+    `launches` is the number of launches of a side. `awaited` is the only metric that the caller wants to
+    decide, if there is one. The check of this metric is never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)
@@ -339,9 +344,9 @@ def _check(
     """Check one metric. If the device reproduces it to the digit, only the tolerance decides.
 
     Other metrics are judged with the sequential test. The probe of each launch is used to correct the drift
-    of the machine. If the probe's software changed, the outcome must be the same with and without the
-    correction. As long as the probe's exponent is unknown, a regression must also show with and without the
-    correction.
+    of the machine (see `verdict.noise`). If the probe's software changed, the outcome must be the same with
+    and without the correction. As long as the exponent of the correction is unknown, a regression must also
+    show both with and without the correction.
     """
     if isinstance(metric, SpanSeconds):
         return _span_check(metric, runs, baseline, noise, policy)
@@ -422,8 +427,8 @@ def _span_check(
         is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        # A start-up that remains cold compiles in every launch, as it would for users. Like an unseen span,
-        # it decides the verdict.
+        # If every start-up is cold, every launch compiles, and it would also do so for users. This check then
+        # decides the verdict, like the check of an unseen span.
         notes = [ONLY_COLD] if is_cold else []
         notes += [] if is_cold and len(runs) < WARM_BY else [UNSEEN_SPAN]
         return check.replace(outcome="inconclusive", note="; ".join(notes))
@@ -497,9 +502,9 @@ def decided_tonight(
     correction for this shift. There are three cases:
 
     - The noise between sessions is known, and the correction lowers it: the corrected costs decide.
-    - This noise is unknown, because every baseline is of one session. The corrected costs decide if their own
-      noise is low enough for an unchanged case to pass.
-    - In all other cases the measured costs decide, but a change must show in the corrected costs too.
+    - The noise between sessions is unknown, because every baseline is of one session. The corrected costs
+      decide if their own noise is low enough for an unchanged case to pass.
+    - In all other cases the measured costs decide, but the corrected costs must show a change too.
     """
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
@@ -567,9 +572,9 @@ def negligible(metric: Metric) -> str:
 
 
 def _agreed(check: Check, second_check: Check, why: str) -> Check:
-    """Return `check` if `second_check` agrees, and otherwise a weaker check.
+    """Return `check` if `second_check` has the same outcome, and otherwise `undecided` or `inconclusive`.
 
-    One of the two is corrected for drift.
+    Exactly one of the two checks is corrected for drift.
     """
     if check.outcome == second_check.outcome:
         return check

@@ -1,4 +1,4 @@
-"""Describe how changed files affect verdicts: baselines, waivers, settings and cases. Pure."""
+"""Describe changes to the files that affect verdicts: baselines, waivers, settings and cases. Pure."""
 
 import json
 import math
@@ -57,7 +57,10 @@ class FileChange(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Paths of the files that affect verdicts, relative to the top of the repository, which is `.`."""
+    """Paths of the files that affect verdicts, relative to the top directory of the repository.
+
+    The path of the top directory itself is `.`.
+    """
 
     root: str  # pytest's root directory
     baselines: str
@@ -247,9 +250,9 @@ def _read(kind: type[B], text: str | None) -> B | None:
 
 
 def _both(change: FileChange, read: Callable[[str | None], T], name: str, base: str) -> tuple[T, T]:
-    """Return what a file says on both sides. `read` gets None for a file that does not exist.
+    """Parse a file on both sides with `read`, which gets None for a file that does not exist.
 
-    Raises `FileError`, which calls the file `name` and says on which side it cannot be read.
+    Raises `FileError` if a side cannot be parsed. The message calls the file `name`, and names the side.
     """
     both = []
     for text, where in ((change.before, f"at {base}"), (change.now, "now")):
@@ -299,7 +302,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield the difference of the losses in the latest part of the steps in which they differ."""
+    """Find the latest part of the steps in which the losses differ, and yield their difference there."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in baseline.launches) for baseline in (before, now)]

@@ -9,10 +9,11 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
-# Number of standard deviations by which a tenth of a curve may differ. In a normal distribution, 1 in 60,000
-# values differs by more.
+# Number of standard deviations by which a tenth of a loss curve may differ. In a normal distribution, 1 in
+# 60,000 values differs by more.
 LOSS_SIGMAS = 4.3
-# Degrees of freedom of a launch, by simulation: fewer than ten, because its tenths are correlated.
+# Degrees of freedom that a launch adds, found by simulation. They are fewer than ten, because the ten parts
+# of a loss curve are correlated.
 LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
 UNCLIPPED = "unclipped_norm"
@@ -84,7 +85,10 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
 
 
 def _ratio(before: Sequence[float], today: Sequence[float]) -> tuple[float, float]:
-    """Return today's norm as a multiple of the earlier norm, and the relative difference due to scatter."""
+    """Return today's norm as a multiple of the earlier norm, and how far scatter can move this multiple.
+
+    The second number is a relative difference.
+    """
     near = max(LOSS_FLOOR, _spread(before), _spread(today))
     return median(today) / median(before), min(near, MOST_SCATTER)
 
@@ -228,7 +232,10 @@ def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
 
 
 def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | None:
-    """Return the same as `loss_differs`, for fewer launches than are needed to estimate the scatter."""
+    """Return why two arms differ in loss or gradients, or None if they agree.
+
+    Use this instead of `loss_differs` if there are too few launches to estimate the scatter.
+    """
     then = from_runs(before).launches
     now = from_runs(runs).launches
     factor = common_factor(then, now, whose)
@@ -261,7 +268,7 @@ def _spike(launches: Launches) -> int:
 
 
 def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | None:
-    """Return the factor between a loss and the usual loss; None unless it is common to all steps.
+    """Return the factor between a loss and the usual loss; None unless all steps have the same factor.
 
     The factor must be an integer of at least 2, or the inverse of such an integer.
     """
@@ -278,7 +285,7 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
 
 
 def _harmless_factor(then: Launches, now: Launches) -> float | None:
-    """Return the factor that is common to the losses of all steps; None unless the gradients are the same."""
+    """Return the factor between the losses of all steps; None if there is none, or if gradients differ."""
     scale = _scale(now, _usual_loss(then))
     is_harmless = scale is not None and _scaled_computation(scale, then, now, "") is None
     return scale if is_harmless else None
@@ -303,9 +310,10 @@ def _usual_loss(launches: Launches) -> list[tuple[float, float]]:
 def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
     """Return the curves, with each value limited to the range that follows from the other curves.
 
-    One outlying launch, or one outlying number in a launch, can then neither widen the scatter nor shift the
-    mean arbitrarily. This is winsorising (Tukey 1962), with limits computed without the value itself, like
-    deleted residuals. Two curves remain unchanged, because they do not show which of them is the outlier.
+    This way, one outlying launch, or one outlying number in a launch, has only a limited effect on the
+    scatter and on the mean. The method is winsorising (Tukey 1962). As with deleted residuals, the limits for
+    a value are computed without the value itself. Two curves remain unchanged, because they do not show which
+    of them is the outlier.
     """
     if len(curves) < FEWEST:
         return curves
@@ -329,7 +337,7 @@ def _agreeing(curves: Sequence[Curve], degrees: int) -> list[Curve]:
 def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[tuple[float, float]]:
     """Return the mean of the curves at each place, and the difference from it that a new launch may have.
 
-    The difference is the largest of three:
+    The allowed difference is the largest of these three:
 
     - Student's t quantile times the spread at that place and its neighbours
     - the quantile times the median relative spread of all places, times the mean

@@ -45,7 +45,8 @@ class ClassNoise:
     is the noise after correction. Here, `session_sigma` is the standard deviation of one session about the
     mean of all sessions. `against` converts it to the standard deviation of a new session against a
     baseline."""
-    probe_exponent: float = 0.0  # seconds per step follow the probe's seconds with this exponent (0 to 1)
+    # Exponent e from 0 to 1: the seconds per step are about proportional to (seconds of the probe)^e.
+    probe_exponent: float = 0.0
     # Whether there are enough launches to estimate the exponent. If so, an exponent of 0 means that the speed
     # does not follow the probe.
     knows_exponent: bool = False
@@ -91,7 +92,7 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom. `fitted` is the number of parameters
     already fitted to these launches. If most sessions have only one launch, the noise between sessions cannot
-    be separated from the noise within them. In that case, the total noise is used for both.
+    be separated from the noise within sessions. In that case, the total noise is used for both.
     """
     by_session = [launches for baseline in baselines for launches in baseline.values()]
     by_baseline = [[*itertools.chain(*baseline.values())] for baseline in baselines if baseline]
@@ -151,10 +152,10 @@ def _between_sessions(of_session: Component | None, per_case: float) -> float:
 
 
 def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
-    """Estimate the noise of a case within a session, which moves one case of a session but not the others.
+    """Estimate the noise of a case within a session, which shifts one case of a session but not the others.
 
-    Each case has a mean in each session. This noise is the part of these means that neither the effect of the
-    case nor the effect of the session explains. Returns None if no two cases have the same sessions.
+    Each case has a mean in each session. The noise is the scatter of these means that neither the effect of
+    the case nor the effect of the session explains. Returns None if no two cases have the same sessions.
     """
     return pooled(
         Component(
@@ -171,8 +172,9 @@ def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
     """Return three variances.
 
-    The first was observed between sessions. The second is what other noise would cause between sessions. The
-    third is the additional variance of a single case: neither its sessions nor its launches explain it.
+    The first is the observed variance between sessions. The second is the part of the first that other noise
+    is expected to cause. The third is the additional variance of a single case, which neither its sessions
+    nor its launches explain.
     """
     rows = _deviations(cases, sigma)
     shared = _shared(rows)
@@ -224,10 +226,10 @@ def against(noise: Noise, session_sizes: Iterable[float]) -> Noise:
 def at_one_level(launches: LaunchesBySession, sigma: float) -> list[float]:
     """Return a baseline's costs as if its sessions did not differ. The mean of all launches stays the same.
 
-    `Noise.session_sigma` is the noise between sessions. If the costs of a baseline contained it as well, the
-    test would mistake it for noise between launches. The deviations of launches from the mean of their
-    session are scaled up, because the mean was computed from the same launches. A launch that is alone in its
-    session stays as it is. `sigma` is the noise between launches.
+    The noise between sessions is already in `Noise.session_sigma`. If the costs of a baseline contained this
+    noise too, the test would mistake it for noise between launches. The deviations of launches from the mean
+    of their session are scaled up, because the mean was computed from the same launches. A launch that is
+    alone in its session is not changed. `sigma` is the noise between launches.
     """
     logs = [sorted_logs(session) for session in launches.values()]
     means = [location(session, sigma) for session in logs]
@@ -246,7 +248,10 @@ def at_one_level(launches: LaunchesBySession, sigma: float) -> list[float]:
 def costs_by_session(
     baseline: Baseline, metric: Metric, exponent: float = 0.0
 ) -> dict[str | None, list[float]]:
-    """Return the costs by session. With an exponent, correct them and leave out launches without a probe."""
+    """Return the costs of a baseline's launches, by session.
+
+    With an exponent, the costs are corrected with the probe, and launches without a probe are left out.
+    """
     metric = metric.against(launch.figures for launch in baseline.launches)
     kept = []
     for session, launch in baseline.by_session():
@@ -267,7 +272,7 @@ def is_size(value: float | None) -> TypeGuard[float]:
 
 
 def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
-    """Pair the cost of each launch with its probe, in seconds. Leave out launches that lack one of them."""
+    """Pair the cost of each launch with its probe, in seconds. Leave out launches that lack either."""
     values = [(metric.of(figures), figures.probe_s_p50) for figures in launches]
     return [(metric.cost(value), probe) for value, probe in values if is_size(value) and is_size(probe)]
 

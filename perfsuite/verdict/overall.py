@@ -19,7 +19,7 @@ from perfsuite.verdict.tonight import Tonight
 from perfsuite.verdict.unchanged import unless_unchanged
 
 THE_SAME = "the work is the same: look at"
-"""Beginning of the explanation of a slower case whose counts are equal. The rest depends on the machine."""
+"""Beginning of the explanation of a slower case with equal counts. The rest depends on the machine."""
 
 OF_COUNTS = "the baseline of counts"
 OF_A_DRY_RUN = (
@@ -55,10 +55,10 @@ def with_counts(
     """Combine `timed`, the verdict on time and memory, with the counts of the launches.
 
     The worse outcome wins. A noisy or new machine does not hide a change of the counts, because counts do not
-    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts. If there
-    is none, the counts are recorded, unless the launches are worse than a baseline of times or a fault was
-    injected. Less work is `improved` only if the launches compute the same values as the baseline of counts
-    or as the baseline of times (`times`).
+    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts. Without
+    a `baseline`, the counts are recorded, unless the launches failed, are worse than a baseline of times, or
+    had an injected fault. Less work is `improved` only if the launches compute the same values as the
+    baseline of counts or as the baseline of times (`times`).
     """
     counts = exact.check(runs, baseline)
     if counts is not None and baseline is not None:
@@ -121,7 +121,10 @@ def _unless_other(
 def _if_same(
     counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, times: Baseline | None
 ) -> CountCheck:
-    """Return the check of the counts. If the computation might have changed, less work is only listed."""
+    """Return the check of the counts, or `passed` if there is less work but the computation may differ.
+
+    In the second case, the changes remain listed.
+    """
     if counts.outcome != "improved":
         return counts
     then = Computed.of_counts(baseline)
@@ -144,10 +147,10 @@ def _if_same(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """Return the verdict in view of the profiles, which show whether counts lack work.
+    """Correct the verdict with profiles, which show whether a step did work that was not counted.
 
-    If counts miss some of the work, a regression that they show is kept, but `passed` and `improved` are not.
-    `taken` has the profiles by name of the arm.
+    If there was such work, a regression of the counts is kept, but all other outcomes of the counts become
+    `not counted`. `taken` has the profiles by name of the arm.
     """
     unseen_of = {
         name: profile.profile.unseen for name, profile in taken.items() if profile.profile is not None
@@ -175,10 +178,11 @@ def explained_by_counts(
     run: Run,
     outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
 ) -> str | None:
-    """Explain checks by the largest change of counts. Returns None if the counts do not explain anything.
+    """Explain checks with the largest change of counts. Returns None if the counts do not explain anything.
 
-    Only one outcome is explained: the first in `outcomes` that any check has. Counts of the start-up or of a
-    checkpoint explain the seconds that this span takes. Counts of steps explain everything else.
+    Only one outcome is explained: the first in `outcomes` that any check has. The counts of a span, such as
+    the start-up or a checkpoint, explain the seconds of this span. The counts of steps explain all other
+    metrics.
     """
     occurred = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not occurred:

@@ -38,7 +38,7 @@ from perfsuite.verdict.robust import (
 )
 from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
-# Maximum number of pairs: the thresholds are tuned to it, and more pairs mean more false alarms.
+# Maximum number of pairs. The thresholds are tuned to this number; more pairs would mean more false alarms.
 MAX_PAIRS = 12
 MIN_PAIRS = 3  # minimum number of pairs for a decision: with two, one slow launch would decide
 MIN_CHANGED = 5  # minimum number of pairs for reporting a change: 2 / 4^5 is 0.2%
@@ -129,10 +129,10 @@ def decided(
 ) -> PairedDecision:
     """Compare the pairs so far. `a[k]` and `b[k]` are the costs of pair k in one unit, run in `order(k)`.
 
-    Returns the first decision that is not "undecided", or the last decision if there is none. While it is
-    "undecided", call this again after one more pair. `tolerance` is the relative change that matters: 0.03 is
-    3%. `probes` are the probe's seconds in the launches of A and of B, given only if the probe uses the same
-    software in both. Raises ValueError if the tolerance is out of range.
+    Returns the first decision whose outcome is not "undecided", or the last decision if there is none. While
+    the outcome is "undecided", call this again after one more pair. `tolerance` is the relative change that
+    matters: 0.03 is 3%. `probes` are the probe's seconds in the launches of A and of B. Give them only if the
+    probe uses the same software in both arms. Raises ValueError if the tolerance is out of range.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")
@@ -200,10 +200,10 @@ def _decision(
 def _evidence(differences: Differences, fitted: Differences | None, z: float) -> _Evidence:
     """Estimate change and noise. `fitted` has the probe's differences if an exponent was estimated from them.
 
-    The exponent costs degrees of freedom. Its error also adds to the error of the mean. The further the mean
-    of the probe's differences is from 0, the more it adds. The factor is sqrt(1 + 1.5 n m^2 / S), where m is
-    this mean over n pairs, S is the sum of squares from which the exponent was estimated, and 1.5 is
-    `_SHARED_LAUNCH`.
+    The exponent costs degrees of freedom. In addition, the error of the exponent increases the error of the
+    change. The increase is larger if the mean m of the probe's differences over n pairs is further from 0.
+    The factor is sqrt(1 + 1.5 n m^2 / S), where S is the sum of squares from which the exponent was
+    estimated, and 1.5 is `_SHARED_LAUNCH`.
     """
     ordered = sorted(differences.pairs)
     count = len(differences.pairs)

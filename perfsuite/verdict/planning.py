@@ -65,7 +65,10 @@ class NightPlan:
 
     @property
     def max_launches(self) -> int:
-        """The number of launches that finds the wanted change in all cases in which it can be found."""
+        """The largest number of launches that any case needs to find the wanted change.
+
+        Cases in which the wanted change cannot be found are ignored.
+        """
         needed = (plan.launches for plan in self.cases.values() if plan.is_reached)
         return max(needed, default=USUAL_MAX_LAUNCHES)
 
@@ -109,9 +112,10 @@ def canary_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
 
 
 def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
-    """Return whether the noise of a case within a session hides a change, however often it is launched.
+    """Return whether the noise of a case within a session hides a change of `find`.
 
-    False alarms are ignored here. They depend on the number of cases, and this noise does not.
+    If it does, more launches of the case do not help. False alarms are ignored here, because they depend on
+    the number of cases, and this noise does not.
     """
     if noise.of_case is None:
         return False
@@ -161,8 +165,8 @@ def _plan(
 ) -> NightPlan:
     """Return the plan with these canaries.
 
-    How often canaries are launched depends on the plan of the cases, which depends on the canaries. The plan
-    is therefore made twice.
+    How often canaries are launched depends on the plan of the cases. That plan in turn depends on how often
+    canaries are launched. The plan is therefore computed twice.
     """
     launches = 1
     plans = {}

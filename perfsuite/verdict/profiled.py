@@ -23,7 +23,7 @@ _NO_WORK = re.compile(  # views, allocations and backward nodes of views: effect
 
 
 def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> Profiled:
-    """Describe the differences between two profiles. `against` names the first: `the baseline`, `arm A`."""
+    """Describe the differences between two profiles. `against` names `before`, such as `the baseline`."""
     if now.profile is None:
         return Profiled(notes=(f"no profile was taken: {now.why_none}",))
     if before is None or before.profile is None:
@@ -78,8 +78,9 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     """Return the names with changed calls and the calls on both sides, most likely cause first.
 
     Operators and synchronisations come before the kernels that they launch, and views come last. Within each
-    group, new and removed names come first. The rest is sorted by relative change, synchronisation, absolute
-    change of calls, and change of time.
+    group, new and removed names come first. The others are sorted by relative change of calls. If these are
+    equal, synchronisations come first, then names with a larger absolute change of calls, and then names with
+    a larger change of time.
     """
     times = _both(_times(before.all_work), _times(now.all_work))
     waits = _waits(before, now)

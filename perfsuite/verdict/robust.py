@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from statistics import NormalDist, median
 
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
-"""Half width of a two-sided 99% interval of a normal distribution, in standard errors: 2.576. It has three
-digits, because all published tables were simulated with it."""
+"""Half width of a two-sided 99% interval of a normal distribution, in standard errors: 2.576. It is rounded
+to three digits, because all published tables were simulated with this value."""
 Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal distribution
 LOCATION_CLIP = 2.0  # in sigmas; for normal data, 99% as efficient as the mean
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches
@@ -47,8 +47,8 @@ def clipped_variance(
 
     Residuals are clipped at `SCALE_CLIP` sigmas. `degrees` and `prior_degrees` are degrees of freedom, used
     as weights; if both are 0, the result is 0. The iteration starts at the plain variance and falls to the
-    largest fixed point. With as many outliers as good launches, the result is therefore a large noise, not a
-    small noise with outliers.
+    largest fixed point. Therefore, if there are as many outliers as good launches, the variance is large: the
+    outliers count as noise.
     """
     weight = degrees + prior_degrees
     if not weight:

@@ -5,11 +5,11 @@ The logarithm of the cost of a launch is modelled as the sum of four independent
     log(cost) = case + session + case within session + launch
 
 A session launches the packages and the commit of the baseline (its reference) on a few cases (the canaries).
-Nothing but the machine can move these launches, so each canary estimates the effect of tonight's session
-minus that of the baseline's sessions. This difference is called the shift. The variance of a case within a
-session is estimated from the scatter of the canaries around the shift, and from the scatter of cases between
-the sessions of their baselines. The shift does not remove this variance: `correction` adds it to the noise of
-a case that is judged against the reference.
+Only the machine can make these launches slower or faster. Each canary therefore estimates the effect of
+tonight's session minus the effect of the baseline's sessions. This difference is called the shift. The
+variance of a case within a session is estimated from the scatter of the canaries around the shift, and from
+the scatter of cases between the sessions of their baselines. The shift does not remove this variance:
+`correction` adds it to the noise of a case that is judged against the reference.
 """
 
 import math
@@ -88,10 +88,10 @@ def shares(baseline: LaunchesBySession, case_id: str) -> Shares:
 
 
 def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift | None:
-    """Estimate the shift from the changes of canaries, by case id, and the noise of the hardware class.
+    """Estimate the shift from the changes of canaries, which are given by case id.
 
-    Canaries whose changes differ from the others are left out, if enough others agree. Returns None without
-    canaries, or if the noise of a case within a session is unknown.
+    `noise` is the noise of the hardware class. Canaries whose changes differ from the others are left out, if
+    enough others agree. Returns None without canaries, or if the noise of a case within a session is unknown.
     """
     common = common_change({name: Change(change.estimate, change.error) for name, change in changes.items()})
     names = tuple(changes) if common is None else common.cases
@@ -135,7 +135,8 @@ def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | Non
     """Return the correction of a case; None if the noise of its corrected costs is unknown.
 
     `noise` is the noise of the hardware class, and `sessions` are the sessions of the case's baseline. If the
-    canaries' baselines have other sessions, the noise between sessions must be known.
+    canaries' baselines are from other sessions than the case's baseline, the noise between sessions must be
+    known.
     """
     names = {*sessions, *shift.sessions}
     differences = (sessions.get(name, 0.0) - shift.sessions.get(name, 0.0) for name in names)

@@ -124,11 +124,11 @@ def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) ->
 
 
 def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> list[str]:
-    """Return how a launch of the reference differs from what the baseline measured, except for the machine.
+    """List the differences between a launch of the reference and its baseline, except those of the machine.
 
-    `commit` is the commit of the reference, or None if it is unknown or has uncommitted changes. The code
-    counts as the same if its digest is the same, or if the baseline was accepted at `commit`. The second rule
-    is needed because packages that are installed again have another digest.
+    `commit` is the commit of the reference. It is None if the commit is unknown, or if there are uncommitted
+    changes. The code counts as the same if its digest is the same, or if the baseline was accepted at
+    `commit`. The second rule is needed because packages that are installed again have another digest.
     """
     then = baseline.observed
     now = run.observed
@@ -149,7 +149,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
 
 
 def machine_environment(tonight: Tonight) -> list[str]:
-    """Describe changes of the machine, such as a new driver, which affect the reference as well."""
+    """Describe changes of the machine, such as a new driver. They affect cases and reference alike."""
     changes = dict.fromkeys(
         change
         for canary in tonight.canaries.values()
@@ -173,7 +173,7 @@ def _is_of_machine(name: str) -> bool:
 
 
 def beside_reference(measured: Check, beside: Check) -> Check:
-    """Return the check of corrected costs, with the change that was measured.
+    """Return the check of the corrected costs, but with the change of the measured costs.
 
     `measured` compares the launches with the baseline, and `beside` compares them with the reference.
     """

@@ -1,6 +1,7 @@
-"""Recognise sessions in which nothing changed since the baseline, so that only the machine can be slower.
+"""Recognise sessions in which nothing changed since the baseline. Pure.
 
-Such a session is an A/A test: it shows how much sessions of the same code differ. Pure.
+If times differ in such a session, only the machine can be the cause. The session is an A/A test: it shows how
+much sessions of the same code differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,11 @@ NOTHING_CHANGED = (
 
 
 def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) -> Verdict:
-    """Return the verdict, or one that does not blame the code if nothing changed since the baseline.
+    """Return the verdict. If nothing changed since the baseline, return one that does not blame the code.
 
     If nothing changed, slower times are `unhealthy`, and faster times are `passed`. The verdict is kept if
-    another metric, such as memory, changed. A machine cannot change that metric, so something that was not
-    recorded did.
+    another metric, such as memory, changed. The machine cannot change such a metric, so the cause must be
+    something that is not recorded.
     """
     if verdict.outcome not in ("regressed", "improved") or not verdict.is_same_work:
         return verdict
@@ -55,10 +56,10 @@ def _is_time(check: Check) -> bool:
 
 
 def changes(run: Run, baseline: Baseline) -> Iterator[str]:
-    """Yield what changed since the baseline, or what is unknown on either side.
+    """Yield what changed since the baseline, and facts that are unknown on either side.
 
-    Everything that a launch records is compared, except what describes the machine itself: the nodes, their
-    clocks and their probes.
+    Everything that a launch records is compared, except the description of the machine itself: the nodes,
+    their clocks and their probes.
     """
     if run.inject is not None:
         yield f"the fault {run.inject} was injected"

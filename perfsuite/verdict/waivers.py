@@ -65,7 +65,7 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     own = [result for result in results if result.runs and fnmatchcase(result.case_id, waiver.case)]
     measured = {result.case_id for result in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
-        return None  # a case that was not measured might need it
+        return None  # a case that was not measured might need the waiver
     names = {name for result in own for check in result.verdict.checks for name in _called(check, result)}
     names |= {name for result in own for name in _counted(result)}
     if names and not _matches(waiver, names):
@@ -86,7 +86,7 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
 
 
 def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
-    """Return why a waiver does not apply to a regression that it names, or None."""
+    """Return why a waiver does not apply to a regression that it names, or None if it applies."""
     if waiver.until < today:
         return f"{waiver.name} ended on {waiver.until}, owner {waiver.owner}, issue {waiver.issue}"
     if isinstance(waiver.tolerated, str):
@@ -124,8 +124,8 @@ def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
 def _called(check: Check, result: Measurement) -> set[str]:
     """Return the names that a waiver can use for a check.
 
-    A waiver for tokens/s also covers tokens/s with stalls, because whatever lowers the first also lowers the
-    second.
+    A waiver for tokens/s also covers tokens/s with stalls, because a change that lowers tokens/s also lowers
+    tokens/s with stalls.
     """
     names = {check.metric, in_unit(check.metric, result.unit), check.label}
     if check.metric == TOKENS_PER_S_MEAN.name:

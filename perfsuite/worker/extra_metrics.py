@@ -35,7 +35,7 @@ class ExtraMetrics:
                 self._call(name, recorder.boundary, step)
 
     def result(self) -> dict[str, float]:
-        """Return the values of the metrics that have one. If a recorder failed, raises `ExtensionError`."""
+        """Return the value of each metric that has one. Raises `ExtensionError` if a recorder failed."""
         values = {name: self._call(name, recorder.result) for name, recorder in self._recorders.items()}
         numbers = {
             name: self._call(name, float, value) for name, value in values.items() if value is not None

@@ -1,8 +1,8 @@
 """Write the last collective calls of this process on request, even while its training hangs.
 
-A thread waits for the request. Until the request arrives, the thread runs no Python code, so it costs the
-training nothing and is not counted. `perfsuite.node.processes` sends the request before it ends a job that
-hangs.
+A thread waits for the request. Until the request arrives, the thread runs no Python code. It therefore costs
+the training nothing, and does not appear in the counts. `perfsuite.node.processes` sends the request before
+it ends a job that hangs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from perfsuite.results.run_dir import NODE, RunDir
 from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
 from perfsuite.worker.hooks.named import replace_everywhere
 
-MOST_CALLS = 50  # maximum number of calls to write for each group. The newest calls are written
-MOST_SIZES = 8  # maximum number of tensors of a call whose sizes are written
+# Number of the newest calls to write for each group. The oldest call that is not done is written as well.
+MOST_CALLS = 50
+MOST_SIZES = 8  # maximum number of tensors per call whose sizes and dtypes are written
 MOST_NAME = 80  # maximum length of a name that torch or the training has chosen
 GLOO = "gloo"
 OF_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -42,16 +43,17 @@ OF_LIBRARIES = tuple(
     )
 )
 OF_HOOKS = f"{Path(__file__).parent}{os.sep}"  # our hooks wrap functions of torch, so they are in many stacks
-# Modules outside of torch that contain decorators of torch's functions, so they are in many stacks.
+# Modules outside of torch whose decorators wrap functions of torch, so these modules are in many stacks.
 OF_DECORATORS = ("typing_extensions.py", "contextlib.py")
 
-_listening = 0  # id of the process whose thread waits. A forked child has another id, and no such thread
+_listening = 0  # id of the process that has the waiting thread. A forked child does not have the thread
 
 
 def watch(run_dir: RunDir) -> None:
     """Call `listen` as soon as this process has created its process group.
 
-    It is not called earlier, because a script that forks should not have an additional thread at that time.
+    `listen` is not called earlier, because a script that forks processes should not have an additional thread
+    when it forks.
     """
     function = getattr(dist, "init_process_group", None)
     if function is None or hasattr(function, "is_recorded"):
@@ -85,9 +87,9 @@ def listen(run_dir: RunDir) -> None:
 
 
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
-    with contextlib.suppress(OSError):  # a script can close all its files
+    with contextlib.suppress(OSError):  # a script can close all its files, including this socket
         while requests.recv(1):
-            with contextlib.suppress(Exception):  # after an error, the hang is not explained
+            with contextlib.suppress(Exception):  # if this fails, the hang is not explained
                 documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
 
 
@@ -115,7 +117,7 @@ def ranks_of_groups() -> dict[str, tuple[int, ...]]:
 def groups_of(
     entries: Iterable[Mapping[str, Any]], ranks: Mapping[str, tuple[int, ...]], *, now_ns: int
 ) -> list[GroupCalls]:
-    """Return the calls of each group in a flight recorder's entries. Groups of unknown ranks are left out."""
+    """Return each group's calls from a flight recorder's entries. Groups with unknown ranks are left out."""
     collectives: dict[tuple[str, str, str], list[CollectiveCall]] = {}
     messages: dict[tuple[str, str, str], list[CollectiveCall]] = {}
     for entry in entries:
@@ -146,7 +148,10 @@ def groups_of(
 
 
 def _newest(calls: list[CollectiveCall]) -> tuple[CollectiveCall, ...]:
-    """Return the newest calls, and the oldest call that is not done: another rank might not have made it."""
+    """Return the newest calls, and the oldest call that is not done.
+
+    That call is needed because another rank might not have made it.
+    """
     kept = calls[-MOST_CALLS:]
     is_open = next((call for call in calls if not call.is_done), None)
     return tuple(kept if is_open is None or is_open in kept else [is_open, *kept])

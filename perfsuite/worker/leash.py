@@ -1,4 +1,4 @@
-"""End a process when its parent ends, and dump its stacks on request. Imports no torch."""
+"""End this process when its parent ends, and dump this process's stacks on request. Imports no torch."""
 
 import ctypes
 import faulthandler
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
-# An agent ends its job when it gets one of these signals. A rank restores their default action.
+# Signals that make an agent end its job. A rank restores the default actions of these signals.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -17,7 +17,8 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Make the kernel signal this process when its parent dies.
 
-    If the process `ANCESTOR_PID` is already dead, this process exits at once.
+    The environment variable `ANCESTOR_PID` can contain the id of an ancestor. If that ancestor is already
+    dead, this process exits at once.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     ancestor = os.environ.get(ANCESTOR_PID)
@@ -52,7 +53,7 @@ def ancestors() -> list[int]:
 def _stat(pid: int) -> list[str]:
     """Return the fields of proc_pid_stat(5) that follow the process name, or nothing if there is no process.
 
-    The fields are split only after the name, because the name can contain spaces and parentheses.
+    Only the text after the name is split into fields, because the name can contain spaces and parentheses.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -26,7 +26,7 @@ from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_o
 
 
 def main(path: str) -> None:
-    """Measure as rank RANK of WORLD_SIZE. If this fails, write the failure to the report, then raise it."""
+    """Measure as rank RANK of WORLD_SIZE. If this fails, report the failure and raise the error."""
     run_dir = RunDir(Path(path))
     report = empty_report()
     leash.die_with_parent()
@@ -44,7 +44,7 @@ def main(path: str) -> None:
 
 
 def forked(path: str, environment: Mapping[str, str]) -> None:
-    """Call `main` in a process that was forked as a rank. Its output goes to the log of the rank."""
+    """Call `main` in a process that was forked as a rank. Send the process's output to the rank's log."""
     for number in leash.ENDING:  # undo the handlers inherited from the parent process
         signal.signal(number, signal.SIG_DFL)
     # Restore the default start method for processes that the rank starts.
@@ -65,7 +65,7 @@ def _simulate(rank: Rank) -> RankReport:
 
 
 def _measure(rank: Rank) -> RankReport:
-    """Train and measure. Memory that is allocated before `memory_for` does not count as the model's."""
+    """Train and measure. Memory allocated before `memory_for` is called does not count as the model's."""
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -88,7 +88,7 @@ def _measure(rank: Rank) -> RankReport:
     flight_recorder.watch(rank.run_dir)
     events.watch()
     if rank.request.counts:
-        with contextlib.suppress(Exception):  # if a name of torch is missing, counting a step will report it
+        with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
             from perfsuite.worker.counting import loader_workers
 
             loader_workers.watch(rank.run_dir)
@@ -125,7 +125,7 @@ def _measure(rank: Rank) -> RankReport:
 
 
 def _after_build(rank: Rank, device: Any) -> None:
-    """Observe what the framework has built, and finish what needs the process groups that it has created."""
+    """Finish the set-up that needs the framework's process groups, and observe the job that was built."""
     from perfsuite.worker.probes.node_probe import all_reduce_probe
 
     if device.type == "cuda":
@@ -163,15 +163,15 @@ def wait_as_long_as_the_driver(case: Case) -> None:
 
 
 def _nccl_timeout(case: Case) -> timedelta:
-    """Return NCCL's timeout. It is longer than the driver's, which ends a hanging job before NCCL does."""
+    """Return a timeout for NCCL, longer than the driver's. The driver then ends a hanging job before NCCL."""
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
     """Create the process group.
 
-    With `connects_at_once`, NCCL gets the device, and connects all ranks now. Otherwise, it connects them in
-    the first collective.
+    With `connects_at_once`, NCCL gets the device, and connects all ranks now. Without it, NCCL connects them
+    in the first collective.
     """
     import torch.distributed as dist
 
@@ -189,7 +189,7 @@ def _leave_process_group() -> None:
 
     signal.alarm(WAIT_S + LEAVE_S)
     if dist.is_initialized():
-        dist.barrier()  # if one rank left early, this would break the connections of the others
+        dist.barrier()  # a rank that left early would break the connections of the other ranks
         dist.destroy_process_group()
 
 
@@ -205,7 +205,7 @@ def _device(request: CaseFile) -> Any:
 
 
 def _warm_up(device: Any, *, counts: bool) -> None:
-    """Run one small training step, so that libraries load now, and allocate now what they keep."""
+    """Run one small training step, so that libraries load now, and allocate their lasting memory now."""
     import torch
 
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
@@ -213,9 +213,10 @@ def _warm_up(device: Any, *, counts: bool) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
-    with contextlib.suppress(Exception):  # if a name of torch is missing, counting a step will report it
+    with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
         from perfsuite.worker.counting.steps import warm_up
 
-        # Load the modules that counting needs, because host memory includes them. A GPU's memory does not.
+        # Load the modules for counting before host memory is first read, because host memory includes these
+        # modules. A GPU's memory does not.
         if counts and device.type == "cpu":
             warm_up()

@@ -51,14 +51,14 @@ NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
 OF_NCCL = "NCCL error"
 LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S.*)")
-"""Matches the line that names the cause in a message of NCCL, several lines below the first line."""
+"""Matches the line of an NCCL message that names the cause. It is several lines below the first line."""
 NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
-LEAVE_S = 30  # seconds after all measurements within which a rank must exit. After that, an alarm ends it
+LEAVE_S = 30  # seconds that a rank has to exit after its last measurement. Then an alarm ends the rank
 
 
 class Rank:
-    """The measurement of one process. `report` identifies the rank. It has no measurements yet."""
+    """The measurement of one process. `report` identifies the rank, and has no measurements yet."""
 
     workload: Workload  # the training job, which `build` sets
     recorder: Recorder  # the clock, which `build` sets
@@ -126,8 +126,9 @@ class Rank:
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Pass an optimizer step to the observer and the counting. This is a hook for torch's optimizers.
 
-        An engine can step an optimizer several times in one training step. Only the first of these steps is
-        passed on. Raises `MismatchError` if the training cannot be observed.
+        If the framework itself ends training steps (`LaunchPlan.clock`), an optimizer can step several times
+        in one training step. In this case, only the first of these optimizer steps is passed on. Raises
+        `MismatchError` if the training cannot be observed.
         """
         assert self.observer is not None
         with Part(PERFSUITE):
@@ -167,11 +168,11 @@ class Rank:
             )
             return
         if self.recorder.profiling is None:  # a profiled launch ends before the last step
-            # Begin after the counted steps, when counting has freed the data that it kept about them.
+            # Begin after the counted steps. By then, the counting has freed its data about these steps.
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-            Memory.model_rebuild()  # creates objects now. Later, they would count as kept by steps
+            Memory.model_rebuild()  # create these objects now. Later, they would count as kept by steps
         try:  # a private name of torch might be missing
             from perfsuite.worker.counting.steps import Counting
 
@@ -285,7 +286,7 @@ class Rank:
         return ()
 
     def _levels(self) -> dict[str, dict[int, int]]:
-        """Return memory in use after steps: kind of memory -> number of the step -> bytes."""
+        """Return the memory in use after some steps: kind of memory -> number of the step -> bytes."""
         if self.recorder.levels is None:
             return {}
         self.notes += self.recorder.levels.notes
@@ -296,7 +297,7 @@ class Rank:
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return all counts, including loader workers, kept objects and spans, or None if not counted."""
+        """Return all counts, also of loader workers, kept objects and spans. None if no step was counted."""
         counts = counting.result()
         if counts is None:
             return None
@@ -334,7 +335,7 @@ class Rank:
                     hook.abandon()
 
     def write(self, report: RankReport) -> None:
-        """Write the report of this rank. If a fault is injected, the fault first changes the report."""
+        """Write the report of this rank. An injected fault can change the report or suppress it."""
         changed = report if self._injector is None else self._injector.report(report)
         if changed is not None:
             documents.write(self.run_dir.rank(report.rank), changed)
@@ -362,7 +363,7 @@ class Rank:
     def tell(self, steps: int, tokens: int) -> None:
         """If this is rank 0, write the number of steps that have ended, and the tokens per step."""
         if self.report.rank == 0:
-            with contextlib.suppress(OSError):  # if writing the report fails too, that error is reported
+            with contextlib.suppress(OSError):  # if writing the report fails as well, that raises an error
                 self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
@@ -385,8 +386,8 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return the `Failure` that describes an error in the rank's report.
 
-    For a `ScriptError`, there is no traceback, because the script has ended. For a `MismatchError`, there is
-    none either. It would show only perfsuite's code, and the message says what to change.
+    A `ScriptError` gets no traceback, because the script has ended. A `MismatchError` gets none either: its
+    traceback would show only perfsuite's code, and its message says what to change.
     """
     has_none = isinstance(error, errors.ScriptError | errors.MismatchError)
     message = errors.message_of(error)
@@ -402,10 +403,10 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return class and first line of an error, and class and first line of the error that caused it.
+    """Return the class and the first line of an error, followed by those of the error that caused it.
 
-    The cause is needed because libraries that import lazily raise an error of their own. It might only say
-    where to look for the cause.
+    The cause is needed because libraries that import lazily raise an error of their own, and its message
+    might only say where to look for the cause.
     """
     message = _class_and_message(error)
     root = _root(error)
@@ -474,7 +475,7 @@ def _kind(error: BaseException) -> FailureKind:
         return "mismatch"
     if isinstance(error, errors.DryRunError):
         return "not_dry"
-    # If memory runs out, torch's CPU allocator and the GPU's driver raise only a RuntimeError.
+    # If memory runs out, torch's CPU allocator and the GPU's driver raise a plain RuntimeError.
     is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, errors.message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"

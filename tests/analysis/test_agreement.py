@@ -96,7 +96,7 @@ def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) ->
 
 
 def test_how_much_replicas_may_differ() -> None:
-    """For each of two ranks, the pair has the norms of a parameter before and after training."""
+    """Each of the two ranks has a pair: the norms of a parameter before and after training."""
     for one, other, is_apart in (
         ((0.0, 100.0), (0.0, 99.0), False),  # the ranks differ by a hundredth of what training changed
         *((((0.0, 100.0), (0.0, end), True)) for end in (98.9, 101.1)),
@@ -224,7 +224,7 @@ def test_token_counts_may_differ_by_two_percent() -> None:
 
 
 FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=2)
-"""In forward, 2 weights and an attention with 2 FLOPs per token take 6 FLOPs per token together."""
+"""In forward, 2 weights (2 FLOPs each) and attention (2 FLOPs) take 6 FLOPs per token."""
 FORWARD = make_report(0).tokens_per_step * 6 // 2
 """The FLOPs of one of two ranks in forward."""
 EVIDENCE = Evidence(data_parallel=2, collectives=99, replicated={"w": (1.0, 2.0)}, replicated_bytes=4_000_000)

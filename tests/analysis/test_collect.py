@@ -321,7 +321,10 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
 
 
 def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
-    """In 16 bits, three quarters of the FLOPs take half as long, so all FLOPs take 5/8 of the time."""
+    """Three quarters of the FLOPs are in float8, in which they take half as long as in 16 bits.
+
+    So all FLOPs together take 5/8 of their time in 16 bits.
+    """
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     changes: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
     run, plain = (on_gpu(both(tmp_path, observed=observed, **changes)) for observed in (seen, None))

@@ -33,7 +33,7 @@ def files(*of_ranks: Sequence[GroupCalls], world_size: int = 4) -> dict[int, Col
 
 
 def said(*of_ranks: Calls) -> str | None:
-    """Explain the calls of each rank in the default group."""
+    """Return the explanation of a hang in which the ranks made these calls in the default group."""
     return explain(files(*([group(calls=calls)] for calls in of_ranks)))
 
 
@@ -124,7 +124,7 @@ def test_groups_that_wait_for_each_other_may_be_in_another_order() -> None:
 def test_follows_the_wait_to_the_rank_that_is_free() -> None:
     """Rank 3 computes.
 
-    Rank 2 waits for it in a pipeline, and has therefore not called the all-reduce of ranks 0 and 2.
+    Rank 2 waits for rank 3 in a pipeline, and has therefore not called the all-reduce of ranks 0 and 2.
     """
     data = group((0, 2), "mesh_dp", calls=[waits(9, age_s=300)])
     short = group((0, 2), "mesh_dp", calls=[done(8)])

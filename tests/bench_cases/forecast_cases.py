@@ -31,7 +31,7 @@ class PredictedFile(Document):
 
 
 def _published(step: PublishedStep) -> MeasuredCase:
-    """Return a published step. Its host never sets the pace, so any host has the same time."""
+    """Return a published step. The host never sets its pace, so the step takes as long with any host."""
     parts = step.predicted
     log = reported_step(device_log_file.read(step.log(MORE)))
     expected = Expected(

@@ -50,11 +50,11 @@ class PublishedStep:
         return layers
 
     def log(self, layers: int) -> Path:
-        """Return the file of a log."""
+        """Return the file of the log that was made with this number of layers."""
         return LOGS / f"{self.name}-{layers}.json.gz"
 
     def with_layers(self, layers: int) -> Case:
-        """Return the case with fewer layers."""
+        """Return the case with this number of layers."""
         config = {**self.case.model.config, "num_hidden_layers": layers}
         return self.case.replace(model=self.case.model.replace(config=config))
 

@@ -60,7 +60,7 @@ class Step:
     sent: Sent = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     flops: Counter[str] = field(default_factory=Counter)
     held: list[int] = field(default_factory=lambda: [0])
-    """For each reduction of gradients in the order of backward, its bytes."""
+    """The bytes of each reduction of gradients, in the order of backward."""
     tensors: Counter[Group] = field(default_factory=Counter)
     """The number of tensors that are sharded over each group."""
     replicas: Group | None = None

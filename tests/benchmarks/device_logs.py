@@ -3,8 +3,8 @@
 python -m tests.benchmarks.device_logs             # run some cases dry, with and without a log (15 minutes)
 python -m tests.benchmarks.device_logs STORE       # only the logs below this directory, such as .perfsuite
 
-A fresh dry run counts one step, which is the logged one. Without a log, nothing about kernels, collectives
-and the host's calls is recorded or written. Each pair has one dry run of each kind. The ratio of their CPU
+A fresh dry run counts one step, and logs the same step. Without a log, nothing about kernels, collectives and
+the host's calls is recorded or written. Each pair has one dry run of each kind. The ratio of their CPU
 seconds is noisy, so recording and writing are also timed by themselves.
 """
 
@@ -156,14 +156,14 @@ def ran(case: Case, directory: Path, arm: Arm) -> tuple[float, Run]:
 
 
 def arm_of(program: Path, changes: str) -> Arm:
-    """Return an arm whose dry runs have these changes."""
+    """Return an arm whose dry runs make these changes to the recording."""
     program.write_text(INTERPRETER.format(python=sys.executable, changes=changes))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return replace(HERE, python=str(program))
 
 
 def recording_s(directory: Path) -> float:
-    """Return the CPU seconds to record and write a log, which its rank printed."""
+    """Return the CPU seconds to record and write a log. The rank of the dry run printed them."""
     printed = RunDir(directory).rank_log(0).read_text()
     match = re.search(r"^CPU seconds: (.*)$", printed, re.MULTILINE)
     assert match is not None, printed
@@ -236,7 +236,7 @@ def stored(store: Path) -> None:
 
 
 def show_logs(logs: Iterable[tuple[str, LogCost]]) -> None:
-    """Print the size and the costs of each log. A dash stands for a step that cannot be predicted."""
+    """Print the size and the costs of each log. A dash: the time of the step cannot be predicted."""
     rows = (
         (
             label,

@@ -110,9 +110,9 @@ def _row(one: Tried) -> tuple[str, ...]:
 
 
 def _coverage(cluster: str, cases: Sequence[MeasuredCase], host: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the cases whose pace the host can set, or of the others.
+    """Yield the rows for cases whose pace the host can set, or the rows for all other cases.
 
-    They are forecast from all cases.
+    The forecasts are made from all cases of the cluster.
     """
     pace = "the host" if host else "the GPU"
     numbers = [number for number in KNOWN if number < len(cases) - 1]
@@ -127,7 +127,7 @@ def _coverage(cluster: str, cases: Sequence[MeasuredCase], host: bool) -> Iterat
 
 
 def main() -> None:
-    """Print how many forecasts held, and those for one H100. A command does something else instead."""
+    """Print how many forecasts held, and the forecasts for one H100. A command is run instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", nargs="?", choices=("record", "time"))
     parser.add_argument("file", nargs="?", type=Path, default=PREDICTED)

@@ -3,8 +3,8 @@
 A case of DDP and a script with a data worker are launched alternately. The table has a row for each part of
 the start-up and a row for the data wait. Each row has the median seconds and two standard deviations between
 launches: of the logarithm of the seconds, and of the logarithm of the judged value. The last column is the
-smallest growth that is found 95 times in 100, according to `simulated_spans` and `simulated_data_wait` with
-the latter scatter.
+smallest growth that is found 95 times in 100. It comes from `simulated_spans` or `simulated_data_wait`, with
+the second of these standard deviations as the scatter.
 
     python -m tests.benchmarks.launch_noise [--launches 12]   # docs/evidence/statistics.md
 """

@@ -1,9 +1,9 @@
 """Measures the cost of measuring. The same training loop runs alternately without and with the clock.
 
 The loop without the clock (the bare loop) is timed from outside, as a whole. With the clock, the recorder
-reports the step times. These times exclude the probe and the bookkeeping between steps, but the probe and the
-bookkeeping must not slow the steps down. `perfsuite doctor` runs the same loop. The CPU time of the loop
-scatters less than its wall time, because other programs disturb the wall time.
+reports the step times. These times exclude the probe and the bookkeeping between steps. But the probe and the
+bookkeeping could slow the steps down, and must not. `perfsuite doctor` runs the same loop. The CPU time of
+the loop scatters less than its wall time, because other programs disturb the wall time.
 """
 
 import gc

@@ -5,8 +5,8 @@ baseline, and arm B is judged like a night against a baseline. `base first` judg
 five launches of arm A and then up to 15 of arm B. `unpaired` and `base first` estimate the noise between
 launches from three other cases, with five launches each.
 
-A second table shows what `paired` finds on a machine whose launches slow down together with the probe. Its
-rows are with and without the correction by the probe.
+A second table shows what `paired` finds on a machine whose launches slow down together with the probe. One
+row is with the correction by the probe, and one is without it.
 
     python -m tests.benchmarks.paired [--trials 2000]
 """

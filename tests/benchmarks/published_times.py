@@ -77,7 +77,7 @@ def _with_network(machine: Machine, times: float) -> Machine:
 
 
 def _pairs(steps: Sequence[PublishedStep]) -> Iterator[tuple[str, ...]]:
-    """For every two rows with the same cluster and model, yield the change of one GPU's speed."""
+    """For every two rows with the same cluster and model, yield by how much the speed per GPU differs."""
     for first, second in combinations(steps, 2):
         if first.cluster == second.cluster and first.case.model == second.case.model:
             predicted = first.gpu_seconds_per_token / second.gpu_seconds_per_token

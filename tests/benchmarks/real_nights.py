@@ -1,14 +1,15 @@
-"""Launches real nights on a machine that became slower, with a reference and with one case whose code did.
+"""Launches real nights with a reference, on a machine that became slower. One case has slower code.
 
 python -m tests.benchmarks.real_nights NEW_DIRECTORY [--nights 10] [--slower "cgexec -g cpu:slow"]
 
 This clones the repository into a new directory, and adds three cases whose launches take about ten seconds.
-On the machine as it is, it accepts baselines of two sessions. Then it makes the code of one case 10% slower,
-and launches nights with the commit of the baselines as the reference. `--slower` is a command that slows down
-all processes of a night, for example because it starts them in a control group with a CPU quota.
+On the unchanged machine, it measures and accepts baselines of two sessions. Then it makes the code of one
+case 10% slower, and launches nights with the commit of the baselines as the reference. `--slower` is a
+command that slows down all processes of a night, for example because it starts them in a control group with a
+CPU quota.
 
-A night is a row: the change of tokens/s that the reference shows, and the verdict on each case. Only the
-changed case may be `regressed`.
+Each night is a row of the output: the change of tokens/s that the reference shows, and the verdict on each
+case. Only the changed case may be `regressed`.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Simulates what the gate detects, with the same `decide` loop that judges real launches.
 
 Draws baselines and launches, passes them to `decide` launch by launch until it decides, and counts the
-outcomes. For comparison, it also counts what most suites would report, which compare one sample with one
-baseline sample and use a fixed threshold.
+outcomes. For comparison, it also counts what most suites would report. They compare one sample with one
+baseline sample, and use a fixed threshold.
 
     python -m tests.benchmarks.simulated_gate   # docs/evidence/statistics.md, "What a gate can detect"
 """
@@ -30,8 +30,9 @@ class Table(SimpleNamespace):
 
     A change of +0.03 is 3% more seconds per step. `fixed_5_percent` is the share of trials in which one
     sample is more than 5% above one baseline sample. `fixed_tolerance` is the same share with the tolerance
-    instead of 5%. `minimum_detectable_drop` and `blind` are from the trials with the change nearest to 0. The
-    first is a median. The second is the share of trials in which the decision says that the gate is blind.
+    instead of 5%. `minimum_detectable_drop` and `blind` are from the trials with the change nearest to 0.
+    `minimum_detectable_drop` is a median. `blind` is the share of trials in which the decision says that the
+    gate is blind.
     """
 
     def row(self, true: float) -> SimpleNamespace:
@@ -70,7 +71,7 @@ def simulate(
     trials: int = 20_000,
     seed: int = 0,
 ) -> Table:
-    """Simulate one gate. All drops use the same random launches. Equal arguments give equal tables.
+    """Simulate one gate, with the same random launches for all `drops`. Equal arguments give equal tables.
 
     log(seconds) is normal with standard deviation `sigma`. If `is_contaminated`, log(seconds) is `sigma`
     times Student's t with 3 degrees of freedom, and one launch in 20 is 10% slower, also in baselines.

@@ -15,7 +15,7 @@ HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and opti
 
 
 def main(names: list[str]) -> None:
-    """Print a row for each configuration: its numbers by formula and as counted, and where they differ."""
+    """Print a row for each configuration: numbers from the formulas, counts, and where they differ."""
     show_table(HEADINGS, map(_row, names or THEORIES))
 
 

@@ -1,4 +1,4 @@
-"""Tests of what `perfsuite dry-run` prints and refuses. All dry runs but one are fake."""
+"""Tests of what `perfsuite dry-run` prints and refuses. All dry runs except one are fake."""
 
 import json
 import re

@@ -26,7 +26,7 @@ def reading(times: int) -> Run:
 def told(launches: tuple[Run, ...], field: str, case: Case = CASE) -> list[Row]:
     """Return the rows of one fault and of the case without it.
 
-    The three `launches` are one for comparison, one with the fault, and one without it.
+    The three `launches` are one for comparison, one with the fault, and one without the fault.
     """
     made: list[str | None] = []
 

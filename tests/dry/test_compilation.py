@@ -70,8 +70,8 @@ for step in range(30):
     optimizer.step()
     optimizer.zero_grad()
 """
-# Each rank compiles in its own process, and scalar kernels. Otherwise it would start two more processes, for
-# kernels and to look for vector instructions, and both would import torch.
+# Each rank compiles in its own process, and compiles only scalar kernels. Otherwise it would start two more
+# processes: one to compile kernels, and one to look for vector instructions. Both would import torch.
 QUICKLY = """
 import torch._inductor.config
 

@@ -51,7 +51,7 @@ HYBRID = NEVER_REVIEWED.replace(
 )
 """There are two groups of two ranks.
 
-Parameters are sharded within each group, and both groups hold the same.
+Parameters are sharded within each group, and both groups hold the same parameters.
 """
 
 
@@ -135,7 +135,7 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(hybrid: tuple[Run, RunDir]) -> Non
 
 @pytest.mark.smoke
 def test_the_log_has_the_order_of_the_framework(hybrid: tuple[Run, RunDir]) -> None:
-    """FSDP2 gathers, reduces among shards and reduces among groups in a stream of its own each.
+    """FSDP2 has three streams: for gathers, for reductions among shards, and for reductions among groups.
 
     In backward, it gathers the parameters of the next layer before the GPU needs them.
     """

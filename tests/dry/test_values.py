@@ -91,7 +91,7 @@ def test_data_of_another_device_move_a_tensor(whole: bool) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
         made = torch.arange(3) if whole else nn.Parameter(torch.ones(3))
         assert isinstance(made, FakeTensor) is not whole
-        made.data = made.detach().to("cuda:0")  # autograd would ask a GPU, and none is pretended here
+        made.data = made.detach().to("cuda:0")  # autograd would query a GPU, and none is simulated here
         assert made.device == made.data.device == torch.device("cuda", 0)
         assert made.requires_grad is not whole
         assert made.is_leaf

@@ -72,7 +72,7 @@ def _check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case, held: int) ->
 
 
 def _without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
-    """Return kernels by phase and calls by operator, without the copies that gloo makes of what it scatters.
+    """Return kernels by phase and calls by operator, without gloo's copies of the tensors that it scatters.
 
     NCCL makes no such copies.
     """

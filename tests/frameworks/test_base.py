@@ -165,10 +165,7 @@ def test_float8_trains_alike_when_sharded(tmp_path: Path) -> None:
     ids=["accelerate", "trainer"],
 )
 def test_accelerate_float8_trains_nearly_alike(framework: Framework, gathers: bool, tmp_path: Path) -> None:
-    """Differences by rounding grow from step to step.
-
-    In later steps some CPUs have losses that are 5% apart.
-    """
+    """Differences due to rounding grow from step to step. On some CPUs, later losses differ by 5%."""
     run = measured(COUNTED.replace(framework=framework, precision="bf16-mixed"), tmp_path)
     assert run.loss[:10] == pytest.approx(learnt(COUNTED).loss[:10], rel=0.01)
     gathered = {call.dtype for call in run.counts[0].counts.collectives if call.kind == "all_gather"}

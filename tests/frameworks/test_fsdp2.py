@@ -115,12 +115,12 @@ def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
             assert torch.equal(a, b)
         elif "o_proj" in name or "down_proj" in name:
             joined = torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
-        else:  # split by columns first, so one rank has a and c
+        else:  # a and c are the shards of the first tensor-parallel part
             joined = torch.cat([a, c, b, d])
         assert torch.equal(joined, full), name
 
 
-# The view belongs to the logits.
+# The warning is about a view of the logits.
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")
 @pytest.mark.parametrize(("layers", "checkpointing"), [(1, "full"), (3, "none"), (3, "full")])
 def test_half_blocks_reduce_once_each_way(layers: int, checkpointing: Any) -> None:

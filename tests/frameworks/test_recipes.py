@@ -51,9 +51,9 @@ def test_accelerate_launch(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_unaware_accelerate_exchanges_nothing(tmp_path: Path) -> None:
-    """The command starts two processes, but wraps the model in neither.
+    """The command starts two processes, but neither of them wraps the model.
 
-    So they are two copies of one training.
+    So the two processes train two separate models.
     """
     kind, said = failure_of(by_accelerate(), tmp_path)
     assert kind == "mismatch"

@@ -46,9 +46,9 @@ OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
 def test_one_line_imports_each_framework(name: str) -> None:
-    """Other code changes by this line only.
+    """This line is the only change to other code that a new framework needs.
 
-    A new framework also needs an extra, a test, and a row in the docs.
+    The new framework also needs an extra, a test, and a row in the docs.
     """
     package = HERE.parent
     lines = [

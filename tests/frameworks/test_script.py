@@ -686,7 +686,7 @@ Summed(LlamaForCausalLM(config), arguments, train_dataset=data).train()
     ids=["plain", "trainer"],
 )
 def test_a_missing_mean_is_found_behind_clipping(tmp_path: Path, text: str) -> None:
-    """With the sum instead of the mean, loss and gradients are four times as large.
+    """If the script sums instead of averaging, loss and gradients are four times as large.
 
     Gradients are then clipped to the same norm. A step does less work.
     """

@@ -116,9 +116,9 @@ Started = Callable[[Sequence[str]], Path]
 
 @pytest.fixture(scope="module")
 def started_by_its_user(tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """Return a function that records the variables when the user starts the script, once for each launcher.
+    """Return a function that starts the script as its user does, once for each launcher.
 
-    It returns the directory of the script and of what was recorded.
+    The script records its variables. The function returns the directory of the script and its records.
     """
 
     @cache
@@ -133,7 +133,10 @@ def started_by_its_user(tmp_path_factory: pytest.TempPathFactory) -> Started:
 
 @pytest.fixture
 def as_its_user_sees(started_by_its_user: Started, monkeypatch: pytest.MonkeyPatch) -> Started:
-    """Return the same function. After its call, starts get variables of the user and of another job."""
+    """Return a function that does the same, and then sets variables of the user and of another job.
+
+    Launches after a call of this function get these variables.
+    """
 
     def started(launcher: Sequence[str]) -> Path:
         directory = started_by_its_user(launcher)

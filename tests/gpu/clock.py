@@ -64,7 +64,7 @@ def synchronised_s(run: Loop) -> float:
 def peaks_without_gc(run: Loop) -> list[int]:
     """Return the peak memory of the first, middle and last of many steps.
 
-    Reference cycles hold what grows.
+    If the peaks grow, reference cycles keep memory alive.
     """
     gc.collect()
     gc.disable()

@@ -208,7 +208,7 @@ class Hostile:
 
 
 def plain(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run plain git, which no setting of perfsuite reaches."""
+    """Run git directly, without the settings that perfsuite passes to git."""
     return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
 
 

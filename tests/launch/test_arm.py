@@ -162,9 +162,9 @@ def test_other_interpreter_must_have_perfsuite(repo: Path) -> None:
 
 
 def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's second answer might be in time.
+    """The interpreter's second answer might come within the time limit.
 
-    But the first answer has the paths, and without these the arm would import the code of this checkout.
+    But the first answer has the paths. Without these paths, the arm would import the code of this checkout.
     """
     python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
     monkeypatch.setattr(arms, "ANSWER_S", 0)

@@ -83,7 +83,7 @@ def test_job_overdue_in_an_event_says_so(tmp_path: Path) -> None:
 
 
 def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path) -> None:
-    """Except during an event, each look at this job finds a hang."""
+    """Each look at this job would find a hang, unless the job is in an event."""
     impatient = HangDetector(hang_s=0, longest_steps=0, longest_warm_ups=0)
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")

@@ -122,7 +122,7 @@ def test_a_stalled_file_system_is_no_lost_driver(
 def test_a_driver_whose_writes_stall_is_not_lost(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing
 ) -> None:
-    """The agent's reads return at once, with the same text for two minutes: stdin is still open."""
+    """For two minutes, the agent's reads return at once, but with the same text. Its stdin stays open."""
     stalled_looks = int(120 / lease.LOOK_S)
 
     def drive(looks: int) -> None:

@@ -25,7 +25,7 @@ def detected(
     visible: str | None = None,
     missing: str | None = None,
 ) -> Machine:
-    """Return this machine as described by a pynvml with these GPUs, or by one that reports what is missing.
+    """Return this machine as a fake pynvml describes it. The fake has these GPUs, or fails with `missing`.
 
     The GPU with index i has the UUID GPU-i.
     """

@@ -11,7 +11,7 @@ from perfsuite.worker import leash
 
 @pytest.fixture
 def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the actions of the fork server, in order. This process is not changed."""
+    """Return a list to which the fork server's actions are added in order. This process is not changed."""
     done: list[str] = []
     monkeypatch.setattr(leash, "die_with_parent", lambda: done.append("tied"))
     monkeypatch.delitem(sys.modules, "perfsuite.node.preload", raising=False)

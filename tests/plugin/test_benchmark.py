@@ -7,7 +7,7 @@ from tests.suite import ID, read_json, run, run_cpu
 
 
 class Pedantic:
-    """Measures like pytest-benchmark: the difference of the clock's values after and before each call."""
+    """Measures like pytest-benchmark: reads a clock before and after each call, and takes the difference."""
 
     def __init__(self, clock: ReplayClock) -> None:
         self.clock = clock

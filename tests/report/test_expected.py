@@ -17,7 +17,7 @@ INTERVAL = Forecast(low_s=0.5, high_s=0.6, cases=("a", "b"), gpu_factor=1.1, hos
 
 
 def launched(**facts: Any) -> Measurement:
-    """Return a result with 620 tokens/s, of which 1,000 were expected."""
+    """Return a result with 620 tokens/s, where 1,000 tokens/s were expected."""
     run = make_run(machine=make_gpu_machine(), figures=make_figures(tokens_per_s=620))
     return make_result(run, before=None, prediction=DryFacts(**facts))
 

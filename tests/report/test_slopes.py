@@ -7,7 +7,7 @@ MEMORY = Slope(name="resident memory", unit="bytes", per_step=2048, interval=(10
 
 
 def test_slopes_are_told_for_many_steps() -> None:
-    """The sentences are about the last launch. The table is about all launches."""
+    """The sentences are about the last launch, and the table is about all launches."""
     runs = [make_run(slopes=(STEP,)), make_run(slopes=(MEMORY, STEP))]
     assert slopes.sentences(runs) == [
         "resident memory of rank 1: +1.95 MiB in 1,000 steps, +1,000.0 KiB to +3.91 MiB",

@@ -1,4 +1,4 @@
-"""Tests that private names of other packages are only in one module for each side, or have a reason here."""
+"""Tests that private names of other packages are used only in the modules for them, or have a reason here."""
 
 import ast
 import re

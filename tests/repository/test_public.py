@@ -1,4 +1,4 @@
-"""Tests that the public names, and no other names, can be imported from the public packages."""
+"""Tests that exactly the public names can be imported from the public packages."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Tests of style in all Python files that linters do not have: one statement a line, short test names."""
+"""Tests of style that linters lack, for all Python files: one statement per line, short test names."""
 
 import ast
 from collections.abc import Iterable, Mapping

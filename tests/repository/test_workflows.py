@@ -99,7 +99,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def use_this_interpreter(where: Path) -> None:
-    """Make .venv stand for the environment that runs this test, instead of installing everything again."""
+    """Make a fake .venv that uses the environment of this test, instead of installing everything again."""
     directory = where / ".venv" / "bin"
     directory.mkdir(parents=True)
     (where / ".venv" / "installed").touch()
@@ -115,7 +115,7 @@ def use_this_interpreter(where: Path) -> None:
 
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Put a directory on PYTHONPATH that ends the doctor and the self-test at once, since both take long."""
+    """Put code on PYTHONPATH that ends the doctor and the self-test at once, since both take long."""
     directory = tmp_path / "trusted"
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(CONTENT)
@@ -253,7 +253,7 @@ SHAPES = {
 }
 """The environments of a job, for each way in which projects measure.
 
-All lack sudo and make, and the image also lacks git.
+All of these environments lack sudo and make, and the image also lacks git.
 """
 
 

@@ -121,7 +121,10 @@ def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
 
 
 def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
-    """Today's launches are used too: the machine can be slower than before, and a first day has no past."""
+    """Today's launches are used too, because the machine can be slower than before.
+
+    On the first day, there are no other launches.
+    """
     first, second, third, _ = CASES
     budget = Budget(100, {}, {first.id, second.id, third.id})
     assert budget.allows(first)

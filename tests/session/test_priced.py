@@ -114,7 +114,7 @@ def test_fewer_bytes_save_what_they_cost(tmp_path: Path) -> None:
 
 
 def test_the_highest_upper_end_comes_first(tmp_path: Path) -> None:
-    """Three more products take 10 to 16 ms, and the bytes 8 to 20 ms (naive: 9 ms)."""
+    """Three additional products take 10 to 16 ms. The additional bytes take 8 to 20 ms (naive: 9 ms)."""
     more = 2_571_428_571
     arms = (run_of(GIB), run_of(GIB + more))
     directories = []
@@ -244,7 +244,7 @@ READ: tuple[Entry, ...] = (RecordEvent(1, 0), HostWait(1))
 
 
 def test_waits_are_ranked_by_their_number(tmp_path: Path) -> None:
-    """A wait leaves the GPU idle for 24 us. The bytes take 35 us and 3 us."""
+    """A wait leaves the GPU idle for 24 us. The larger sends take 35 us each, and the smallest takes 3 us."""
     sizes = [10 * 2**20] * (MOST - 1) + [2**20]
     arms, directories = several(tmp_path, sizes, *READ)
     waits = changed_calls("host reads", 0, 1, "host reads in forward")

@@ -24,7 +24,7 @@ New = Callable[..., SideBySide[str]]
 
 @pytest.fixture
 def new() -> Iterator[New]:
-    """Yield a function that creates a `SideBySide` for two tasks at a time. The test's end ends it."""
+    """Yield a function that creates a `SideBySide` for two tasks at a time. It ends when the test ends."""
     made = []
 
     def create(run: Callable[[Task, Event], str], at_once: int = 2) -> SideBySide[str]:

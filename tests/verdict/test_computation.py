@@ -90,7 +90,7 @@ def lowered(what: str) -> dict[str, dict[str, int]]:
 
 
 def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
-    """Judge a launch `now` after launches like `before`. Return the verdict of each mode of comparison."""
+    """Compare a launch `now` with launches like `before`. Return the verdict of each mode of comparison."""
     baseline = baselines.from_runs([before] * 5)
     recorded = count_baseline.from_runs([before] * 3)
     passed = Verdict(outcome="passed", launches=1)

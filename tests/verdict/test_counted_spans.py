@@ -177,7 +177,7 @@ def test_judges_calls_of_a_start_up_part() -> None:
 
 
 def test_share_of_a_start_up_does_not_precede_a_multiple() -> None:
-    """A start-up makes so many calls that any change of it is large compared with the calls of a step."""
+    """A start-up makes so many calls that any change of their number is large compared with a step."""
 
     def runs(steps: int, start_up: int) -> Counts:
         python = PythonCalls(version="3.11", calls={"forward": steps}, functions={"f": steps})

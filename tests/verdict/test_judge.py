@@ -419,7 +419,7 @@ def test_metric_missing_in_baseline_never_passes() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize(("good", "place"), [(0, 0), (2, 0), (2, 1), (2, 2)])
 def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: int, place: int) -> None:
-    """A value such as 0 or NaN has no logarithm, and a median over launches would hide it.
+    """A value such as 0 or NaN has no logarithm, and a median over launches would hide such a value.
 
     If there are several such values, the first is reported.
     """

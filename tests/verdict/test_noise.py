@@ -213,7 +213,7 @@ def test_few_agreeing_sessions_prove_less() -> None:
 
 
 def test_cases_of_one_session_are_one_witness() -> None:
-    """Many cases of the same two sessions count as one observation of how the sessions differ."""
+    """Many cases of the same two sessions are only one observation of how the sessions differ."""
     (one, ten), (same_one, same_ten) = (
         [of_speed(*[of_sessions(LAUNCHES, other)] * n).session_sigma for n in (1, 10)]
         for other in (SLOWER, LAUNCHES)

@@ -72,7 +72,7 @@ def test_change_must_survive_without_its_best_pair() -> None:
 
 
 def test_launches_alternate_as_abba() -> None:
-    """The order of the launches is A 1, B 2, B 6, A 3, A 12, B 24."""
+    """The launches with their costs are, in order: A 1, B 2, B 6, A 3, A 12, B 24."""
     assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
     differences = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
     assert [math.exp(difference) for difference in differences.pairs] == pytest.approx([2, 2, 2])

@@ -76,7 +76,7 @@ def test_larger_drop_is_never_judged_milder(
 ) -> None:
     """This is true if the launches scatter no more than their class.
 
-    If they scatter more, an "outlier" that is repeated can be a second mode.
+    If they scatter more, a repeated "outlier" can instead be a second mode of the launches.
     """
     small = judge([s * (1 + drop) for s in launches], baseline)
     large = judge([s * (1 + drop) * (1 + further) for s in launches], baseline)

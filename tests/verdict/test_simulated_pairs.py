@@ -104,7 +104,7 @@ def test_followed_probe_finds_more_without_alarms() -> None:
 def test_slow_process_is_no_slow_machine() -> None:
     """Arm B slows down the probe as much as its steps.
 
-    It passes rarely, and never if it is much slower.
+    The comparison passes rarely, and never if arm B is much slower.
     """
     table = simulate(**{**FOLLOWING, "changes": (0.1, 0.5)}, slows_probe=True, trials=1_000, seed=9)
     assert table.row(0.1).passed < 0.22

@@ -119,7 +119,10 @@ def test_keeps_every_other_outcome(outcome: Outcome) -> None:
 
 
 def test_counts_decide_before_times() -> None:
-    """Changed counts show that something changed. Without a baseline of times, nothing is known."""
+    """Changed counts show that something changed.
+
+    Without a baseline of times, it is unknown whether anything changed.
+    """
     slow = timed("regressed", counts=None)
     assert with_counts(slow, [RUN], baseline_of(), times=BASELINE).outcome == "unhealthy"
     more = launch(counts(host_reads={"forward": 80}), observed=SEEN)

@@ -16,9 +16,9 @@ from tests.processes import Left, leave
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Record what the kernel is asked for. A real call would bind this process for good.
+    """Record the requests to the kernel. A real request would tie this process to its parent permanently.
 
-    The process never exits.
+    A call of `os._exit` does not end this process.
     """
     calls: list[tuple[int, int]] = []
     libc = SimpleNamespace(prctl=lambda option, by: calls.append((option, by)))

@@ -24,14 +24,16 @@ SPREAD_OF_HOST = 0.17
 """The same if the host can set the pace. This is the value of the nine such cases of one H100 on that page.
 It is larger because a dry run's log does not show the time that Python takes between two operators."""
 DEGREES = 4
-"""The weight of `SPREAD` and `SPREAD_OF_HOST`, as a number of measurements. This is less than the number of
-published steps, so that the errors on this machine soon outweigh `SPREAD`: published steps on one cluster are
-more alike than the cases of a repository."""
+"""The weight of `SPREAD` and `SPREAD_OF_HOST`, as a number of measurements. Published steps on one cluster
+are more alike than the cases of a repository. The weight is therefore less than the number of published
+steps, so that the errors on this machine soon outweigh `SPREAD`."""
 SLOW_HOST = 4.0
 """The host can set the pace of a step if the step takes longer with a host that needs this many times the
-assumed time. The speeds of single cores differ by two in each direction, and the log shows only a part of the
-host's time."""
-LONGER = 1.05  # "longer" in `SLOW_HOST`: by more than the interval of one usual error, 1.645 times `SPREAD`
+assumed time. The speeds of single cores differ by a factor of two in each direction, and the log shows only a
+part of the host's time."""
+# What "longer" means in the docstring of `SLOW_HOST`: by more than the interval of one usual error, which is
+# 1.645 times `SPREAD`.
+LONGER = 1.05
 Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))
 """Times of the host (relative to those of the GPU) that are tried: from a quarter to eight times."""
@@ -39,10 +41,10 @@ USUAL_HOST = math.log(2)
 """Standard deviation of the host's time relative to the assumed time, as a logarithm. The speeds of single
 cores of servers differ by about a factor of two."""
 PLAUSIBLE = 2.7
-"""A host is plausible if its squared errors exceed those of the best host by at most this: the 90% quantile
-of chi-squared with one degree of freedom."""
+"""A host is plausible if its `_Fit.excess` exceeds that of the best host by at most this number: the 90%
+quantile of chi-squared with one degree of freedom."""
 MOST_FROM_THE_HOST = 1.25
-"""There is no forecast if the slowest and the fastest plausible host give times that differ by a larger
+"""There is no forecast if the times of the step with different plausible hosts differ by more than this
 factor."""
 MOST_FOR_A_FACTOR = 2  # the host's factor is shown only if plausible hosts differ by at most this factor
 KINDS = {
@@ -79,7 +81,7 @@ def host_can_set_the_pace(step: Expected) -> bool:
 
 
 class _Group(NamedTuple):
-    """What like cases have in common."""
+    """The properties that the cases of a group have in common."""
 
     parallelism: Parallelism
     host: bool  # whether the host can set the pace
@@ -175,7 +177,7 @@ def _reach(squares: float, cases: int, spread: float) -> float:
     """
     degrees = DEGREES + cases - 1
     sigma = math.sqrt((DEGREES * spread**2 + squares) / degrees)
-    # The first terms of a series for Student's quantile are within 1% with 4 degrees or more.
+    # The first terms of a series for Student's quantile: with 4 degrees or more, their error is within 1%.
     second = (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * degrees**2)
     t = Z_95 + (Z_95**3 + Z_95) / (4 * degrees) + second
     return t * sigma * math.sqrt(1 + 1 / cases)

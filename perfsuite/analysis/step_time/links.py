@@ -16,7 +16,7 @@ BEGIN_BETWEEN_S = 25e-6  # time to begin a collective between machines
 HOP_BETWEEN_S = 4e-6
 MOST_HOPS = 64  # if a ring would have more hops, NCCL uses trees
 PORT_SHARE = 0.8  # share of a network port's rate that NCCL reaches
-PEER_SHARE = 0.5  # share of the bus bandwidth between two devices of one machine
+PEER_SHARE = 0.5  # share of the bus bandwidth that one device reaches if it sends only to one other device
 
 
 class Links(NamedTuple):
@@ -41,7 +41,7 @@ def network_bytes_per_s(interconnect: str) -> float | None:
 
 
 def is_inside(ranks: int, apart: int, devices: int) -> bool:
-    """Return whether a group stays within one machine: its width divides the machine's devices."""
+    """Return whether a group stays within one machine: its width divides the number of devices."""
     return ranks == 1 or devices % (ranks * apart) == 0
 
 

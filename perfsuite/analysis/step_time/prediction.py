@@ -35,10 +35,13 @@ class StepTime(NamedTuple):
 
 
 class Replays:
-    """The predicted times of one step. Each of its replays is made once."""
+    """The predicted times of one step. The result of each replay is cached."""
 
     def __init__(self, step: Sequence[Entry], same_calls: Replays | None = None) -> None:
-        """Prepare to replay a step. It differs from that of `same_calls` only in the bytes of collectives."""
+        """Prepare to replay a step.
+
+        If `same_calls` is given, its step differs from this step only in the bytes of collectives.
+        """
         self.step = step
         self._durations: dict[tuple[Device, Links], Durations] = {}
         self._periods: dict[Machine, float] = {}
@@ -89,7 +92,7 @@ class Replays:
         return without_links_s, exposed_s, SLOWED * min(hidden_s, self.kernels_s(machine))
 
     def total_s(self, machine: Machine) -> float:
-        """Return the seconds of the step. A step can have no kernels. Raises `PredictionError`."""
+        """Return the seconds of the step, even if it has no kernels. Raises `PredictionError`."""
         return sum(self.delays(machine))
 
 
@@ -97,7 +100,7 @@ def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
     """Replay the reported step of a log. Raises `PredictionError` if the machine lacks a link.
 
     The parts come from three replays: with everything, without communication, and without the host. The time
-    is never below that of the kernels alone, and does not grow if any bandwidth grows.
+    is never below that of the kernels alone, and does not increase if any bandwidth increases.
     """
     replays = Replays(step)
     durations = replays.durations(machine)

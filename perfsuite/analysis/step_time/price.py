@@ -19,9 +19,10 @@ LINK_SPEEDS = (0.5, 1.0, 1.25)
 """The price is computed for these rates of the link, relative to the assumed rate. They range from half of
 the assumed rate to the rate of the port (1 / `PORT_SHARE`). The price is therefore a range."""
 SPEEDS = ((0.5, 0.8), (1.0, 1.0), (2.0, 1.25))
-"""The price of kernels and of waits is computed for these times of the host and of kernels. They are relative
-to the assumed times. The speeds of hosts differ more than those of GPUs of one model."""
-HIDDEN = 1e-3  # a price below this share of a step is regarded as nothing
+"""The price of kernels and of waits is computed for each of these pairs: the time of the host, and the time
+of kernels, both relative to the assumed times. The speeds of hosts differ more than those of GPUs of one
+model."""
+HIDDEN = 1e-3  # a price below this share of a step is regarded as 0
 SLOWEST = 1e7  # bytes/s of a link of one device; the search for the rate that hides the bytes begins here
 FASTEST = 1e12
 HALVINGS = 8  # number of times that the search halves the range. It then knows the rate to within 5%
@@ -50,7 +51,7 @@ class Price(NamedTuple):
 
 
 def price(replays: Replays, group: Group, share: float, machine: Machine) -> Price:
-    """Return the price of the extra bytes of a group. The other side sends only `share` of its bytes.
+    """Return the price of a group's extra bytes. The other side of the comparison sends `share` of the bytes.
 
     Raises `PredictionError` if the step uses another link that is unknown.
     """
@@ -69,10 +70,12 @@ def price(replays: Replays, group: Group, share: float, machine: Machine) -> Pri
 
 
 def price_of_calls(replays: Replays, group: Group, fewer: int, machine: Machine) -> Price:
-    """Return the price of sending a group's bytes in all of the step's calls. The other side has `fewer`.
+    """Return the price of sending a group's bytes in the step's own calls instead of in `fewer` calls.
 
-    It is unknown when the other side makes its calls, so the range covers calls in place of the first and of
-    the last of those that they replace. Raises `PredictionError` if the step does not have more calls.
+    The other side of the comparison makes `fewer` calls. Each of them replaces one or more calls of this
+    step. It is unknown when the other side makes its calls. The range therefore covers two cases: each call
+    is made in place of the first call that it replaces, or in place of the last. Raises `PredictionError` if
+    `fewer` is 0, or is not less than the number of this step's calls.
     """
     step = replays.step
     calls = [index for index, entry in enumerate(step) if group.has(entry)]
@@ -115,7 +118,7 @@ def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: 
 
 
 def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
-    """Return the price of `number` waits of the host for the GPU. Only this side makes these waits.
+    """Return the price of `number` waits of the host for the GPU, which the other side does not make.
 
     It is unknown which of the step's waits these are, so the range covers the first, the last and evenly
     distributed waits. Raises `PredictionError` if the step has fewer than `number` waits.
@@ -154,7 +157,7 @@ def price_of_kernels(
 def kernels_alone_s(
     before: Sequence[Entry], now: Sequence[Entry], phases: Collection[Phase], machine: Machine
 ) -> float:
-    """Return how much longer the kernels of some phases take by themselves. Nothing is replayed."""
+    """Return how much longer the kernels of some phases take alone, now than before. Nothing is replayed."""
     _, more = _without_extra(now, before, phases, with_flops=False)
     _, fewer = _without_extra(before, now, phases, with_flops=False)
     return Durations(more, machine).kernels_s - Durations(fewer, machine).kernels_s
@@ -163,7 +166,10 @@ def kernels_alone_s(
 def _without_extra(
     step: Sequence[Entry], other: Sequence[Entry], phases: Collection[Phase], *, with_flops: bool
 ) -> tuple[list[Entry], list[Entry]]:
-    """Return the step without the kernels that the other step has on no stream, and these kernels."""
+    """Return the step without its extra kernels, and these kernels.
+
+    A kernel of these phases is extra if the other step lacks it, or has it fewer times. Streams are ignored.
+    """
     left = Counter(entry._replace(stream=0) for entry in other if isinstance(entry, Kernel))
     kept: list[Entry] = []
     extra: list[Entry] = []

@@ -1,4 +1,4 @@
-"""Replay a step's log on a host, streams and links whose speeds are known. Pure.
+"""Replay the log of a step on a simulated host, streams and links, whose speeds are given. Pure.
 
 The host issues the entries of the log one after another, and each entry takes the host some time. A kernel
 begins when its stream is free and the host has launched it. Streams wait for each other only where the log
@@ -34,7 +34,7 @@ CUT_SHORT = "the log of the dry run was cut short: {}. Run the case dry again"
 
 
 class Host(NamedTuple):
-    """Seconds that the host takes, on the machine of docs/evidence/one-h100.md.
+    """Seconds that the host takes for each kind of work, on the machine of docs/evidence/one-h100.md.
 
     `event_s` was chosen so that the prediction matches FSDP2's step on that page. It includes the Python code
     of the hook around the event. The other constants were fixed beforehand.
@@ -122,7 +122,7 @@ def reported_step(entries: Sequence[Entry]) -> Sequence[Entry]:
         if number not in ends:
             raise PredictionError(CUT_SHORT.format(f"it does not reach the end of step {number}"))
     recorded: set[int | None] = {entry.event for entry in entries if isinstance(entry, RecordEvent)}
-    recorded.add(None)  # the host waits for all work, and not for an event
+    recorded.add(None)  # None: the host waits for all work instead of an event
     begun = {entry.number for entry in entries if isinstance(entry, Communicate)}
     step = entries[ends[COUNTED_STEP - 1] + 1 : ends[COUNTED_STEP]]
     for entry in step:
@@ -164,12 +164,15 @@ class _Issued(NamedTuple):
     """An entry that the host issues, and its times."""
 
     entry: Entry
-    host_s: float  # seconds that the host takes since the last such entry
+    host_s: float  # seconds on the host from the previous `_Issued` entry until this entry is issued
     seconds: float  # seconds of the entry's own work
 
 
 def _issued(step: Sequence[Entry], durations: Durations, host: Host, *, communicates: bool) -> list[_Issued]:
-    """Return the entries that streams or the host wait for. All others only take the host's time."""
+    """Return the entries of the kinds in `ON_STREAMS`, with their times.
+
+    The host's time for any other entry is added to that of the next entry in `ON_STREAMS`.
+    """
     issued = []
     host_s = 0.0
     for entry, seconds in zip(step, durations.of_entry, strict=True):

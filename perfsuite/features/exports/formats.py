@@ -22,7 +22,10 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case: a case can have only one value of a metric. Omit dry runs."""
+    """Return the last result of each case, because each metric of a case can have only one value.
+
+    Dry runs are left out.
+    """
     launched = [result for result in session.results if not (session.dry or result.dry)]
     return list({result.case_id: result for result in launched}.values())
 
@@ -104,8 +107,8 @@ def openmetrics(session: SessionFile) -> str:
     """Return gauges as OpenMetrics 1.0 text, written by `prometheus_client`.
 
     The text contains only gauges without time stamps, which are also valid in the older Prometheus format. A
-    node exporter expects that format in its textfile directory. Raises `PackageError` if `prometheus_client`
-    is not installed.
+    node exporter expects the older format in its textfile directory. Raises `PackageError` if
+    `prometheus_client` is not installed.
     """
     require("prometheus_client", purpose="to write OpenMetrics")
     from prometheus_client import CollectorRegistry, Gauge

@@ -18,7 +18,7 @@ LARGE = "llama-3.1-8b"
 MIDDLE = "llama-3.2-1b"
 PARAMETERS = {LARGE: 8.0e9, MIDDLE: 1.24e9}
 BYTES_PER_PARAMETER = 16  # in fp32: parameter, gradient and the two moments of AdamW
-MAX_SHARE = 0.5  # maximum share of a GPU's memory for these bytes; activations need the rest
+MAX_SHARE = 0.5  # maximum share of a GPU's memory for parameters and their state; activations need the rest
 LAUNCH_TIMEOUT_S = 600  # long, because a framework can compile or import for minutes
 SMALL_BATCH = ("--training.seq_len=64", "--training.local_batch_size=2")
 """Arguments of torchtitan for its own small models."""
@@ -94,7 +94,7 @@ def _replicated(machine: Machine, case: Case) -> Case:
 
 
 def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, Any]]]:
-    """Return the name of each case, a divisor of its number of ranks, its framework and its fields."""
+    """Return each case's name, a number that must divide its number of ranks, its framework and fields."""
     half = max(ranks // 2, 1)
     pipeline_of_titan = _titan("llama3", "pipeline_parallel_degree=2", case)
     experts = _titan("deepseek_v3", "expert_parallel_degree=2", case)
@@ -131,7 +131,8 @@ def _accelerate(shards: int, other: str) -> dict[str, object]:
 def _titan(module: str, degree: str, case: Case) -> dict[str, object]:
     """Return torchtitan's settings for the small model of a module in its registry.
 
-    It takes as many steps as `case`. On a CPU it trains in fp32, because experts in bf16 take minutes there.
+    The model trains for as many steps as `case`. On a CPU, it trains in fp32, because experts in bf16 take
+    minutes there.
     """
     balanced = ("--debug.moe_force_load_balance",) if "expert" in degree else ()
     precision = ("--training.mixed_precision_param=float32",) if case.precision == "fp32" else ()

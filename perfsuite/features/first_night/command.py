@@ -103,7 +103,7 @@ def first_night(
     shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
     rows = page.all_rows(record)
-    # If a repeated step did not run, its earlier result is kept, so the record lacks the reason.
+    # If a repeated step did not run, the record keeps its earlier result, but not the reason.
     rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if shared.as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])

@@ -28,7 +28,7 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
 
-SMALL_SHM_MIB = 64  # size of /dev/shm in a container, unless somebody sets it
+SMALL_SHM_MIB = 64  # default size of /dev/shm in a container
 SMALL_SHM = """\
 #!/bin/sh
 # Python in a namespace whose /dev/shm has the size that containers have by default.

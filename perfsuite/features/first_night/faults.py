@@ -23,8 +23,8 @@ from perfsuite.results.run_dir import RunDir
 FAULTS = ("hang", "crash", "exit", "oom", "missing-rank")
 STOPPED = "stop one rank"
 STOP_AT_STEP = 5  # the step after which a rank is stopped
-ENDLESS_STEPS = 2000  # number of steps of this launch, which must not end before the rank is stopped
-FREE_S = 5.0  # the GPUs' memory must be free this number of seconds after a failed launch
+ENDLESS_STEPS = 2000  # number of steps of the launch in which a rank is stopped: it must not end earlier
+FREE_S = 5.0  # seconds after a failed launch within which the GPUs' memory must be free
 FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 120}
 """Deadline of a launch with a fault. Most faults end the launch much earlier."""
 
@@ -129,7 +129,10 @@ def _memory_rows(check: str, night: Night) -> Iterator[Row]:
 
 
 def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
-    """Stop the last rank with SIGSTOP while it trains. The launch must end as a hang, without survivors."""
+    """Stop the last rank with SIGSTOP while it trains.
+
+    The launch must be reported as a hang, and must leave no process on the GPUs.
+    """
     night.say(STOPPED)
     last = case.topology.world_size - 1
     stopped: list[int] = []

@@ -10,7 +10,11 @@ from perfsuite.results.session_file import Measurement
 
 
 def case_row(first: Measurement, second: Measurement | None = None) -> Row:
-    """Return the row of a case. A case is fit for a baseline if it is first recorded and then passes."""
+    """Return the row of a case.
+
+    A case is fit for a baseline if the first measurement recorded one, and the second measurement passed and
+    was precise enough to detect changes of the allowed size.
+    """
     check = first.case_id
     if first.excused is not None:
         return unknown(check, f"no baseline: {first.excused}: {_why(first)}".rstrip(": "))
@@ -49,7 +53,8 @@ def _why(result: Measurement) -> str:
 def _moved_row(check: str, moved: Sequence[Check]) -> Row:
     """Return the row of a case whose speed changed although the code did not.
 
-    The cause is the machine, which could also hide a change of the code. Only a slower case fails.
+    The cause is the machine, which could also hide a change of the code. The row fails only if the case
+    became slower.
     """
     changes = ", ".join(map(change, moved))
     observed = f"two sessions of the same code differ: {changes}"

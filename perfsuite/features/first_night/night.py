@@ -1,4 +1,4 @@
-"""Give every step what it needs: the machine, its directory, its launches, and common rows."""
+"""Provide what all steps of a first night use: the machine, directories, launches, and common rows."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ NAMED = 3  # maximum number of names in a message about files that could not be 
 NOT_RUN = "not run: "  # prefix in the row of a check that did not run
 NOT_REACHED = f"{NOT_RUN}not reached: "  # prefix of a check that must still run: the step is not complete
 LOST_ADVICE = "look at nvidia-smi and dmesg: has a GPU fallen off the bus?"
-ASK_S = 60  # deadline of a program that only answers a question, such as nvidia-smi
+ASK_S = 60  # deadline, in seconds, of a program that only prints information, such as nvidia-smi
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Night:
     wait_quiet_s: float = 0
     say: Callable[[str], None] = field(default=silent)
     left_s: Callable[[], float] = lambda: float("inf")  # seconds until the step must end
-    is_continued: bool = False  # False if an earlier attempt of the step is complete
+    is_continued: bool = False  # False: the step starts anew, because an earlier attempt is complete
     measure: Callable[..., tuple[list[Run], Verdict]] = measure
     launch: Callable[..., Run] = launch_once
 
@@ -78,7 +78,10 @@ class Night:
         return directory if is_kept else self.new_directory(step)
 
     def launching(self) -> Launching:
-        """Return how to launch: wait for other users of GPUs, but launch at once on a CPU."""
+        """Return how to launch.
+
+        If `wait_quiet_s` is above 0, launches on GPUs wait for other users. Launches on a CPU never wait.
+        """
         waits = self.machine.device == "cuda" and self.wait_quiet_s > 0
         return Launching(
             neighbours=Neighbours(self.say, silent, self.wait_quiet_s),
@@ -129,7 +132,7 @@ def not_run(check: str, reason: str, advice: str | None = None) -> Row:
 
 
 def not_reached(check: str, reason: str, advice: str | None = None) -> Row:
-    """Return the row of a check that a step did not reach. Such a step is not complete, and is continued."""
+    """Return the row of a check that a step did not reach. The next attempt then continues the step."""
     return unknown(check, f"{NOT_REACHED}{reason}", advice)
 
 
@@ -185,5 +188,5 @@ def changed(machine: Machine) -> str | None:
 def numa_nodes(root: Path = Path("/")) -> list[frozenset[int]]:
     """Return the cores of each NUMA node that has cores."""
     files = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
-    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, the format of `spans`
+    texts = [file.read_text().strip() for file in files]  # such as `0-2,8`, which `numbers` can parse
     return [frozenset(numbers(text)) for text in texts if text]

@@ -45,7 +45,8 @@ class FirstNight(Document):
 def resumed(out: Path, new: FirstNight) -> FirstNight:
     """Return the record in `out` to continue, or `new` if there is none.
 
-    Raises `CaseError` if the directory holds something else, or the first night of another machine or size.
+    Raises `CaseError` if the directory contains something else, or a first night on other hardware, with
+    another size, or with another version of perfsuite.
     """
     file = out / FILE
     if not file.exists():

@@ -1,4 +1,4 @@
-"""Run steps one after another. If a step fails, the next step still runs unless it would be meaningless."""
+"""Run steps one after another. A failed step does not stop later steps unless it makes them meaningless."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from perfsuite.report.progress import silent
 BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
 """Checks of the step `machine` that make launches impossible if they fail."""
 LEAST_S = 30.0  # a step does not begin if less time is left
-ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # a scheduler ends a job, or a connection ends
+ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # sent when a scheduler ends a job, or a connection ends
 
 
 class TimeUp(BaseException):
@@ -108,7 +108,10 @@ def _has_result(record: FirstNight, step: Step) -> bool:
 
 
 def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row | None:
-    """Return a row with the reason why a step cannot run now, or None. Can wait for other users of GPUs."""
+    """Return a row with the reason why a step cannot run now, or None.
+
+    The function can take time, because it waits for other users of the GPUs.
+    """
     used_up = not_run(step.name, "the time is used up", "the same command continues with this step")
     left_s = how.until - how.clock()
     if left_s < LEAST_S:

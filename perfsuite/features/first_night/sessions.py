@@ -35,13 +35,14 @@ RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
 CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
 """Estimated minutes needed to measure a case twice. They are used until the first case is measured."""
-END_S = 20.0  # seconds that an interrupted pytest has to end its launches
+END_S = 20.0  # an interrupted pytest is killed if it has not ended its launches after this many seconds
 LOOK_S = 1.0  # seconds between two readings of a running session's results
-MOST_REFUSED = 200  # maximum number of listed cases that this machine cannot run
+MOST_REFUSED = 200  # at most this many of the cases that this machine cannot run are listed
 REACHED = "cases reached"  # name of the row with the number of cases that are done
 
 Results = dict[str, tuple[Measurement, ...]]
-"""Case id -> results: the newest one that recorded a baseline, and the newest one after that."""
+"""Case id -> the newest result that recorded a baseline, and then the newest later result, if there is one.
+If no result recorded a baseline, only the newest result."""
 
 
 def case_rows(night: Night) -> Iterator[Row]:
@@ -104,12 +105,12 @@ class Turns:
     refused: Sequence[CollectedTest] = ()  # tests of cases that this machine cannot run
     results: Results = field(default_factory=dict)
     sessions: Counter[str] = field(default_factory=Counter)  # number of sessions of each case, by its id
-    skipped: set[str] = field(default_factory=set)  # ids of the cases whose tests skipped them
+    skipped: set[str] = field(default_factory=set)  # ids of the cases that their tests skipped
 
     def is_done(self, test: CollectedTest) -> bool:
         """Return whether a case needs no further session: it recorded no baseline, or was measured again.
 
-        A case that was measured while others used the machine has no result.
+        If the newest measurement of a case was disturbed by other users of the machine, the case is not done.
         """
         if test.case.id in self.skipped:
             return True
@@ -129,7 +130,9 @@ class Turns:
         return 2 * median(seconds) if seconds else 60 * CASE_MIN[size]
 
     def following(self, night: Night) -> list[CollectedTest]:
-        """Return the tests of the next session: the recorded cases, or as many new cases as fit.
+        """Return the tests of the next session.
+
+        They measure the recorded cases again or, if there are none, as many new cases as fit.
 
         Empty if no case is left, or if too little time is left for a session. A case that two sessions could
         not finish is left for another night.
@@ -224,10 +227,10 @@ def session_words(night: Night, directory: Path) -> list[str]:
 
 
 def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionFile]:
-    """Run pytest, and yield its results when they change. Its output is kept in `log`."""
+    """Run pytest, and yield its results whenever they change. The output of pytest is kept in `log`."""
     results = log.with_suffix(".json")  # written when pytest ends, even if it measured nothing
     earlier = {*store.results()}
-    read: dict[Path, int] = {}  # file -> its time when it was last read
+    read: dict[Path, int] = {}  # file -> the modification time at which it was last read
     is_running = True
     with _pytest([*words, f"--perf-json={results}"], log) as session:
         while is_running:
@@ -243,7 +246,7 @@ def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionF
 
 @contextlib.contextmanager
 def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start pytest. If the block ends before pytest, interrupt pytest like Ctrl-C, to end its launches."""
+    """Start pytest. If the block ends first, interrupt pytest as Ctrl-C would, so that its launches end."""
     command = [sys.executable, "-m", "pytest", *words]
     with log.open("w") as output:
         # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.

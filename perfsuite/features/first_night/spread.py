@@ -66,7 +66,7 @@ def counts_row(runs: Sequence[Run]) -> Row:
 
 
 def cores_row(reports: Sequence[RankReport], night: Night) -> Row:
-    """Check that the ranks of a node do not share all of its cores, on a machine with several sockets."""
+    """Check, on a machine with several sockets, that the ranks do not all run on the same cores."""
     check = "cores of the ranks"
     if night.machine.device == "cpu":
         return not_run(check, "ranks are bound to the cores near their GPU, and there is no GPU")

@@ -32,7 +32,7 @@ class Step:
     # `inf`, the step is stopped only when the time of the whole night is over.
     minutes: Mapping[Size, tuple[float, float]]
     run: Callable[[Night], Iterator[Row]]
-    needs_quiet: bool = True  # whether the step measures, so that nobody else must use the GPUs
+    needs_quiet: bool = True  # whether the step measures. Nobody else may then use the GPUs
     replaces_rows: bool = False  # whether a row replaces an earlier row of the same check
 
 
@@ -68,7 +68,7 @@ def selftest_rows(night: Night) -> Iterator[Row]:
 
 
 def usual_minutes(full: tuple[float, float], tiny: tuple[float, float]) -> Mapping[Size, tuple[float, float]]:
-    """Return expected minutes and limits by size. Simulated training takes seconds in these steps."""
+    """Return the expected minutes and the limit for each size. Simulated training takes only seconds here."""
     return {"full": full, "tiny": tiny, "simulated": SIMULATED_MIN}
 
 

@@ -49,7 +49,7 @@ def _without_gpu(why: str | None, there: int) -> Row:
 
 
 def links(text: str) -> str:
-    """Summarize the matrix of `nvidia-smi topo -m`: the kinds of links, and the number of pairs of each."""
+    """Summarize the matrix of `nvidia-smi topo -m`: the number of GPU pairs with each kind of link."""
     kinds = Counter[str]()
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     for row in rows:
@@ -100,7 +100,7 @@ def reduced_gb_s(text: str) -> float | None:
     for line in text.splitlines():
         words = line.split()
         if words[:2] == ["#", "size"] and BANDWIDTH in words:
-            # Rows with numbers lack the header's first word, #. The first of two equal names is out-of-place.
+            # The header begins with an additional word, #. The first of the two columns is out-of-place.
             column = words.index(BANDWIDTH) - 1
         elif column is not None and len(words) > column and words[0].isdigit():
             return _number(words[column])

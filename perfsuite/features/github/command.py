@@ -62,7 +62,7 @@ def issue(
     for file in results:
         session = documents.read(file, SessionFile)
         own_class = session.machine.hardware_class
-        _ = by_class[own_class]  # even if nothing ran, an issue can be open
+        _ = by_class[own_class]  # add the class even if nothing ran, because it can have an open issue
         for result in session.results:
             by_class[result.hardware_class or own_class][0].append(result)
         interrupted = interruption(session)

@@ -1,7 +1,7 @@
 """Find changes of level in a series: optimal segmentation, then a t-test of each change. Pure.
 
-1. Estimate the noise from the differences between neighbouring nights, which a jump to another level hardly
-   affects. Correct it for the correlation of neighbouring nights.
+1. Estimate the noise from the differences between neighbouring nights. A jump to another level hardly affects
+   this estimate. Correct the noise for the correlation of neighbouring nights.
 2. Clip single outliers towards the median of their neighbours: one bad night is not a change.
 3. Find the best piecewise constant fit exactly (Jackson et al., IEEE Signal Processing Letters 12(2), 2005).
    Its cost is the sum of squared residuals, in units of the noise, plus a penalty for each level.
@@ -45,8 +45,8 @@ class _Step(NamedTuple):
     start: int
     middle: int
     end: int
-    before: float  # mean of the points from `start` to before `middle`
-    size: float  # mean of the points from `middle` to before `end`, minus `before`
+    before: float  # mean of the points from `start` up to, but not including, `middle`
+    size: float  # mean of the points from `middle` up to, but not including, `end`; minus `before`
     error: float  # standard error of `size`
 
 
@@ -54,7 +54,7 @@ class _Step(NamedTuple):
 class _Fit:
     """Sums of a series, and the noise against which its levels are judged."""
 
-    sums: Floats  # cumulative sums of the logarithms, starting with 0: one more than the number of points
+    sums: Floats  # cumulative sums of the logarithms. The first is 0, so there is one more sum than points
     noise: float  # standard deviation of a point, increased because neighbours are correlated
     degrees: int  # degrees of freedom of `noise`
 
@@ -69,7 +69,7 @@ class _Fit:
         return steps
 
     def significant(self, bounds: Sequence[int], min_size: float) -> list[_Step]:
-        """Remove the weakest change until all that remain are significant and have at least `min_size`."""
+        """Remove the weakest changes one by one, until all others are significant and at least `min_size`."""
         least_errors = t_quantile(SIGNIFICANT, self.degrees)
         kept = list(bounds)
         while steps := self.steps(kept):

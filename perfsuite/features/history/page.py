@@ -29,7 +29,7 @@ from perfsuite.results.store import BASELINES
 from perfsuite.results.trend import Drift, MachineStep, Trend
 
 FILE = "history.html"  # next to asv's `index.html`
-METRICS = {"tokens/s": "speed", "samples/s": "speed", "peak memory": "memory"}  # columns of the page
+METRICS = {"tokens/s": "speed", "samples/s": "speed", "peak memory": "memory"}  # metric -> column of the page
 
 
 class Change(NamedTuple):

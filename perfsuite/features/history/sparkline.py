@@ -21,7 +21,7 @@ class Mark(NamedTuple):
     """A change of level."""
 
     first: int  # index of the first value of the new level
-    kind: str  # the class in the style sheet: `worse`, `better` or `past`
+    kind: str  # the class in the style sheet: `worse`, `better`, `past` or `machine`
     text: str
 
 

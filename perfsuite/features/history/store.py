@@ -41,7 +41,10 @@ def middle(column: Column) -> float | None:
 
 
 class StoredCase(Document):
-    """A case as it was measured, as plain data, which can be read even if its framework no longer exists."""
+    """A case as it was measured.
+
+    It is stored as plain data, so that it can be read even if its framework no longer exists.
+    """
 
     schema_version: Literal[1] = 1
     id: str
@@ -79,7 +82,10 @@ class StoredVerdict(Data):
 
 
 class StoredReference(Data):
-    """The change of a session's reference since its baselines. The machine has changed, not the code."""
+    """The change in the speed of a session's reference since its baselines were measured.
+
+    It is a change of the machine, because the code of the reference is still the same.
+    """
 
     change: float = Field(gt=-1)  # relative change of tokens/s: -0.01 is 1% fewer
     interval: tuple[float, float]  # its 99% interval
@@ -207,7 +213,10 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
 
 
 def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
-    """Return a result with its settings and environment. Indices, which differ between files, are 0."""
+    """Return a result with its settings and environment, to compare it with results of other files.
+
+    The indices, which differ between files, are set to 0.
+    """
     settings = session.settings[result.settings]
     environment = session.environments[result.environment]
     return settings, environment, result.replace(settings=0, environment=0)
@@ -270,7 +279,8 @@ def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:
     """Convert a session to one stored session for each part and hardware class.
 
-    Also returns the cases, and a line for each result that is left out. Raises ValueError for a bad time.
+    A session that was resumed has several parts. Also returns the cases, and a line for each result that is
+    left out. Raises ValueError for a bad time.
     """
     if session.commit is None:
         return [], {}, ["the session has no commit: run it in a git repository"]
@@ -397,7 +407,10 @@ def _tokens_per_step(run: Run) -> int | None:
 
 
 def _rounded(value: float) -> float:
-    """Round to six digits, or large values to integers: more digits mean nothing and would take space."""
+    """Round to six significant digits. Round values of 100,000 or more to integers.
+
+    More digits would mean nothing, and would take space.
+    """
     return float(f"{value:.6g}") if value < 1e5 else float(round(value))
 
 

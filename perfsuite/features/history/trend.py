@@ -20,12 +20,12 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.store import BASELINES, BaselineStore
 from perfsuite.results.trend import METRICS, Drift, MachineStep, MetricName, Trend
 
-# Without `since`, changes of this period are reported. It is long, because slow changes are found weeks
-# later.
+# Without `since`, the changes of the last 90 days are reported. The period is long, because a slow change is
+# found only weeks after it began.
 PERIOD = timedelta(days=90)
 MIN_CHANGE = 0.005  # smallest relative change that is reported
 MIN_FOR_CORRELATION = 30  # minimum number of sessions in a series to estimate the correlation of neighbours
-NEAR = 5  # number of sessions on each side of a change from which its measured size is computed
+NEAR = 5  # the measured size of a change is computed from this many sessions on each side of it
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Assumed correlation of neighbouring sessions in a series of fewer than 30 sessions.
 
@@ -41,7 +41,7 @@ class Point(NamedTuple):
     value: float
     place: Place
     circumstances: Mapping[str, str]  # name -> value of a setting or version that could explain a change
-    shift: float = 0.0  # slowness of the machine, as a logarithm; 0 for metrics that it does not affect
+    shift: float = 0.0  # logarithm of how much slower the machine was; 0 for metrics that do not depend on it
 
     @property
     def corrected(self) -> float:
@@ -79,8 +79,8 @@ def trend(
 
     By default, these are the changes in the 90 days before the newest session, and older changes that are
     still open. `since` limits only the report: the whole history is used as evidence. `baselines` is the
-    directory of the reviewed baselines, which determine the regressions that were accepted. Raises
-    `FileError` and `GitError`.
+    directory of the reviewed baselines, which show whether a regression was accepted. Raises `FileError` and
+    `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
     if not places and not store.places(directory):  # for example after a first night with nothing to keep
@@ -161,11 +161,11 @@ def changes(
 
 
 def _machines(stored: Sequence[tuple[Place, StoredSession]]) -> tuple[References, Mapping[Path, float]]:
-    """Return the speed of the reference on each hardware class, and the shift of each session, by its file.
+    """Return the speed of the reference on each hardware class, and the shift of each session, by file.
 
     After new baselines are accepted, the reference is compared with the new baselines. perfsuite then assumes
-    that the machine did not change between the last session before and the first session after. A session
-    without a reference gets the shift of the session before it.
+    that the machine did not change between the last session with the old baselines and the first session with
+    the new ones. A session without a reference gets the shift of the session before it.
     """
     by_class = defaultdict[str, list[tuple[Place, StoredSession]]](list)
     for place, session in sorted(stored, key=lambda entry: entry[0].file.name):
@@ -255,7 +255,7 @@ def _findings(
     baselines: BaselineStore,
     measured_since: date,
 ) -> list[Drift]:
-    """Find the changes of a series. `order` maps commits to their position on the branch, if it is known."""
+    """Find the changes of a series. `order` maps commits to their position on the branch, or is empty."""
     metric = key.metric
     changes = changepoint.change_points(
         [point.corrected for point in points],
@@ -298,7 +298,7 @@ def _findings(
 def _measured(points: Sequence[Point], index: int) -> float | None:
     """Return the relative change of the measured values at an index. None if the machine never changed.
 
-    The machine can also have changed elsewhere, so only the sessions near the change are compared.
+    The machine can also have changed at other times, so only the sessions near the change are compared.
     """
     if len({point.shift for point in points}) == 1:
         return None
@@ -337,8 +337,8 @@ def _accepts(
     """Return whether a baseline accepts a change between two levels of cost.
 
     A baseline accepts the change if it was measured on `day` (UTC) or later, and is closer to the new level
-    than to the old one. The levels are corrected for changes of the machine. So the baseline gets the same
-    correction as the last of the points up to its own day.
+    than to the old one. The levels are corrected for changes of the machine. So the baseline is corrected
+    too, with the shift of the last point up to the day on which the baseline was measured.
     """
     try:
         baseline = documents.read(file, Baseline)

@@ -15,7 +15,7 @@ from perfsuite.inputs.files import LARGEST_LOG, open_file
 
 EVENT_FILES = "*tfevents*"  # pattern of the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
-"""Megatron-LM's seconds per iteration, as means over `--log-interval`. It needs
+"""Tag of Megatron-LM's seconds per iteration, as means over `--log-interval`. Megatron-LM logs it only with
 `--log-timers-to-tensorboard`."""
 LONGEST = 1e15  # upper limit of a time, in any unit
 

@@ -1,8 +1,8 @@
 """`perfsuite judge`: judge step times that other tools measured, in the same way as perfsuite's launches.
 
 The input is a file of traces, in which each line is a JSON object with the fields of `Trace`. With
-`--baseline`, the input is logs of launches (`event_files`). The page on existing jobs in the docs explains
-these inputs.
+`--baseline`, the input consists of logs of launches (`event_files`). The page on existing jobs in the docs
+explains these inputs.
 """
 
 import codecs
@@ -31,7 +31,7 @@ from perfsuite.inputs.files import LARGEST, open_file
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
-SHORT_SERIES = 15  # minimum number of steps in a launch to search for the end of warm-up
+SHORT_SERIES = 15  # the end of warm-up is searched for only in launches with at least this many steps
 MAX_WARMUP = 20  # maximum number of warm-up steps: 2/7 of the 70 steps of a real launch
 
 FEWEST_BASELINE = 3  # minimum number of launches in a baseline to estimate the noise between launches
@@ -251,7 +251,7 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """Open a file of traces or standard input. It is read line by line, and can be larger than memory."""
+    """Open a file of traces, or standard input. The caller reads lines, so it can be larger than memory."""
     if file == "-":
         yield sys.stdin.buffer
         return

@@ -1,4 +1,4 @@
-"""Plan a night that can find a change of a given size, and state its cost (`perfsuite night --find`)."""
+"""Plan a night that can find a change of a given size, and estimate its cost (`perfsuite night --find`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -174,7 +174,7 @@ def _row(finding: Finding, case_id: str, case_plan: CasePlan) -> dict[str, objec
 
 
 def sentences(finding: Finding) -> list[str]:
-    """Describe the noise, the reference, the cost of a plan, and the cases for which it is not enough."""
+    """Describe the noise, the reference, the cost, and the cases in which the plan cannot find the change."""
     return [
         noise_sentence(finding.noise, finding.hardware_class),
         *([ONE_SESSION] if not finding.noise.session_sigma else []),
@@ -215,7 +215,7 @@ def _cost(finding: Finding) -> str:
 
 
 def _costing(finding: Finding, unit: str) -> Mapping[str, Planned]:
-    """Return the cases. The cost of a launch is in `unit`."""
+    """Return the cases, with the cost of a launch converted to `unit`."""
 
     def of_launch(case_id: str) -> float:
         seconds = finding.cases[case_id].cost

@@ -31,7 +31,8 @@ OWNED = ("/baselines/", "/perf-waivers.toml", "/.github/", "conftest.py", "/{ini
 CODEOWNERS = (Path(".github/CODEOWNERS"), Path("CODEOWNERS"), Path("docs/CODEOWNERS"))
 NIGHT = Path("performance-night.sh")
 ACCEPT = 'perfsuite baseline accept --reason "the first"'
-FRAMEWORKS = {  # frameworks that the first case file measures in addition to DDP: required package, and code
+# The frameworks that the first case file measures in addition to DDP -> the required package, and the code.
+FRAMEWORKS = {
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
     "Trainer": ("accelerate", 'Trainer(fsdp="full_shard auto_wrap")'),
@@ -101,8 +102,8 @@ def init(
     _settings({**({} if cases == CASES else {"perf_cases": str(cases)}), **(STRICT if github else {})})
     if github:
         _owners(cases)
-    # With the settings of a workflow, a case without a baseline fails. The first session must record
-    # baselines.
+    # With the settings of a workflow, a case without a baseline fails. So these options let the first session
+    # record baselines.
     first = ["--perf-min-launches=10", *(["--perf-missing-baseline=record"] if github else [])]
     if slurm:
         steps = [_submit(hardware, cases, *first), ACCEPT, f"sh {NIGHT}"]
@@ -179,7 +180,7 @@ def _submit(hardware: str, cases: Path, *options: str) -> str:
 
 
 def _install(uses: str, script: Path | None) -> str:
-    """Return a command that installs the project in this directory, and perfsuite, in `.venv`."""
+    """Return a command that installs perfsuite, and the project of this directory, into `.venv`."""
     needs = Path("requirements.txt")
     # If no file lists the project's requirements, write one with the releases that are installed here.
     if not needs.exists() and not Path("pyproject.toml").exists():

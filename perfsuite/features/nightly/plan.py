@@ -15,7 +15,10 @@ NOT_KNOWN = "not known"
 
 
 def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json: bool) -> None:
-    """Print the cost of each case, estimated from the launches in a store, in the order of a budget."""
+    """Print the cost of each case, in the order in which a budget measures the cases.
+
+    The costs are estimated from the launches in a store.
+    """
     most_s = read("budget", budget)
     past = past_of(Store(store).results())
     order = planned(cases, past, datetime.now(UTC).date())

@@ -54,13 +54,13 @@ class BisectFile(Document):
     good: str
     # All candidates after the good arm, up to and including the bad arm, oldest first.
     candidates: tuple[str, ...] = Field(min_length=1)
-    # The metric or count that is worse in the bad arm. It decides every step. None until the bad arm is
-    # tested.
+    # The metric or count that is worse in the bad arm. It decides every step of the search. None until the
+    # bad arm is tested.
     metric: str | None = None
-    # The tolerated growth of the metric or count in each step: half of the growth in the bad arm. For the
-    # cost of a metric (seconds per token, bytes), half of the logarithm is used; for a count, half of the
-    # number. Until the bad arm is tested, this is the tolerated growth of seconds per token in the bad arm;
-    # None for the default.
+    # The growth of the metric or count that each step of the search tolerates: half of the growth in the bad
+    # arm. For the cost of a metric (seconds per token, bytes), half of the logarithm is used; for a count,
+    # half of the number. Until the bad arm is tested, this is the growth of seconds per token that is
+    # tolerated in the bad arm; None means the default tolerance.
     tolerance: float | None = None
     steps: tuple[Step, ...] = ()
 
@@ -125,8 +125,8 @@ class History:
 def search(state: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
     """Test candidates until the first bad one is known or all suspects are tested. Yield each new state.
 
-    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` if this machine cannot decide whether
-    it is.
+    Raises `CaseError` if the bad arm is not worse than the good arm, and `UndecidedError` if this machine
+    cannot decide whether it is worse.
     """
     good = history.arm(history.good)
     while (name := state.next) is not None:
@@ -268,7 +268,7 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
 def of_versions(
     package: str, good: str, bad: str, *, root: Path, store: Path, consent: Consent = refuse_large
 ) -> History:
-    """Return the releases of a package between two versions. Each is installed in its own directory."""
+    """Return the releases of a package between two versions. Each is installed separately."""
     first = _version("--good", good)
     last = _version("--bad", bad)
     if first >= last:

@@ -229,7 +229,10 @@ class _Runs:
         return "; ".join(why)
 
     def _device(self, arms: Sequence[Arm]) -> Device | None:
-        """Return the device to simulate in a dry run: "cpu" unless torch can simulate CUDA in all arms."""
+        """Return the device to simulate in a dry run.
+
+        This is "cpu" unless torch can simulate CUDA in all arms. None means the device that the case is for.
+        """
         asked = arms if self.package == "torch" else (HERE,)
         for arm in asked:
             if arm.text not in self.has_cuda:
@@ -237,7 +240,10 @@ class _Runs:
         return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
-        """Return the run of an earlier command, or a new run. Raises `PerfsuiteError` if it has no counts."""
+        """Return the run of an earlier command, or a new run.
+
+        Raises `PerfsuiteError` if the run failed, has no counts, or used another version of the package.
+        """
         file: Path | None = getattr(case.framework, "file", None)  # only a script has this attribute
         scripts = sorted(file.parent.glob("*.py")) if file else []
         code = [read_text(script, errors="backslashreplace") for script in scripts]

@@ -45,7 +45,7 @@ class SlurmJob:
     reason: str | None = None
     nodes: tuple[str, ...] = ()  # the nodes, in Slurm's order; empty while the job is waiting
     left_s: int | None = None  # seconds until the time limit; None if there is no limit
-    # Whether GPUs were requested in another way than per node. A step then does not get all of them.
+    # Whether GPUs were requested in another way than per node. A step then does not get all GPUs.
     spreads_gpus: bool = False
 
     @property
@@ -67,7 +67,7 @@ class SlurmJob:
 
 
 def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
-    """Return the output of a Slurm command. A separate session protects the command from Ctrl-C."""
+    """Return the output of a Slurm command. It runs in its own process session, so Ctrl-C does not end it."""
     command = shlex.join(words)
     try:
         done = captured(words, timeout=answer_s, start_new_session=True, env=environment)
@@ -94,7 +94,10 @@ def _ask_unless(refusal: str, *words: str) -> str | None:
 
 
 def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
-    """Return Slurm's answer. Its controller can be busy, so errors are retried until the time `until`."""
+    """Return Slurm's answer. If a query fails, repeat it until the time `until`.
+
+    Queries can fail because Slurm's controller is busy.
+    """
     while True:
         try:
             return ask(about)
@@ -132,7 +135,10 @@ def parse_job(job_id: str, job_fields: Mapping[str, str], nodes: tuple[str, ...]
 
 
 def fields(line: str) -> dict[str, str]:
-    """Return the non-empty fields of a line of `scontrol --oneliner`. Of duplicates, the first wins."""
+    """Return the non-empty fields of a line of `scontrol --oneliner`, by name.
+
+    If a name appears several times, its first value is used.
+    """
     values: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
         values.setdefault(name, value.strip())

@@ -54,7 +54,10 @@ def interconnect(sys_class: Path = SYS) -> str | None:
 
 
 def _kind(port: Path) -> str:
-    """Return the kind of an RDMA port: `ib`, `roce` or, if Linux does not know the link layer, `efa`."""
+    """Return the kind of an RDMA port: `ib`, `roce` or `efa`.
+
+    A port of an EFA is recognised by its driver, because Linux does not know the link layer of the port.
+    """
     driver = port.parents[1] / "device" / "driver"
     if driver.resolve().name == "efa":
         return "efa"

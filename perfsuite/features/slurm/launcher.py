@@ -1,9 +1,9 @@
 """Run each job as one step of the Slurm allocation around this process, with an agent on each node.
 
 `srun` passes its stdin on to the agents. When stdin closes, each agent ends its ranks. If this process and
-`srun` are killed together, agents notice that the text in `RunDir.lease` no longer changes. While this
-process lives, it cancels a step by name until Slurm no longer lists the step: the exit status of `srun` does
-not prove that the step has ended.
+`srun` are killed together, agents notice that the text in `RunDir.lease` no longer changes. As long as
+this process lives, it ends each job by cancelling the job's step, by name, until Slurm no longer lists the
+step. The exit status of `srun` does not prove that the step has ended.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
 NODES = "SLURM_JOB_NUM_NODES"
-END_S = 90.0  # seconds that Slurm has to end a step, which takes over 30 s if slurmstepd was killed
+END_S = 90.0  # time limit for Slurm to end a step, which takes over 30 s if slurmstepd was killed
 # Seconds that `srun` waits for the other agents after the first has ended, because the ranks of a script can
 # take different times.
 WAIT_S = 120
@@ -55,7 +55,7 @@ agents. So any message about an aborted step comes from Slurm itself."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """slurmstepd's message when a step is cancelled, runs out of time, or loses a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
-"""The message of `srun` about such a step, or about an agent that got SIGTERM from Slurm."""
+"""The message of `srun` about a step that Slurm aborted, or about an agent that got SIGTERM from Slurm."""
 REQUESTS = frozenset(
     [
         *(
@@ -104,8 +104,8 @@ class SlurmLauncher(Launcher):
     ) -> None:
         """Raise `MachineError` if this process is not in an allocation.
 
-        `new_detector` returns the detector that decides whether a job hangs. Slurm has `end_s` seconds to
-        end a step.
+        `new_detector` returns the detector that decides whether a job hangs. Slurm must end a step within
+        `end_s` seconds.
         """
         job_id = os.environ.get(JOB_ID)
         if job_id is None:
@@ -133,7 +133,7 @@ class SlurmLauncher(Launcher):
 
     @property
     def lock(self) -> str:
-        """The lock for sessions in this allocation. Other sessions need not wait: they use other nodes."""
+        """The lock for sessions in this allocation. Sessions in other allocations use other nodes."""
         return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
 
     def machine(self, shared: Path) -> Machine:

@@ -1,4 +1,4 @@
-"""Find the layers that have low-rank adapters, with the names that peft matches. Imports torch."""
+"""Find the layers that have low-rank adapters, under the names that peft sees. Imports torch."""
 
 import json
 import re
@@ -91,8 +91,7 @@ def short_names(layers: Sequence[Layer]) -> list[str]:
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
     """Return whether the adapters match `lora`, even if only some layers of the same name have an adapter.
 
-    This is for a case that gives only the name of its model, so that it is unknown which layers the model
-    has.
+    Call this for a case that gives only the name of its model. It is then unknown which layers the model has.
     """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)
@@ -165,7 +164,8 @@ _KINDS = ("lora_A", "lora_embedding_A")
 def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
     """Return Python code for `targets` that match the layers of `group`, but no other layers.
 
-    The targets are ends of names. If ends would also match other layers, `targets` is a regular expression.
+    The targets are ends of names. If these ends would also match other layers, `targets` is a regular
+    expression that lists the full names.
     """
     ends = sorted(set(_ends(layers, group)))
     lora = LoRA(rank=1, alpha=1, targets=tuple(ends))
@@ -186,7 +186,10 @@ def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
 
 
 def _possible_ends(name: str) -> Iterator[str]:
-    """Yield the ends of a name, shortest first. Ends that start with a number are skipped."""
+    """Yield the ends of a name, shortest first. Ends that start with a number are skipped.
+
+    The last one is the whole name, even if it starts with a number.
+    """
     parts = name.split(".")
     for start in reversed(range(len(parts))):
         if not parts[start].isdecimal() or start == 0:

@@ -51,7 +51,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """Quantise the values of `full` as the parameter `empty` requires, which `quantise_layers` created."""
+    """Quantise the values of `full` for the parameter `empty`, which was created by `quantise_layers`."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):
@@ -202,8 +202,9 @@ def _is_adapter(name: str) -> bool:
 def _ranks_not_pefts(model: nn.Module) -> set[int]:
     """Return the ranks of adapters that are not from peft.
 
-    The rank is read from a field of the layer, because the shape of a matrix A of loralib does not show it if
-    the matrix holds q, k and v. If a layer has no such field, the shape of A gives the rank.
+    The rank is read from a field of the layer. The shape of the layer's matrix A does not always show the
+    rank: in loralib, one matrix A can hold the adapters of q, k and v. If a layer has no such field, the
+    shape of A gives the rank.
     """
     ranks = set()
     for module in model.modules():
@@ -212,14 +213,14 @@ def _ranks_not_pefts(model: nn.Module) -> set[int]:
         weight = getattr(a, "weight", a)
         if isinstance(weight, torch.Tensor):
             said = getattr(module, "r", getattr(module, "rank", None))
-            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # a flat parameter hides it
+            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # 0: the parameter is flat
             ranks.add(said if isinstance(said, int) else by_shape)
     return ranks - {0}
 
 
 def quantization_of(module: nn.Module) -> str | None:
     """Return `4bit` or `8bit` for a linear layer of bitsandbytes, and None for any other module."""
-    # peft's wrappers around these layers have classes of the same names, but these are not `nn.Linear`.
+    # peft's wrappers around these layers have classes of the same names, but they are not `nn.Linear` layers.
     if not isinstance(module, nn.Linear):
         return None
     return {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}.get(type(module).__name__)

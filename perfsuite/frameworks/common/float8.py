@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """torchao's scales: one per tensor, one per row, or one per row with weight gradients in 16 bits."""
-LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # prefixes of the class names of modules with such matmuls
+# Prefixes of the class names of modules with matmuls below 16 bits.
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")
 GATHERED = ", gathered in float8"  # suffix of the setting if FSDP2 gathers weights in 8 bits
 MULTIPLE = 16  # the sizes of float8 matmuls on a GPU must be multiples of this
 
@@ -129,10 +130,10 @@ def _kind(thing: Any) -> str:
 def flops_in_float8(modules: Iterable[Any]) -> float | None:
     """Return the FLOPs per token in torchao's linear layers. None if some of them are unknown.
 
-    They are unknown if a layer is emulated, or belongs to another class with low precision.
-    A layer has three matmuls: for its output, for the gradient of its input and for the gradient of its
-    weight. Each has 2 FLOPs per weight. If a recipe computes the gradient of the weight in more than 8 bits,
-    this matmul is not counted.
+    The FLOPs are unknown if a layer only emulates float8, or if a module with low precision belongs to
+    another class. A layer has three matmuls: for its output, for the gradient of its input and for the
+    gradient of its weight. Each has 2 FLOPs per weight. If a recipe computes the gradient of the weight in
+    more than 8 bits, this matmul is not counted.
     """
     flops = 0.0
     for module in modules:

@@ -12,7 +12,7 @@ USUAL_SHAPE = {  # default sizes of a Llama, for keys that a configuration leave
     "vocab_size": 32000,
 }
 PLAIN = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
-"""Options of transformers' Llama -> the only value that such a library supports."""
+"""Options of transformers' Llama -> the only value that `cannot_build` accepts."""
 
 
 def cannot_build(library: str, model: Model) -> str | None:

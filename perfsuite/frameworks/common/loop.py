@@ -42,7 +42,7 @@ def training(
     `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step` steps
     the optimizer and clears the gradients. `scaler` is the gradient scaler, which must not skip a step.
     `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` returns a context
-    manager that prepares the model's inputs from a batch. Forward and backward also run inside it.
+    manager that prepares the model's inputs from a batch. Forward and backward also run inside this manager.
     `tensor_parallel` is the number of neighbouring ranks that see the same data.
     """
     inputs = inputs or (lambda batch: nullcontext({"input_ids": batch, "labels": batch}))
@@ -89,10 +89,10 @@ def data_parallel_workload(
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
-    """Return a workload (`training`) for a model in one of torch's own wrappers. The optimizer is AdamW.
+    """Return a workload (see `training`) for a model in one of torch's own wrappers. The optimizer is AdamW.
 
-    With `autocast`, torch's autocast does the mixed precision instead of the wrapper. All micro-batches
-    except the last run inside `no_sync`.
+    With `autocast`, mixed precision is done by torch's autocast, not by the wrapper. All micro-batches except
+    the last one run inside `no_sync`.
     """
     optimizer = build_optimizer(case, model)
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
@@ -105,7 +105,7 @@ def data_parallel_workload(
         return loss
 
     def step() -> None:
-        # Call `unscale_` for two reasons. `step` does not call it for a fused optimizer. And in
+        # Call `unscale_` for two reasons. For a fused optimizer, the scaler's `step` does not call it. And in
         # `ShardedGradScaler`, only `unscale_` makes all ranks agree whether there was an overflow.
         scaler.unscale_(optimizer)
         scaler.step(optimizer)

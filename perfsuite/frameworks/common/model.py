@@ -83,8 +83,8 @@ def has_attention(config: Any) -> bool:
 def build_model(case: Case, device: torch.device) -> nn.Module:
     """Build the case's model in training mode, with the same weights on every rank.
 
-    Blocks are checkpointed and compiled if the case says so. Both change only a block's `forward`, so the
-    blocks can still be wrapped.
+    Blocks are checkpointed and compiled if the case says so. Checkpointing and compilation change only a
+    block's `forward`, so the blocks can still be wrapped.
     """
     model = model_without_weights(case, device)
     initialise(model, blocks(model), seed=case.seed, device=device)
@@ -156,9 +156,9 @@ def _save_expensive_ops() -> Any:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """Return an AdamW optimizer for all parameters that are not frozen. Wrap the model before this.
+    """Return an AdamW optimizer for all parameters that are not frozen.
 
-    On a GPU, the optimizer is fused.
+    Wrap the model before you call this function. On a GPU, the optimizer is fused.
     """
     fused = next(model.parameters()).device.type == "cuda"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -168,9 +168,9 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
     """Return `DISTINCT_BATCHES` batches of learnable tokens: [micro_batch, sequence_length], int64.
 
-    The text is a Markov chain over `ALPHABET` tokens. In nine of ten cases, a fixed permutation gives the
-    next token. In one of ten, the next token is random. A model that learns at all reduces its loss from
-    ln(vocabulary) to below ln(ALPHABET) within a few dozen steps.
+    The text is a Markov chain over `ALPHABET` tokens. With probability 0.9, a fixed permutation of the tokens
+    determines the next token. With probability 0.1, the next token is random. A model that learns at all
+    reduces its loss from ln(vocabulary) to below ln(ALPHABET) within a few dozen steps.
     """
     return list(_markov_chain(case, data_rank).to(device).split(case.micro_batch))
 
@@ -181,7 +181,7 @@ def _markov_chain(case: Case, data_rank: int) -> Tensor:
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
-    # Each array has its own generator. The first sequences are then the same for every micro-batch size.
+    # Each array has its own generator, so that the first sequences are the same for every micro-batch size.
     seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
     random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
     follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9

@@ -1,4 +1,4 @@
-"""Degrees of accelerate's `ParallelismConfig`, for the frameworks that train with accelerate's FSDP2.
+"""Degrees of parallelism for the frameworks that train with accelerate's FSDP2 and `ParallelismConfig`.
 
 Torch is imported only when it is used.
 """
@@ -37,7 +37,7 @@ class Degrees(Data):
 
     dp_replicate_size: Size  # number of groups of ranks. Each group holds one replica, sharded over its ranks
     dp_shard_size: Size  # number of ranks that shard a replica
-    cp_size: Size  # number of neighbouring ranks that split the sequences. They shard the replica too
+    cp_size: Size  # number of neighbouring ranks that split the sequences. These ranks also shard the replica
     tp_size: Size  # number of neighbouring ranks that split each layer and see the same data
 
     @property
@@ -94,7 +94,7 @@ class Degrees(Data):
         return tensor_parallel_unsupported(case, "tp_size", self.tp_size) if split else None
 
     def expected(self) -> dict[str, str]:
-        """Return the mesh, with accelerate's names, and the placements that the worker must observe."""
+        """Return the mesh (with accelerate's axis names) and the placements that the worker must observe."""
         if not self.given:
             return {"sharding": "Shard(0)"}
         replicate = self.dp_replicate_size
@@ -126,11 +126,11 @@ class Degrees(Data):
         return replace(plan, pretend=pretend, ranks_differ=True)
 
     def _told_by_positions(self, find: Any) -> Any:
-        """Replace transformers' search for gaps in positions, because a dry run does not know their values.
+        """Replace transformers' search for gaps in the token positions, whose values a dry run does not know.
 
         With context parallelism, a rank has two parts of a sequence. One part is as far from the sequence's
         start as the other is from its end. The two parts are adjacent only on the last rank. On the other
-        ranks, transformers takes them for two sequences and creates a mask, which accelerate drops.
+        ranks, transformers treats the parts as two sequences and creates a mask, which accelerate drops.
         """
         import torch.distributed as dist
 
@@ -145,9 +145,9 @@ class Degrees(Data):
 
     @contextmanager
     def inputs(self, accelerator: Any, tokens: Tensor) -> Iterator[Mapping[str, Tensor]]:
-        """Yield the inputs of the model. Inside the `with`, they are cut in place to this rank's parts.
+        """Yield the inputs of the model. In the `with` block, accelerate has cut them to this rank's parts.
 
-        accelerate's example `nd_parallel.py` has the same inputs.
+        The tensors are cut in place. accelerate's example `nd_parallel.py` has the same inputs.
         """
         import torch
         from torch.nn import functional
@@ -206,7 +206,8 @@ class Degrees(Data):
 
         if self.tp_size == 1 or hasattr(tensor_parallel, "ReplicateParallel"):
             return {}
-        setattr(tensor_parallel, "ReplicateParallel", _ReplicateParallel)  # noqa: B010  mypy: it has none
+        # mypy would reject an assignment, because the module has no such attribute.
+        setattr(tensor_parallel, "ReplicateParallel", _ReplicateParallel)  # noqa: B010
         return {"patched": "transformers.integrations.tensor_parallel.ReplicateParallel"}
 
     def __str__(self) -> str:

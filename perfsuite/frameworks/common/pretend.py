@@ -40,7 +40,7 @@ def ddp() -> None:
             asked = kwargs.get("bucket_cap_mb")  # if no size is given, the first bucket is small
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             as_rebuilt = functools.partial(_as_rebuilt, assign, limits)
-            # A reducer for a static graph learns the graph in the first step, so it cannot be replaced then.
+            # A reducer for a static graph learns the graph in the first step. It cannot be replaced later.
             is_rebuilt = not (kwargs.get("static_graph") or kwargs.get("find_unused_parameters"))
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             used = 0  # length of the map of used parameters
@@ -93,7 +93,7 @@ def _reversed(as_rebuilt: Any, *args: Any) -> Any:
 
 
 def _rebuilt(arguments: list[Any], as_rebuilt: Callable[..., Any]) -> Any:
-    """Return a reducer with rebuilt buckets. `arguments` are those that made the reducer it replaces."""
+    """Return a reducer with rebuilt buckets. `arguments` are the arguments that created the old reducer."""
     parameters, at_first, _, group, sparse, *more = arguments
     buckets, sizes = as_rebuilt(parameters, at_first, sparse)
     return attribute(dist, "Reducer")(parameters, buckets, sizes, group, sparse, *more)
@@ -113,10 +113,10 @@ class _NoLog:
 
 
 class _Reducer:
-    """The C++ reducer of a DDP model. A new reducer replaces it when torch rebuilds the buckets.
+    """A wrapper around a DDP model's C++ reducer. It replaces this reducer when torch rebuilds the buckets.
 
-    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. Real torch keeps
-    the same reducer then, unlike this class, and sends the indices of the new buckets to the other ranks.
+    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. Unlike this
+    class, torch then keeps the same reducer, and sends the indices of the new buckets to the other ranks.
     `used` is the length of the map of used parameters, which has one int32 per parameter. `rebuild` returns
     the new reducer. It is None if torch does not rebuild the buckets.
     """
@@ -136,8 +136,8 @@ class _Reducer:
     @_like_in_c
     def _rebuild_buckets(self) -> bool:
         if self.has_reduced and self._rebuild is not None:
-            # In a launch, C++ code does this. If this Python code were compiled, it would add graph breaks
-            # that a launch does not have.
+            # In a launch, C++ code rebuilds the buckets. If this Python code were compiled, it would add
+            # graph breaks that a launch does not have.
             torch.compiler.disable(self._replace_reducer)(self._rebuild)
             self._rebuild = None
         return False

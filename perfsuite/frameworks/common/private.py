@@ -1,7 +1,8 @@
 """The private names of torch, accelerate and transformers that perfsuite uses, with versions that have them.
 
-Any release of a package can drop a private name. All private names that perfsuite uses are listed in this
-module, which is in the lowest folder that needs one. Frameworks, ranks and dry runs import them like this:
+Any release of a package can drop a private name. This module therefore lists all private names of these
+packages that perfsuite uses. It is in the lowest layer of perfsuite that needs any of the names. Frameworks,
+ranks and dry runs import a name like this:
 
     from perfsuite.frameworks.common.private import active_fake_mode
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:  # classes that other modules use as base classes or annotatio
 Kind = Literal["object", "reader", "attribute"]
 """What an importer gets.
 
-`object`: the object itself. `reader`: a fast function that reads the attribute from objects like the one in
-the path. `attribute`: an `Attribute`. This kind is for attributes that a class does not have, but that its
+`object`: the object itself. `reader`: a fast function that reads the attribute from an object. The path names
+one example of such an object. `attribute`: an `Attribute`, which looks up the attribute only when it is
+called with an object. This kind also works for attributes that are not in a class, but that the class's
 `__init__` sets on each instance.
 """
 
@@ -105,7 +107,7 @@ class Name(NamedTuple):
 
 
 class Attribute:
-    """Reads a private attribute of an object. For `hasattr`, `setattr` and the like, use `name`."""
+    """Reader of a private attribute of an object. Pass its `name` to functions such as `hasattr`."""
 
     def __init__(self, entry: Name) -> None:
         self.name = entry.last

@@ -106,8 +106,8 @@ def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | No
     """
     config = {**USUAL_SHAPE, **case.model.config}
     name = case.model.name
-    # With torch 2.13 and compiled blocks, the second loss differs by 0.2% from DDP's. Without compilation, it
-    # is the same.
+    # With torch 2.13 and compiled blocks, the loss of the second step differs by 0.2% from the loss with DDP.
+    # Without compilation, the two losses are the same.
     if case.compile:
         return f"{option} trains differently if blocks are compiled: leave compile off"
     if case.lora is not None:

@@ -45,7 +45,7 @@ def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: tor
     """
     names = {
         # A module's name seeds its values. A layer inside an adapter gets the name that it would have without
-        # the adapter. It then also gets the same weights as without the adapter.
+        # the adapter, so that it also gets the same weights as without the adapter.
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }

@@ -45,7 +45,9 @@ TAKEN = frozenset(  # accepted keys. Other keys are refused, because DeepSpeed i
 SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that must be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # values for "auto" in keys that no field of the case determines, as in the other frameworks
+# The values that replace "auto" in keys that no field of the case determines. The other frameworks use the
+# same values.
+USUAL = {
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
@@ -69,7 +71,11 @@ class ZeroConfig(ConfigFile):
     @model_validator(mode="before")
     @classmethod
     def _from_mapping(cls, value: Any) -> Any:
-        """Read a mapping as DeepSpeed's configuration, unless it comes from one of perfsuite's own files."""
+        """Read a mapping as DeepSpeed's configuration.
+
+        A mapping with the key `text` is returned unchanged. It is the content of a `ZeroConfig`, for example
+        from one of perfsuite's own files.
+        """
         if not isinstance(value, Mapping) or "text" in value:
             return value
         try:
@@ -177,7 +183,8 @@ class DeepSpeed(Framework):
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
-        # DeepSpeed would import this module, which loads dynamo, when it gets an optimizer. Import it now.
+        # DeepSpeed would import this module only when it is given an optimizer. The module loads dynamo, so
+        # import it now, before memory is measured.
         with suppress(ImportError):
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
         # On a CPU, DeepSpeed would compile an operator for collectives. Compiling it takes minutes, and the

@@ -1,4 +1,4 @@
-"""Facts about DeepSpeed for ranks. A step of DeepSpeed's engine is a training step.
+"""Facts that ranks need about DeepSpeed. A step of DeepSpeed's engine is a training step.
 
 The steps of torch's optimizer cannot be counted instead. In one training step, ZeRO steps this optimizer
 several times, each time for a flat partition of the parameters.

@@ -1,7 +1,7 @@
 """nanotron 0.4: data, tensor and pipeline parallelism, with its own Llama, trainer and configuration file.
 
 nanotron creates the initial weights itself, and these weights depend on the degrees of parallelism. nanotron
-does not run without changes, which `compat` lists.
+0.4 does not run as released. `compat` lists the changes that it needs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Nanotron(Framework):
-    """Either the path of nanotron's configuration file, or options from it, under nanotron's names."""
+    """Either the path of a configuration file of nanotron, or options with the names from such a file."""
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
@@ -154,8 +154,8 @@ class Nanotron(Framework):
         from perfsuite.frameworks.common.model import transformers_config
         from perfsuite.frameworks.nanotron import trainer as nanotron_trainer
 
-        transformers_config(case.model)  # rejects keys that Llama does not have. nanotron would ignore them
-        patched = _load(case, ranks.device)  # only returns the list of changes: nanotron is already imported
+        transformers_config(case.model)  # rejects keys that Llama does not have, which nanotron would ignore
+        patched = _load(case, ranks.device)  # nanotron is already imported, so this only lists the changes
         if self.config is not None:
             trainer, batches = nanotron_trainer.started(case, self.config.text, ranks)
         else:

@@ -64,7 +64,8 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
     changes = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
     changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
     finder = _Finder(list(itertools.chain(*changes.values())))
-    # Finders in front of Python's own can wait for nanotron's modules, for example to recognise checkpoints.
+    # Insert the finder directly before Python's own. Finders that are already in front of it stay in front,
+    # because they can wait for nanotron's modules, for example to recognise checkpoints.
     finders = sys.meta_path
     finders.insert(finders.index(PathFinder) if PathFinder in finders else len(finders), finder)
     trainer: Any = importlib.import_module("nanotron.trainer")
@@ -115,7 +116,7 @@ def _send_without_waiting() -> None:
     on_their_way: list[tuple[Any, Tensor]] = []
 
     def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> None:
-        copy = tensor.clone()  # because nanotron reuses the original, a buffer for shapes and strides
+        copy = tensor.clone()  # nanotron reuses the original, which is a buffer for shapes and strides
         on_their_way.append((distributed.isend(copy, dst, group=group, tag=tag), copy))
 
     def send_tensors(self: Any, tensors: list[Tensor], to_rank: int, tag: int = 0) -> None:
@@ -143,7 +144,8 @@ def _send_without_waiting() -> None:
 # Replacements for flash_attn in plain torch. They have the names and signatures that nanotron's training
 # uses.
 
-bert_padding = flash_attn_with_kvcache = None  # nanotron imports these, but uses them only to generate text
+# nanotron imports these two names, but uses them only to generate text.
+bert_padding = flash_attn_with_kvcache = None
 
 
 def flash_attn_varlen_func(

@@ -35,7 +35,7 @@ NOT_IN_A_MEASUREMENT = (  # fields that must not be set, because they add work t
     *("general.benchmark_csv_path", "profiler"),
 )
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
-"""Sections that training needs, although most of them are optional in nanotron's classes."""
+"""Sections that training needs. Most of them are optional in nanotron's classes."""
 
 # An interval that is longer than any training, so that nothing is saved and nanotron logs only step 1.
 UNREACHED_STEPS = 10**9
@@ -117,7 +117,7 @@ class TrainingConfig(ConfigFile):
 def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
     """Yield a message for each field of the user's file that contradicts the case or disturbs a measurement.
 
-    `expected` is the configuration that would be made from the case.
+    `expected` is the configuration that perfsuite would create from the case.
     """
     for path, field in DECIDED_BY_THE_CASE.items():
         has = get(config, path)

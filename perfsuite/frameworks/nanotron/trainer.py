@@ -34,7 +34,7 @@ def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterat
 def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
     """Train with one trainer and save a checkpoint. Return a new trainer that resumes from this checkpoint.
 
-    Also return the data that remain.
+    Also return the data for this trainer, which continues where the first trainer stopped.
     """
     before = copy.deepcopy(config)
     after = copy.deepcopy(config)
@@ -44,7 +44,7 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
     trainer = _new_trainer(before, ranks, "nanotron-before.yaml")
     batches = _micro_batches(case, trainer, ranks)
     trainer.train(batches)
-    del trainer  # free its memory, because the next trainer needs as much
+    del trainer  # free its memory: the next trainer needs the same amount
     trainer = _new_trainer(after, ranks)
     dist.barrier()  # wait until all ranks have loaded the checkpoint
     if ranks.rank == 0:
@@ -115,7 +115,7 @@ def losses_on_every_rank(trainer: Any, ranks: Ranks) -> list[Tensor]:
 
 
 def settings_of(trainer: Any) -> dict[str, str]:
-    """Return the settings that can be seen in the process groups, the modules and the optimizer."""
+    """Return the settings that the process groups, the modules and the optimizer show."""
     from nanotron.config.utils_config import cast_pipeline_engine_to_str
     from nanotron.models import llama
     from nanotron.optim.zero import ZeroDistributedOptimizer
@@ -143,7 +143,7 @@ def settings_of(trainer: Any) -> dict[str, str]:
 
 
 def pretend() -> None:
-    """Make nanotron train with fake tensors for the rest of this process. It must be imported already."""
+    """Make nanotron train with fake tensors for the rest of this process. Import nanotron before this."""
     wrappers.ddp()
     _keep_parameters()
     replace(module("nanotron.models.base"), "init_on_device_and_dtype", _on_device)
@@ -177,7 +177,7 @@ def _keep_parameters() -> None:
 
 @contextmanager
 def _on_device(device: Any = None, dtype: torch.dtype = torch.float) -> Iterator[None]:
-    """Do the same as nanotron's function, but keep `torch.empty`, because fake tensors need torch's own."""
+    """Do the same as nanotron's function, but do not replace `torch.empty`, which fake tensors need."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     with torch.device(device):

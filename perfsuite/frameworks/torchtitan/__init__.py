@@ -31,11 +31,12 @@ PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # supported precisions. All of them
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
 SPLIT_CONTEXT = re.compile(r"--parallelism\.context_parallel_degree=(?!1$)\d+")
-"""An override with which several ranks share each sequence. torchtitan's kernels for this need a GPU."""
+"""An override that turns on context parallelism: several ranks split each sequence. torchtitan's kernels for
+context parallelism need a GPU."""
 
 
 def why_torch_is_too_old() -> str | None:
-    """Return why the installed torch is too old for torchtitan, or None. Imports no torch."""
+    """Return why the installed torch is too old for torchtitan, or None. Does not import torch."""
     if torch_build.release() >= MIN_TORCH:
         return None
     needed = ".".join(map(str, MIN_TORCH))
@@ -43,7 +44,10 @@ def why_torch_is_too_old() -> str | None:
 
 
 class TorchTitan(Framework):
-    """torchtitan's Trainer, with degrees of parallelism. FSDP2 shards over the ranks that remain.
+    """torchtitan's Trainer, with the degrees of parallelism as options.
+
+    FSDP2 shards each replica over the remaining degree: the number of ranks divided by the product of
+    `tensor_parallel` and `data_parallel_replicate`.
 
     Instead of degrees, a case can name a configuration in torchtitan's registry. This configuration then
     determines everything except data, tokenizer, checkpoints and logging.
@@ -102,7 +106,8 @@ class TorchTitan(Framework):
             return "disable_cuda_graphs=False uses CUDA graphs, which need a GPU"
         if machine.device == "cpu" and any(map(SPLIT_CONTEXT.fullmatch, self.overrides)):
             return "torchtitan's context parallelism needs a GPU. Run the case dry, with a simulated GPU"
-        if self.config is not None:  # the ranks check everything else, because torchtitan imports torch
+        if self.config is not None:
+            # The ranks check everything else. The driver cannot, because torchtitan imports torch.
             # torchtitan itself reports a missing torchao, but not a version that is too old.
             has_torchao = importlib.util.find_spec("torchao") is not None
             return base.missing_package("torchao") if has_torchao else None
@@ -163,7 +168,7 @@ class TorchTitan(Framework):
     def load(self, case: Case, device: Any) -> None:
         from perfsuite.frameworks.torchtitan import compat
 
-        # The torch of an arm can differ from the one that `unsupported` has seen.
+        # An arm can have a different version of torch from the one that `unsupported` has checked.
         too_old = why_torch_is_too_old()
         if too_old is not None:
             raise MismatchError(too_old)
@@ -182,11 +187,11 @@ class TorchTitan(Framework):
 
         def run(steps: int) -> list[Any]:
             try:
-                trainer.train()  # a profile ends it with an exception
+                trainer.train()  # raises an exception if a profile ends the training
                 return trainer.losses()
             finally:
-                # As long as there are CUDA graphs with NCCL's collectives, destroying the process group waits
-                # for these graphs. So close the trainer first, to release them.
+                # Close the trainer, to release its CUDA graphs. Destroying the process group would otherwise
+                # wait for those graphs that contain NCCL's collectives.
                 trainer.close()
 
         return Workload(

@@ -1,4 +1,4 @@
-"""Configure torchtitan from a case's options: with its own Llama 3, in the sizes of the case's model."""
+"""Configure torchtitan from a case's options, with torchtitan's Llama 3 in the sizes of the case's model."""
 
 # ruff: noqa: I001  configuration must come first: it makes torchtitan importable without Triton
 

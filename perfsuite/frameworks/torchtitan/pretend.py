@@ -18,11 +18,11 @@ FUSED = "attention is counted as one fused kernel without a mask, instead of tor
 
 
 def pretend(expected: Mapping[str, str]) -> None:
-    """Make torchtitan train with fake tensors for the rest of this process. It must be imported already.
+    """Make torchtitan train with fake tensors for the rest of this process. Import torchtitan before this.
 
     FlexAttention (which torchtitan compiles) and varlen attention are replaced with cuDNN's operator. No
     other operator accepts values and queries of different sizes. cuDNN's operator needs about as much memory
-    as the replaced ones, and masks nothing.
+    as the operators that it replaces, and masks nothing.
     """
     attention = module("torchtitan.models.common.attention")
     pretended = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
@@ -70,7 +70,7 @@ def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
 
 
 def _knows_positions(infer: Any) -> Any:
-    """Wrap `infer` so that it keeps the positions, whose shape is that of the stage's input."""
+    """Wrap `infer` so that it keeps the positions, which have the same shape as the stage's input."""
 
     @functools.wraps(infer)
     def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return the shapes that a stage would receive: of its input activations or its output gradients."""
+    """Return the shapes that another stage would send: of the input activations or the output gradients."""
     if source > self.stage_index:
         gradients = tuple(replaced(output, requires_grad=False) for output in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)

@@ -157,7 +157,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
     def losses(self) -> list[Tensor]:
         """Return the mean loss of each step over this rank's tokens.
 
-        In a pipeline, the last stage computes the loss, and the others get it from there.
+        In a pipeline, only the last stage computes the loss. All other stages receive it in an all-reduce.
         """
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
         losses = micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp
@@ -188,7 +188,7 @@ def _experts_here(experts: Any) -> int:
 def trainer_config(case: Case) -> Trainer.Config:
     """Return torchtitan's configuration for a case, from the case's options or from the registry.
 
-    In both, data, tokenizer, checkpoints, validation, profiler and logging are replaced.
+    In both configurations, data, tokenizer, checkpoints, validation, profiler and logging are replaced.
     """
     options: Any = case.framework
     config = llama.from_options(case) if options.config is None else configuration.read(case)
@@ -216,8 +216,8 @@ def trainer_config(case: Case) -> Trainer.Config:
 def flight_recorder_fields() -> dict[str, Any]:
     """Return the fields of `CommConfig` that keep torch's flight recorder on in a launch.
 
-    torchtitan would create the folder of the recorder's files in the current directory, but they belong in
-    the directory of the launch. A dry run has no such directory, and needs no recorder.
+    By default, torchtitan creates a folder for the recorder's files in the current directory. These fields
+    name the directory of the launch instead. A dry run has no such directory, and needs no recorder.
     """
     prefix = os.environ.get(FLIGHT_RECORDER_FILE)
     if prefix is None:

@@ -75,7 +75,7 @@ def case_view(
 
 
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
-    """Return the columns of the overview. Speeds are in `unit`. `extra` has the columns of some cases."""
+    """Return the columns of the overview. Speeds are in `unit`. `extra` has additional columns."""
     judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
     columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), EXPECTED_SHARE, *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # prevents a line break in the heading

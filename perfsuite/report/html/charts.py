@@ -30,7 +30,9 @@ LITTLE = 0.25  # an axis does not begin at 0 if the lowest value is more than th
 CUT = 14  # space for the mark of an axis that does not begin at 0
 CHANGE_SIZE = (300, 46)  # width and height of the chart of a change
 CHANGE_FOOT = 29  # position of the axis in that chart
-BUCKETS = 150  # of a series with more than twice this many points, only the extremes of each bucket are drawn
+# Number of buckets into which a long series is divided. If a series has more than twice this many points,
+# only the extremes of each bucket are drawn.
+BUCKETS = 150
 ROOM = 0.35
 """Free space above and below ordinary steps, as a share of their range. Longer steps are marked at the upper
 edge: drawn to scale, they would flatten the curve of all other steps."""

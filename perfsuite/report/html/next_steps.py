@@ -66,7 +66,8 @@ def _ends(session: SessionFile) -> tuple[str, ...] | None:
 def _is_commit(arm: ArmFacts) -> bool:
     """Return whether an arm is only a commit, without a variable, release, image or lock file.
 
-    An interpreter can also be given as a single word, but has different facts.
+    An interpreter can also be given as a single word. `_ends` excludes such an arm, because its fact
+    `interpreter` differs from that of the other arm.
     """
     return arm.text != "." and re.fullmatch(r"[^\s=:]+", arm.text) is not None and _is_committed(arm)
 
@@ -89,7 +90,7 @@ def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
-    """Return the option with which a comparison uses this result's evidence: `--dry`, `--counts` or none."""
+    """Return the option for a comparison on the same evidence as this result: `--dry`, `--counts` or none."""
     if result.dry:
         return ("--dry",)
     by_times = any(check.outcome == result.outcome for check in result.verdict.checks)
@@ -113,7 +114,7 @@ def _again(result: Measurement, session: SessionFile) -> str:
 
 
 def _network(result: Measurement) -> list[str]:
-    """Return the option with the network of a dry run's simulated machines, if it was given."""
+    """Return the option that names the network between a dry run's simulated machines, if one was given."""
     interconnect = result.runs[-1].machine.interconnect if result.dry else None
     return [] if interconnect is None else ["--interconnect", interconnect]
 

@@ -54,7 +54,10 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
-    """Return a table of the launches in `runs` (of the case, or of arm A), and whether each is judged."""
+    """Return a table of the launches in `runs`, which are those of the case or of arm A.
+
+    The last column says whether the launch is judged.
+    """
     extra = extra_metrics(run.figures for run in runs)
     set_aside = result.verdict.unhealthy_launches
     rows = [

@@ -32,9 +32,9 @@ T = TypeVar("T")
 def measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, list[Launch]]:
-    """Return each case's launches on a hardware class, by default on the classes of the newest session.
+    """Return the launches of each case on a hardware class; None: on the classes of the newest session.
 
-    Raises `FileError` if there are none.
+    Raises `FileError` if there are no launches.
     """
 
     def case_and_class(run: Run) -> str | None:
@@ -58,7 +58,7 @@ def measured(
 
 
 def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]]:
-    """Return the counted launches of each case and target. Raises `FileError` if there are none."""
+    """Return the counted launches of each case and target. Raises `FileError` if no launch was counted."""
 
     def case_and_target(run: Run) -> str | None:
         target = target_of(run.machine, dry=run.dry)
@@ -76,7 +76,10 @@ def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]
 def _runs(
     store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
 ) -> dict[str, list[Launch]]:
-    """Read matching launches in the newest sessions of each key, oldest first; skip those without a key."""
+    """Return matching launches by key, oldest first. Launches without a key are left out.
+
+    For each key, only launches of its newest `sessions` sessions are returned.
+    """
     by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
         run = _unless_bad(partial(documents.read, run_dir.run, Run))
@@ -109,7 +112,10 @@ def _results_of(store: Store, session: str) -> tuple[Measurement, ...]:
 
 
 def _healthy_in(store: Store, session: str, results: Sequence[Measurement]) -> set[Path]:
-    """Return the directories of launches that a session judged and kept, except launches of failed cases."""
+    """Return the directories of the launches that a session judged and did not set aside.
+
+    Launches of a case are left out if one of its launches failed, or if it ended with an error.
+    """
     of_session = SessionDir(store.sessions / session)
     return {
         run_dir.path
@@ -121,7 +127,7 @@ def _healthy_in(store: Store, session: str, results: Sequence[Measurement]) -> s
 
 
 def _expected_in(results: Sequence[Measurement], case_id: str) -> Expected | None:
-    """Return the predicted time of a case's step; None if its session predicted none."""
+    """Return the predicted time of a case's step; None if these results have no prediction."""
     for result in results:
         if result.case_id == case_id and result.prediction is not None:
             return result.prediction.expected
@@ -146,8 +152,9 @@ def accept(
 ) -> list[Path]:
     """Make these launches the reviewed baselines of their case, show what changes, and return the files.
 
-    `store` contains the launches. If it is None, only their counts become a baseline. If the launches cannot
-    become baselines, or need a reason, raises `PerfsuiteError` and writes nothing.
+    `store` contains the launches. If it is None, only the counts of the launches become a baseline. If the
+    launches cannot become baselines, or can do so only with a reason, raises `PerfsuiteError` and writes
+    nothing.
     """
     acceptance = _acceptance(reason)
     newest = launches[-1].session

@@ -47,7 +47,10 @@ def _of_launches(before: Sequence[BaselineLaunch], now: Sequence[BaselineLaunch]
 
 
 def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Yield a line about the part of the steps whose losses differ most. It counts the others that differ."""
+    """Yield a line about the part of the steps in which the losses differ most.
+
+    The line also gives the number of other parts in which they differ.
+    """
     parts = max(map(len, (*before, *now)), default=0)
     differing = dict[int, tuple[list[float], list[float]]]()
     for part in range(parts):

@@ -41,7 +41,10 @@ def _cells(recorded: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Return whether a launch was counted without a fault. Dry runs with --rank cannot become baselines."""
+    """Return whether a launch was counted, and no fault was injected.
+
+    A dry run without rank 0 cannot be accepted: it was only a look at other ranks (`--rank`).
+    """
     only_looks = run.dry and of_rank(run.counts, 0) is None
     return bool(exact.counted([run])) and run.inject is None and not only_looks
 
@@ -58,12 +61,12 @@ def _is_whole(run: Run) -> bool:
 def accepted(
     reviewed: BaselineFiles[CountBaseline], newest_session: Sequence[Run], acceptance: Acceptance
 ) -> CountBaseline | None:
-    """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
+    """Make the counts of the newest session's launches a baseline, and show how it differs from the old one.
 
-    Earlier sessions are left out, because their code can be different, and counts that vary between launches
-    are never judged. Launches whose counting method or versions differ from those of the newest launch are
-    also left out. Returns None if no launch was counted. Raises `PerfsuiteError` if a step does more work
-    than in the reviewed baseline and no reason is given.
+    Earlier sessions are left out. Their code can be different, so their counts can differ, and counts that
+    differ between the launches of a baseline are never judged. Launches whose counting method or versions
+    differ from those of the newest launch are also left out. Returns None if no launch was counted. Raises
+    `PerfsuiteError` if a step does more work than in the reviewed baseline and no reason is given.
     """
     counted = [run for run in newest_session if can_be_accepted(run)]
     if not counted:

@@ -43,12 +43,12 @@ class Shown(Generic[B]):
     """How baselines of one kind are shown."""
 
     on: str = "on"  # the words between a case and its folder
-    # Columns of the list, without date and acceptance, which are the last two of every list. Empty if
+    # Columns of the list, without the last two (date and acceptance), which every list has. Empty if
     # baselines of this kind are not listed.
     headings: Sequence[str] = ()
-    # Values of a baseline in the list, after its folder and case. Their names include units.
+    # Values of a baseline in the list, after its folder and case. The names of the values include units.
     figures: Callable[[B], dict[str, float | None]] = lambda _baseline: {}
-    cells: Callable[[B], list[str]] = lambda _baseline: []  # these values as text
+    cells: Callable[[B], list[str]] = lambda _baseline: []  # the values of `figures` as text
     # Lines with the details of a baseline, after the lines about its acceptance.
     details: Callable[[B], list[str]] = lambda _baseline: []
     # Lines about the differences between two baselines. None stands for a missing baseline.
@@ -59,7 +59,7 @@ class Shown(Generic[B]):
         return Text.assemble((recorded.case.id, "bold"), f" {self.on} {recorded.folder}")
 
     def before_after(self, before: B | None, now: B | None) -> Text:
-        """Describe the differences between two baselines of a case, one of which can be missing."""
+        """Describe the differences between two baselines of a case. One of the two can be missing."""
         either = now or before
         assert either is not None
         return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])
@@ -70,8 +70,8 @@ class Launch(NamedTuple):
 
     run: Run
     session: str
-    is_healthy: bool  # whether its own session judged it and did not set it aside
-    expected: Expected | None = None  # the time of a step that its session predicted; None: it predicted none
+    is_healthy: bool  # whether its own session judged the launch and did not set it aside
+    expected: Expected | None = None  # the time of a step that its session predicted; None: no prediction
 
 
 class Refused(PerfsuiteError):
@@ -121,11 +121,11 @@ def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
 def accepted(
     reviewed: BaselineStore, launches: Sequence[Launch], acceptance: Acceptance, *, another_machine: bool
 ) -> Baseline:
-    """Make these launches, oldest first, a baseline of their case, and show what it changes.
+    """Make these launches, oldest first, a baseline of their case, and show how it differs from the old one.
 
-    Launches that their session set aside are left out, and their number is shown. `another_machine` includes
-    launches that were set aside only because the machine has changed since the baseline. Raises `Refused` if
-    the launches cannot become a baseline, or if they need a reason.
+    Launches that their session set aside are left out, and their number is shown. With `another_machine`,
+    launches that were set aside only because the machine has changed since the baseline are included. Raises
+    `Refused` if the launches cannot become a baseline, or can do so only with a reason.
     """
     newest = launches[-1].run
     stored = reviewed.find(newest.machine.hardware_class, newest.case)
@@ -157,7 +157,10 @@ def accepted(
 def _choose(
     launches: Sequence[Launch], before: Baseline | None, another_machine: bool, left_out: Counter[str]
 ) -> list[Launch]:
-    """Return the healthy launches that are comparable with the newest one. Count others in `left_out`."""
+    """Return the healthy launches that are comparable with the newest healthy launch.
+
+    Count all other launches in `left_out`, by reason.
+    """
     chosen: list[Launch] = []
     for launch in reversed(launches):
         run = launch.run

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
 
-MOST_READINGS = 100  # maximum number of readings per launch and kind of memory. 100 are enough for a slope
+MOST_READINGS = 100  # maximum number of readings per launch and kind of memory. 100 are enough to fit a slope
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

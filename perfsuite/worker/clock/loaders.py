@@ -29,7 +29,7 @@ _wait: DataWait | None = None  # the data wait of the training in this process
 
 
 class DataWait:
-    """Records how long one thread waits for batches in each step: the thread that creates this object."""
+    """Records how long the thread that creates this object waits for batches in each step."""
 
     def __init__(self) -> None:
         self.is_seen = False  # whether any loader has given this thread a batch
@@ -59,7 +59,10 @@ class DataWait:
             self._running_s += seconds
 
     def note_workers(self, maker: Any) -> None:
-        """Record the first worker of the loader that has just yielded a batch, if this loader has workers."""
+        """In step `COUNTED_STEP`, record the first worker of the loader that has just yielded a batch.
+
+        A loader without workers is ignored.
+        """
         if len(self._by_step) == COUNTED_STEP - 1:
             workers = getattr(maker, loader_workers.name, None)
             if workers:
@@ -87,7 +90,7 @@ def watch() -> None:
 
 
 def timed(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its calls are timed. If timed calls are nested, only the outer one is timed."""
+    """Wrap a function so that its calls are timed. If timed calls are nested, only the outermost is timed."""
 
     @functools.wraps(make)
     def watched(*args: Any, **kwargs: Any) -> Any:

@@ -27,12 +27,12 @@ class HostMemory:
         """Do nothing, because freed host memory has either left the process or will be reused."""
 
     def reset_peak(self) -> None:
-        """Forget the peak so far. Peaks are still counted from the size when this object was created."""
+        """Forget the peak so far. Later peaks are still measured from the size at construction."""
         self._peak = 0
         self.go_on()
 
     def fold(self) -> None:
-        """Keep the peak so far. From now until `go_on`, used memory does not count as the training's."""
+        """Keep the peak so far. Memory used from now until `go_on` does not count as the training's."""
         self._peak = max(self._peak, _status_bytes("VmHWM"))
 
     def go_on(self) -> None:
@@ -45,11 +45,11 @@ class HostMemory:
             self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
-        """Record the size of the mapped files before the counted steps, which load code only for counting."""
+        """Record the size of the mapped files. The counted steps load code that only counting needs."""
         self._mapped = _status_bytes("RssFile")
 
     def end_counting(self) -> None:
-        """Forget the peak of the counted steps. From now on, the code that they loaded does not count."""
+        """Forget the peak of the counted steps. The code that they loaded no longer counts."""
         self._level += _status_bytes("RssFile") - self._mapped
         self.reset_peak()
 
@@ -66,9 +66,9 @@ def _status_bytes(key: str) -> int:
 
 
 class CudaMemory:
-    """Reads the caching allocator's counters, beginning at construction or at the last `reset_peak`.
+    """Reads the caching allocator's peaks since construction or the last `reset_peak`.
 
-    If a script resets the allocator's peaks, they are not lost (`keep_peaks`).
+    The peaks are kept even if a script resets the allocator's counters (`keep_peaks`).
     """
 
     method = "torch.cuda.memory_stats"
@@ -135,7 +135,7 @@ def memory_for(device: Any) -> HostMemory | CudaMemory:
 def keep_peaks() -> None:
     """Make each `CudaMemory` fold its peaks before torch's `reset_peak_memory_stats` resets them.
 
-    Call this before a script imports that function by name.
+    Call this before a script imports `reset_peak_memory_stats` by name.
     """
 
     def fold(*args: Any, **kwargs: Any) -> None:

@@ -14,19 +14,19 @@ from perfsuite.results.run_dir import RunDir
 
 WARM_STEPS = 1  # number of steps in which the profiler runs without recording, because its start takes time
 # Maximum size of a trace, in characters. Summarising a larger trace would take minutes, and would need many
-# times its size in memory.
+# times the trace's size in memory.
 LARGEST_TRACE = 1 << 30
 
 
 class ProfileTaken(BaseException):
-    """Ends a training loop when its steps have been recorded.
+    """Ends a training loop when all steps of the profile have been recorded.
 
     It derives from `BaseException`, so that no framework handles it as an error.
     """
 
 
 class Profiling:
-    """Records the steps after the first `warmup` steps. An error of the profiler becomes a note."""
+    """Records some steps after the first `warmup` steps. An error of the profiler becomes a note."""
 
     def __init__(
         self, *, warmup: int, device: Literal["cpu", "cuda"], largest_trace: int = LARGEST_TRACE
@@ -43,7 +43,7 @@ class Profiling:
         if self.is_over or steps < self._warmup:
             return
         self._try(self._start if steps == self._warmup else lambda: self._profiler.step())
-        # Record one more step than requested, because its beginning marks the end of the last requested step.
+        # Record one step more than requested. Its beginning marks the end of the last requested step.
         if steps == self._warmup + WARM_STEPS + PROFILED_STEPS + 1:
             self._try(lambda: self._profiler.stop())
             self.is_over = True

@@ -1,6 +1,6 @@
 """Time every optimizer step of one process, for any framework. perfsuite's work between steps is excluded.
 
-On a GPU, the stamps are events, so steps need not wait for the device.
+On a GPU, events mark the start and the end of each step, so the host need not wait for the device.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Recorder:
     `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` injects
     faults. It is called with the step's index, just before the end of the step is stamped.
 
-    The peak of `memory` is reset after the first step, in which a library can allocate memory that is needed
-    only once. It is also reset after the counted steps.
+    The peak of `memory` is reset after the first step, because libraries can allocate memory in that step
+    that they need only once. The peak is reset again after the counted steps.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Recorder:
         self.timer = timer
         self._progress_every_s = progress_every_s
         self.memory = memory
-        # A function that is called now and then, with the number of finished steps.
+        # A function that is called with the number of finished steps, at most every `progress_every_s`
+        # seconds and at the end.
         self.on_progress: Callable[[int], object] = lambda step: None
         self.counting: Counting | None = None  # counts the work of some steps
         self.profiling: Profiling | None = None  # profiles some steps; set only in a profiled launch

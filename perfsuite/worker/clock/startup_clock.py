@@ -1,7 +1,7 @@
 """Time the parts of a process's start-up, from the start of the process to the end of its first step.
 
 Parts can be nested. Time then belongs only to the innermost part. Time that perfsuite itself takes belongs to
-no part. In launches that time nothing, the calls of Python functions are counted as well.
+no part. In launches that only count work, the calls of Python functions are counted as well.
 
 A script's process loads this module by its path before the script begins (`startup.sitecustomize`). For this
 reason, this module imports nothing from perfsuite. Ranks of perfsuite's own loops are forked from a server
@@ -27,7 +27,8 @@ DATA = "data"
 FIRST_STEP = "first step"
 BUILD_AND_FIRST_STEP = "build and first step"  # used if the start of the first step is unknown
 PERFSUITE = "perfsuite"  # perfsuite's own work, including its calls and imports
-# perfsuite's own work, except for imports in it, because the training needs these anyway.
+# perfsuite's own work that imports modules which the training needs anyway. These imports count as the
+# training's imports.
 PERFSUITE_BUILDS = "perfsuite builds"
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
 PYTHON = "Python"  # name under which all modules of the standard library are counted
@@ -37,15 +38,15 @@ OTHER_PROFILER = "the training has its own profile function"
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
-# Names of our functions that wrap a function of the training. Calls that they make are counted as calls of
-# the training.
+# Names of our functions that wrap a function of the training. Calls that such a wrapper makes are counted as
+# calls of the training.
 WRAPPERS = ("watched", "find_and_load")
 
 # Maximum age of a process in seconds when its clock begins. The start time of an older process is not
 # trusted.
 OLDEST_S = 600
-# Seconds by which the start of a process can seem to be in the future, because the kernel rounds to
-# hundredths.
+# Seconds by which the start of a process can seem to be in the future, because the kernel rounds
+# start times to hundredths of a second.
 FUTURE_S = 0.02
 
 
@@ -60,9 +61,9 @@ class StartUp(NamedTuple):
 
 
 class StartUpClock:
-    """Adds up the seconds of each part in one thread, and records the modules that this thread imports.
+    """Adds up the seconds of each part, and records imported modules.
 
-    It is the thread that creates this object.
+    Only the thread that creates this object is observed.
     """
 
     def __init__(self, started_at: float, *, before: str, now: Callable[[], float]) -> None:
@@ -124,7 +125,7 @@ class StartUpClock:
             self._calls.rename(FIRST_STEP, BUILD)
 
     def end(self) -> StartUp | None:
-        """End the first step. Return None if another thread took this step, so that the parts are unknown."""
+        """End the first step. Return None if another thread took it, because the parts are then unknown."""
         if self.is_over:
             return None
         calls = None if self._calls is None else self._calls.end()
@@ -168,9 +169,9 @@ def _span(part: str) -> str:
 class _Calls:
     """Counts the calls of Python functions in the thread that creates this object, with `sys.setprofile`.
 
-    Calls of perfsuite's functions, and calls that these make directly, are left out, as in steps
-    (`counting.python_calls`). The import machinery is left out as well, because it does more work if a file
-    has not been compiled yet.
+    As in the counts of steps (`counting.python_calls`), calls of perfsuite's functions are left out, and so
+    are the calls that these functions make directly. The import machinery is left out as well, because it
+    does more work if a file has not been compiled yet.
     """
 
     def __init__(self, clock: StartUpClock, *, in_forks: bool) -> None:
@@ -220,12 +221,12 @@ class _Calls:
 
 
 class _Code(NamedTuple):
-    """Facts about the code of a function. They are stored by the code's id: hashing code objects is slow."""
+    """Facts about a function's code, stored by the code's id, because hashing code objects is slow."""
 
     code: CodeType  # keeps the code alive, so that its id is not reused
     function: tuple[str, str] | None  # module and name of the function; None if it is not counted
-    # Whether this is one of our functions that makes calls for perfsuite. Our wrappers make calls for the
-    # training instead.
+    # Whether the function belongs to perfsuite and makes its calls for perfsuite. Our wrappers make their
+    # calls for the training.
     calls_for_us: bool
 
 
@@ -246,7 +247,7 @@ def _counting(
         module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
         is_ours = code.co_filename.startswith(OURS)
-        # `find_and_load` is recognised by its module, because its `co_filename` was replaced (see below).
+        # `find_and_load` is recognised by its module, because `_watch_imports` replaces its `co_filename`.
         counts = not (is_import or is_ours or module == __name__)
         function = (module, code.co_qualname) if counts else None
         codes[id(code)] = entry = _Code(code, function, is_ours and code.co_name not in WRAPPERS)
@@ -282,7 +283,7 @@ def _counting(
 def process_start() -> float | None:
     """Return the start time of this process in seconds since the machine booted, or None if unknown.
 
-    The kernel gives it in clock ticks, which are usually hundredths of a second (proc_pid_stat(5),
+    The kernel reports this time in clock ticks, which are usually hundredths of a second (proc_pid_stat(5),
     starttime).
     """
     try:
@@ -348,7 +349,7 @@ def begin(before: str, *, start_of: Callable[[], float | None] = process_start) 
 
 
 def pause() -> None:
-    """Exclude the time until `go_on`, because perfsuite itself takes it."""
+    """Exclude the time until `go_on`, because it is spent on perfsuite's own work."""
     if _clock is not None:
         _clock.enter(PERFSUITE)
 
@@ -382,7 +383,10 @@ def end() -> StartUp | None:
 
 
 def watch(owner: Any, name: str, part: str) -> None:
-    """Time the calls of a function as a part, also in all modules that have imported the function by name."""
+    """Time the calls of a function as a part.
+
+    The function is also replaced in all modules that have imported it by name.
+    """
     function = getattr(owner, name)
     if not is_running() or hasattr(function, "is_timed"):
         return

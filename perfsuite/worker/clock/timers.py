@@ -59,7 +59,7 @@ class HostTimer:
 
 
 class CudaTimer(HostTimer):
-    """Uses events on a device's current stream, which the device times with its own clock.
+    """Uses events on a device's current stream. The device times the events with its own clock.
 
     The device need not be the current device of the process.
     """
@@ -140,7 +140,7 @@ class SimulatedTimer(HostTimer):
 
 
 def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
-    """Return the timer for a `torch.device`, and the probe to run after each step. On a GPU, it is None."""
+    """Return the timer for a `torch.device`, and the probe to run after each step (None on a GPU)."""
     return (CudaTimer(device), None) if device.type == "cuda" else (HostTimer(), cpu_probe())
 
 

@@ -15,9 +15,9 @@ from perfsuite.frameworks.common.private import resolve_process_group, script_ty
 from perfsuite.results.counts import Collective, Phase
 
 Where = int | slice | Literal["out"] | None
-"""Where a collective's message is: the whole tensor that is gathered, scattered or sent. A number is the
-index of an argument, and a slice stands for several arguments. `out` is the result. None means that there is
-no message."""
+"""The position of a collective's message, which is the whole tensor that is gathered, scattered or sent. A
+number is the index of an argument, and a slice selects several arguments. `out` means that the message is the
+result. None means that there is no message."""
 
 # Operator without its overload -> kind of the collective, and position of its message.
 OPERATORS: Mapping[str, tuple[str, Where]] = {
@@ -89,7 +89,10 @@ def call_of(
 
 
 def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the process group of a call. c10d gets it as an object, other operators as their last string."""
+    """Return the process group of a call.
+
+    Operators of c10d get the group as an object. Other operators get its name, as their last string.
+    """
     given = (*args, *kwargs.values())
     for value in given:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(script_type(value)):

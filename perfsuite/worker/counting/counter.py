@@ -64,7 +64,7 @@ def _attention_backward_flops(
 ) -> int:
     """Return the FLOPs of attention's backward.
 
-    It computes the scores again, and the gradients of scores, values, queries and keys.
+    Backward computes the scores again, and the gradients of scores, values, queries and keys.
     """
     return 2 * query.shape[:3].numel() * key.shape[2] * (3 * query.shape[3] + 2 * value.shape[3])
 
@@ -72,8 +72,9 @@ def _attention_backward_flops(
 def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a matrix product, a batched matrix product or a grouped matrix product.
 
-    Groups split the rows, the columns or the summed dimension. The sum over all groups is then the same for
-    all sizes of groups: 2 T d f, if groups split T rows.
+    In a grouped product, the groups split the rows, the columns or the summed dimension. The total FLOPs do
+    not depend on the sizes of the groups. If the groups split T rows and each group's matrix is d x f, the
+    total is 2 T d f.
     """
     batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
@@ -86,14 +87,14 @@ FROM_TORCH = (
     aten._efficient_attention_forward, aten._efficient_attention_backward,
     aten._flash_attention_forward, aten._flash_attention_backward,
 )  # fmt: skip
-"""Operators for which torch's formula is used. The list is fixed. Otherwise, a newer torch with more formulas
-would count FLOPs that an older torch does not count. If you add an operator, change `METHOD`."""
+"""Operators for which torch's formula is used. The list is fixed, because a newer torch with more formulas
+would otherwise count FLOPs that an older torch does not count. If you add an operator, change `METHOD`."""
 FLOPS: dict[Any, Callable[..., int]] = {
     operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
 """Operator without its overload -> the formula for its FLOPs. Some formulas come from torch (`FROM_TORCH`).
-All others are our own. Torch's formulas for fused attention reject grouped-query attention (seen in 2.11),
-and there is none for the CPU operator. Torch also has no formulas for grouped products and for newer scaled
+All others are our own. Torch's formulas for fused attention reject grouped-query attention (seen in 2.11).
+Torch has no formula for the fused attention operator of CPUs, for grouped products or for newer scaled
 products."""
 for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
     if hasattr(aten, _name):
@@ -110,10 +111,10 @@ HOST_READS = frozenset({
 })  # fmt: skip
 """Operators that make the host wait for a value of a device tensor, or for the shape of a result."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
-"""Operators that make the host wait if an index is a mask. The exception is a write of a single value, which
-fills the tensor in place."""
+"""Operators that make the host wait if an index is a mask. The host does not wait if a single value is
+written to the masked elements, because this fills the tensor in place."""
 DEVICE = torch.ops.prim.device.default
-"""The operator that asks on which device a fake tensor is. Reading `device` from C++ calls it."""
+"""The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
@@ -121,7 +122,7 @@ NO_KERNEL = frozenset({
     "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
     "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
 })  # fmt: skip
-"""Operators that give the device nothing to do, although they are not marked as views."""
+"""Operators that give the device no work, although torch does not mark them as views."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")  # prefixes of names of operators that do not fill their result
 
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
@@ -181,8 +182,8 @@ class StepCounter(TorchDispatchMode):
         self.memory = LiveMemory(self._phase)
         # The first error in counting. It is kept here, because it must not reach the training.
         self.error: Exception | None = None
-        # Whether the mode has been entered and not exited. Only then are calls counted. This must be checked,
-        # because autograd can reactivate the mode after it was exited.
+        # Whether the mode has been entered and not exited. Calls are counted only while this is True. The
+        # check is needed because autograd can reactivate the mode after it was exited.
         self.is_entered = False
         self.collectives: set[str] = set()  # operators of collectives called since the mode was entered
         self._has_gpu = torch.cuda.is_available()
@@ -222,14 +223,14 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """Yield methods whose calls no dispatch mode sees, each with a context manager for its calls."""
+        """Yield each method whose calls no dispatch mode sees, as owner, name and a context manager."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
             self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            # Count only in the thread that has entered this mode, because only its stack contains the mode.
+            # Count only in the thread that has entered this mode. Only this thread's stack contains the mode.
             is_ours = any(mode is self for mode in current_dispatch_mode_stack())
             if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
@@ -311,7 +312,8 @@ class StepCounter(TorchDispatchMode):
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the tensors passed to an operator, or None if the call does not count.
 
-        For wrappers of tensors, returns NotImplemented. They call the operator again on the wrapped tensors.
+        For wrappers of tensors, return NotImplemented, because wrappers call the operator again on the
+        tensors that they wrap.
         """
         wrappers = filter(is_wrapper_subclass_type, types)
         # A DTensor calls the operator again on its shards.
@@ -341,7 +343,7 @@ class StepCounter(TorchDispatchMode):
         return None
 
     def _is_real(self) -> bool:
-        """Return whether this call is work of the step. Calls that DTensor makes on fake tensors are not."""
+        """Return whether this call is work of the step. DTensor's calls on fake tensors are not work."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
@@ -390,7 +392,7 @@ class StepCounter(TorchDispatchMode):
         flops = 0
         formula = FLOPS.get(packet)
         if formula is not None:
-            # Leave out the dtype of the result, which the formulas do not accept.
+            # Leave out the argument for the result's dtype, because the formulas do not accept it.
             operands = [each for each in args if not isinstance(each, torch.dtype)]
             flops = int(formula(*operands, **kwargs, out_val=out))
             self._totals["flops"][phase] += flops
@@ -409,7 +411,8 @@ class StepCounter(TorchDispatchMode):
         """Record results that were computed from other tensors.
 
         Zeros and tensors that are only scaled do not count as computed from other tensors. If no operator has
-        filled a tensor, its data come from unseen work, so results are not regarded as computed from it.
+        filled a tensor, its data come from unseen work. A result is then not regarded as computed from that
+        tensor.
         """
         filled = self._storages(results)
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
@@ -469,7 +472,8 @@ def _unseen_dispatch(
     self: StepCounter, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Dispatch without counting the Python calls of perfsuite and of torch's wrapper around this method."""
-    # In a dry run, most calls only ask on which device a tensor is. All modes below would give this answer.
+    # In a dry run, most calls only read the device of a tensor. All modes below this one would return the
+    # same device.
     if func is DEVICE and isinstance(args[0], FakeTensor):
         return args[0].device
     return self.python.unseen(_dispatch, self, func, types, args, kwargs)
@@ -480,7 +484,7 @@ StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign]
 
 @functools.cache
 def _keep_from_dynamo() -> None:
-    """Prevent dynamo from compiling our hooks, which run on every Python call, even of compiled functions."""
+    """Prevent dynamo from compiling our hooks, which run on every Python call, even in compiled code."""
     # Do not import this at the top, because it loads dynamo, which takes a second.
     from perfsuite.frameworks.common.private import skip_code
 
@@ -489,7 +493,7 @@ def _keep_from_dynamo() -> None:
 
 
 def _saves_random_state(func: Any) -> bool:
-    """Return whether this operator runs another operator, and returns the random state with its result."""
+    """Return whether this operator runs another operator, and returns a random state with the result."""
     return isinstance(func, HigherOrderOperator) and func.name() == "run_and_save_rng_state"
 
 

@@ -14,8 +14,8 @@ The formula `palm-1` follows Chowdhery et al. 2022 (PaLM), appendix B. The FLOPs
 
 A multiplication and its addition are two FLOPs. Backward costs twice as much as forward. Recomputed
 activations are not counted (model FLOPs, not hardware FLOPs). Attention is counted in full, although a causal
-mask halves it. Other formulas count embeddings, or only half of the attention. They get another MFU for the
-same speed.
+mask halves it. Other formulas count embeddings, or only half of the attention. For the same speed, they give
+a different MFU.
 
 For a mixture of experts, N includes the router and the experts that a token passes through. DeepSeek-V3
 (2024) counts its activated parameters in the same way.
@@ -79,7 +79,7 @@ def _unknown(case: Case) -> str | None:
         return f"perfsuite cannot count the FLOPs of {model.name}, because {missing}"
     try:
         config = transformers_config(model)
-    except MismatchError as error:  # no failure, because a script builds its own model. FLOPs are unknown
+    except MismatchError as error:  # not a failure: a script builds its own model. Only FLOPs are unknown
         return str(error)
     if config.get_text_config() is not config:
         return f"{model.name} is more than a language model, and {FORMULA} only counts language models"
@@ -108,8 +108,8 @@ def count(
     """Count the FLOPs of a model. The model is built on the meta device, which takes no memory.
 
     `frozen_share` is for a script that trains only some of its weights. It is the observed share of matmul
-    weights that are frozen, from 0 to 1. With `lora`, it is ignored, because the adapters determine the
-    share.
+    weights that are frozen, from 0 to 1. With `lora`, `frozen_share` is ignored, because the adapters
+    determine which weights are frozen.
     """
     from perfsuite.frameworks.common.adapters import is_linear
     from perfsuite.frameworks.common.model import transformers_config
@@ -150,7 +150,7 @@ def _built(config: Any, lora: LoRA | None) -> Any:
 
 
 def _active_in_experts(built: Any, config: Any) -> int:
-    """Return how many weights of experts and routers a token uses. Linear layers are left out."""
+    """Return how many weights of experts and routers a token uses. `count` adds the linear layers."""
     experts = _first(config, EXPERTS)
     chosen = _first(config, CHOSEN)
     active = 0

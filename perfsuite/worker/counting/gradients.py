@@ -3,9 +3,9 @@
 After clipping, the norm is always `max_norm`, even if all gradients were too large by a common factor. The
 norm is therefore read when a script or its library begins to clip, and after each backward.
 
-accelerate, the Trainer, Lightning and torchtitan clip with functions of `torch.nn.utils`. They use these for
-all tensors, including the DTensors of FSDP2. FSDP1 has its own function. Libraries of frameworks can also
-have their own functions (`Library.clips`), or an engine that knows the norm.
+accelerate, the Trainer, Lightning and torchtitan clip with functions of `torch.nn.utils`. They use these
+functions for all tensors, including the DTensors of FSDP2. FSDP1 has its own function. Libraries of
+frameworks can also have their own functions (`Library.clips`), or an engine that knows the norm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfsuite.worker.observation.second_step import in_backward
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
 """Functions of `torch.nn.utils` that clip gradients. Older versions of torch do not have the second one."""
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_"
-SAME = 1e-3  # largest relative difference between two norms of the same gradients, caused by rounded sums
+SAME = 1e-3  # largest relative difference that rounding can cause between two norms of the same gradients
 UNREAD = "the norm of the gradients before clipping is unknown: the gradients were not available"
 CHANGED = (
     "the norm of the gradients before clipping is unknown: it went from {:.4g} after backward to {:.4g} at "
@@ -95,10 +95,11 @@ class NormBeforeClipping:
     def result(self, at_step: float | None) -> float | None:
         """Return the squared norm before clipping, or None if it is unknown.
 
-        `at_step` is the squared norm of the gradients that the optimizer gets. Suppose that no known clipping
-        function was called. If `at_step` is the same as the norm after backward, it is the result. If the two
-        differ, the training clips in its own way, or averages gradients late, and the result is unknown. The
-        result is also unknown if no backward was seen.
+        `at_step` is the squared norm of the gradients that the optimizer gets. If a known clipping function
+        was called, the result is the norm that was read before that call. If none was called, `at_step` is
+        compared with the norm after backward. If the two are the same (see `SAME`), `at_step` is the result.
+        If they differ, the training clips in its own way or averages gradients late, and the result is
+        unknown. If neither clipping nor a backward was seen, the result is also unknown.
         """
         if self._error is not None:
             self.note = f"the norm of the gradients before clipping is unknown: {self._error}"

@@ -23,14 +23,14 @@ MISSING = 0.25
 MOST_MISSING = 1
 """The growth per step is rounded down to a whole number of objects. It is rounded up instead if the next
 whole number is at most `MISSING` objects per step away, and at most `MOST_MISSING` objects in total. So a
-leak is still found if one object (for example a thread) goes away. The limits are low for a reason: if
-modules that are used for the first time create a few objects in each half of the steps, these must not look
-like a leak."""
+leak is still found if one object (for example a thread) disappears. The limits are low because modules can
+create a few objects when they are used for the first time. Even if this happens in each half of the steps, it
+must not look like a leak."""
 ANY_TYPE = "object"
 """The type that is used for all kept objects if the training calls gc.freeze between the boundaries. Objects
-that it froze are counted, but their types are not known."""
+that the training froze are counted, but their types are not known."""
 SEARCHED = 20  # maximum number of objects per type whose holders are searched
-MOST_NEW = 100_000  # maximum number of objects per type from which the searched ones are chosen
+MOST_NEW = 100_000  # maximum number of new objects per type from which the `SEARCHED` objects are chosen
 
 UNKNOWN = "the number of objects that each step keeps is unknown: "
 FROZEN_MEANWHILE = (
@@ -46,8 +46,8 @@ class Growth:
     """Counts objects by type at three step boundaries: after `first`, after `last`, and in the middle.
 
     The growth per step is calculated separately for the first half and the second half of the steps. The
-    result is the smaller of the two numbers, rounded down (see `MISSING`). It is therefore zero for growth
-    that happens only once, such as filling a cache. It is n for code that keeps n objects in each step.
+    result is the smaller of the two numbers, rounded down (see `MISSING`). The result is therefore zero for
+    growth that happens only once, such as filling a cache, and n for code that keeps n objects in each step.
 
     Between the boundaries, this object refers to no object of the training, not even by id.
     """
@@ -59,7 +59,8 @@ class Growth:
         # Number of tensors with an autograd graph at each boundary. None: unknown.
         self._graphs: list[int | None] = []
         self._frozen: list[int] = []  # number of frozen objects at each boundary
-        self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
+        # An object whose place in the collector's list marks the end of the objects of the previous boundary.
+        self._mark: list[None] = []
         self._full_collections = 0  # number of full collections until the previous boundary
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
@@ -142,10 +143,11 @@ class Growth:
         """Return, for each type, the ids of objects created since the previous boundary, the oldest first.
 
         Only types that have grown are included. At the previous boundary, all objects were in the oldest
-        generation. Newer objects have been appended to this generation since. A mark in it shows where they
-        begin. (Its length at that time does not show this, because older objects might have been freed.) If a
-        full collection has changed the order, no new objects are known. If only one step has run since the
-        previous boundary, none are returned, because all might belong only to this step.
+        generation. Newer objects have been appended to this generation since. A mark in this generation shows
+        where the newer objects begin. (The generation's length at the previous boundary does not show this,
+        because older objects might have been freed.) If a full collection has run since then, it might have
+        changed the order, so nothing is returned. If only one step has run since the previous boundary,
+        nothing is returned either, because all new objects might belong only to this step.
         """
         _, middle, last = self.boundaries
         if last - middle == 1:
@@ -164,7 +166,7 @@ class Growth:
                 name = type(instance).__name__
                 if grown.get(name, 0) > 0 and len(new[name]) < MOST_NEW:
                     new[name].append(id(instance))
-        # Return tuples of numbers, because the collector does not track them. The census would count lists.
+        # Return tuples of numbers, because the collector does not track them. Lists would be counted.
         return {name: tuple(identities) for name, identities in new.items()}
 
     def _with_holders(self, kept: KeptObjects, new: Mapping[str, Sequence[int]]) -> KeptObjects:
@@ -185,7 +187,7 @@ class Growth:
         """Return, for each type, the oldest new objects that are still alive.
 
         `new` has the ids of the new objects. Call this right after a collection, because other objects might
-        reuse the ids later. For each type, at most as many objects are returned as the type has grown,
+        reuse the ids later. If a type has grown by n objects, at most n objects of this type are returned,
         because younger objects might belong only to the last step.
         """
         before, between = self._counts[:2]
@@ -216,7 +218,7 @@ def _full_collections() -> int:
 def _collect() -> None:
     """Collect all garbage, the youngest objects first.
 
-    A collection untracks a container if it contains no tracked objects, for example a tuple of numbers. A
+    A collection untracks each container that contains no tracked objects, for example a tuple of numbers. A
     tuple of such tuples is untracked only by the next collection. So new objects are collected three times.
     Older objects are collected once, because a full collection takes a few tenths of a second.
     """
@@ -225,9 +227,9 @@ def _collect() -> None:
 
 
 def _forget_received_storages() -> None:
-    """Drop torch's records of storages that loader workers have sent, and that are freed by now.
+    """Drop torch's records of storages that loader workers have sent and that have been freed since.
 
-    torch itself drops them whenever it has 128 records, so they are no growth.
+    torch itself drops these records whenever there are 128 of them, so they do not count as growth.
     """
     cache = getattr(sys.modules.get("torch.multiprocessing.reductions"), "shared_cache", None)
     if cache is not None:
@@ -257,9 +259,10 @@ def _with_graph(objects: Collection[Any]) -> list[Any]:
 
     The nodes of a graph belong to C++, so the collector does not track them. But they keep activations alive.
 
-    This does not read `grad_fn`. For a view whose base was changed in place, torch would then replace the
-    view's graph, and a later backward of the training could fail. The base of a view shows whether there is a
-    graph. With `without_torch_function`, no class of tensors can run code of its own.
+    This function does not read `grad_fn`. If the base of a view was changed in place, reading `grad_fn` would
+    make torch replace the view's graph, and a later backward of the training could fail. Instead, this
+    function looks at the base of a view, which shows whether the view has a graph. `without_torch_function`
+    prevents subclasses of `Tensor` from running code of their own.
     """
     torch = sys.modules.get("torch")
     if torch is None:

@@ -1,6 +1,7 @@
 """Find work of the counted step that the dispatch mode did not see. Such work makes the counts useless.
 
-Some work is not found, because it leaves no trace: it does not train and exchanges no data, but takes time.
+Some hidden work is not found, because it leaves no trace: it takes time, but computes no gradients and
+exchanges no data.
 Other Python threads that compute do not make the counts useless, because they often belong to loaders and
 loggers. Only the number of these threads is returned.
 """
@@ -24,14 +25,15 @@ from perfsuite.worker.observation.replicas import local
 
 Gradients = list[tuple[Tensor, Tensor]]  # updated parameters, each with this rank's part of its gradient
 UNSEEN_GRADIENTS = 0.1
-"""Largest share of the gradients' elements that unseen work may compute. Some packages have kernels that
-bypass the dispatcher, and compute the gradients of small parameters, such as norms and a Mamba's scan."""
+"""If unseen work computed at least this share of the gradients' elements, it is reported. Less is allowed,
+because some packages have kernels that bypass the dispatcher. These kernels compute the gradients of small
+parameters, such as those of norms and of a Mamba's scan."""
 ONE_SIDED = ("symm_mem.", "nvshmem.")  # prefixes of operators whose messages belong to no process group
 SEVERAL = frozenset({
     "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
     "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
 })  # fmt: skip
-"""Collectives that a backend, for example gloo, can split into several."""
+"""Collectives that a backend, for example gloo, can split into several collectives."""
 
 
 class Watch:
@@ -48,7 +50,8 @@ class Watch:
     def other_threads(self) -> int:
         """Return how many other Python threads were started in the step, or computed in it.
 
-        A thread that only waits takes no CPU time. Any time counts, because a small batch takes little.
+        A thread that only waits takes no CPU time. Any CPU time counts, because a thread that makes a small
+        batch takes only a little.
         """
         now = _cpu_s_of_threads()
         busy = sum(now[thread] > before for thread, before in self._threads.items() if thread in now)
@@ -121,8 +124,8 @@ def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradient
 def _too_few_flops(
     counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
 ) -> Iterator[str]:
-    """Report if too few FLOPs were seen: the gradient of a linear weight takes 2 per element or more."""
-    if counts.without_flops:  # this explains why fewer FLOPs were seen
+    """Report if too few FLOPs were seen. A linear weight's gradient takes at least 2 FLOPs per element."""
+    if counts.without_flops:  # operators without a formula explain the missing FLOPs
         return
     weights = {id(layer.weight) for layer in filter(adapters.is_linear, model.modules())}
     products = [gradient for each, gradient in gradients if id(each) in weights]

@@ -27,7 +27,7 @@ OUTSIDE = "something outside of Python, such as C++ code"
 class _Link(NamedTuple):
     """A link in a chain of holders. The object `thing` holds the object of the link `below`.
 
-    The lowest link of the chain is one of the objects whose holders are being looked for.
+    The `thing` of the lowest link is one of the objects whose holders are searched.
     """
 
     thing: Any
@@ -40,11 +40,12 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     `growing` are the types of the objects. The search follows these rules:
 
-    - An attribute is not a holder if its object has a growing type, because something else holds that object.
+    - An attribute of an object of a growing type is not a holder, because something else holds that object.
     - Weak references are left out, because they hold nothing, and because their own holders do not explain
       the growth.
-    - Suppose that n objects have no named holder. A holder of fewer than n objects is left out, because
-      naming it would hide whatever holds the n.
+    - Suppose that n objects have no named holder. A holder of n objects or fewer is left out, because naming
+      it would hide whatever holds those n objects.
+    - A holder of at most half as many objects as the most frequent holder is left out as well.
     - Suppose that an object is the value of a global or an attribute, and that its type does not grow (a
       list, for example). The search ends at this object. Its other holders do not matter, because they are
       only other paths to it.
@@ -71,7 +72,7 @@ def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, 
 class _Search:
     """Follows the holders of objects, level by level, until a holder has a name.
 
-    `ends` are objects whose name is already known. Their holders are not followed.
+    `ends` contains objects with names that are already known. The holders of these objects are not followed.
     """
 
     def __init__(
@@ -97,7 +98,10 @@ class _Search:
         self.is_complete = not level
 
     def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
-        """Record the names of a level's holders. Return the links to follow, the most frequent first."""
+        """Record the named holders of a level. Return links to the others, which are to be followed.
+
+        The link that leads to the most searched objects comes first.
+        """
         following: dict[tuple[int, int], _Link] = {}
         for link in _holders(level, self._ignored):
             name = self._name(link, variables)
@@ -142,7 +146,10 @@ def _is_weak(thing: Any) -> bool:
 
 
 def _place(link: _Link) -> tuple[int, int]:
-    """Return the key of a link. Each value of a dictionary has its own key, because it is named later."""
+    """Return the key of a link.
+
+    A dictionary has a separate key for each of its values, because each value gets its own name later.
+    """
     if link.below is None or not isinstance(link.thing, dict):
         return id(link.thing), 0
     return id(link.thing), id(link.below.thing)
@@ -222,8 +229,8 @@ def _local_variables() -> dict[int, str]:
             if not code.co_filename.startswith(OURS) and code.co_name != "<module>":
                 module = above.f_globals.get("__name__", "")
                 for name, value in above.f_locals.items():
-                    if name.isidentifier():  # other names belong to comprehensions and the like
+                    if name.isidentifier():  # names such as `.0` belong to comprehensions
                         names.setdefault(id(value), f"{module}.{code.co_qualname}.{name}")
             above = above.f_back
-        del frame  # one of these frames is that of this function, and would keep itself and its callers alive
+        del frame  # one of the frames is this function's own, and would keep itself and its callers alive
     return names

@@ -5,7 +5,7 @@ freed:
 
 - storages that are in shared memory when they are first seen, such as a batch from workers of a `DataLoader`
 - storages that appear in host memory while a `DataLoader` without workers makes a batch. If the model is on
-  another device, all storages in host memory are of this kind
+  another device, all storages that appear in host memory count as this kind
 - storages that appear while the training waits for a collective, such as gloo's buffers
 
 If a thread that does not train releases a storage, the storage counts until its last use.
@@ -53,7 +53,8 @@ class LiveMemory:
         # Ids of threads that wait for a collective. Storages that they create belong to the collective's
         # backend.
         self._waiting: set[int] = set()
-        # Address of a living storage -> its number, and a weak reference that reports when it is freed.
+        # Address of a living storage -> its number, and a weak reference that reports when the storage is
+        # freed.
         self._living: dict[int, tuple[int, Any]] = {}
         # The index of the following lists is the number of a storage.
         self._bytes: list[int] = []  # current size in bytes
@@ -65,7 +66,7 @@ class LiveMemory:
         self._has_seen_a_step = False  # whether a whole step has ended
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
-        """Record a tensor that an operator takes or, if `born`, creates.
+        """Record a tensor that an operator gets as input. With `born`, the operator has created the tensor.
 
         `part` is the category of the tensor's storage if the storage is new.
         """
@@ -221,8 +222,8 @@ def storage_of(tensor: Tensor) -> Any:
 class Batches:
     """Remembers the host tensors in the batches of `DataLoader`s, until `end` is called.
 
-    Later, these tensors could not be distinguished from other tensors. Whether a tensor is on the host is
-    read from the tensor, because the storage of a fake tensor is on no device.
+    Later, these tensors could not be distinguished from other tensors. The device is read from the tensor and
+    not from its storage, because the storage of a fake tensor is on no device.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def watch(run_dir: RunDir) -> None:
 
 
 def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
-    """Return the total work of these workers, with one batch of each.
+    """Return the total work of these workers for one batch each.
 
     Returns None if there are no workers, or if one of them was not counted.
     """
@@ -142,9 +142,9 @@ class _Operators(TorchDispatchMode):
 
 
 def _leave_counters_of_the_rank() -> None:
-    """Drop the counters that this process inherited if it was forked while they were active.
+    """Drop the counters and the profile function that this process inherited from the rank.
 
-    They are active in a counted step, and during a search for a loader.
+    The process inherits them if it was forked in a counted step, or while named functions were searched for.
     """
     for mode in current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):

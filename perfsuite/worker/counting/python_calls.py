@@ -23,8 +23,8 @@ OURS = f"{Path(__file__).parents[2]}{os.sep}"
 COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """These functions are not counted, and neither are the calls that they make. torch calls the first one for
-each operator, but only under a dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of two
-addresses are the same by chance."""
+each operator, but only under a dispatch mode such as ours. A dictionary calls `__eq__` if two keys happen
+to have the same hash, which can depend on their addresses in memory."""
 WRAPPER = "watched"  # name of all our wrappers around functions that the training calls
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)
@@ -47,16 +47,16 @@ def _calls_for_us(frame: FrameType) -> bool:
 class PythonCounter:
     """Counts the Python calls of steps.
 
-    The result of the second step contains only the calls that the first step made as well. If a call is in
-    only one of the two, it is made once or irregularly. The results of all other steps contain all calls
-    except imports, so that calls in every n-th step are seen.
+    The result of the second step contains only the calls that the first step made as well. A call that
+    only one of these two steps made is made once or irregularly. The results of all other steps contain all
+    calls except imports, so that calls that are made only in every n-th step are seen.
 
     The following calls are not counted: calls of perfsuite's functions, calls that these make directly, calls
     by finalizers that Python's garbage collector runs, and calls inside operators. Before Python 3.12, calls
     in other threads are not counted either, for example in the thread in which autograd runs hooks on a GPU.
 
-    `phase` returns the current phase of the step. `hidden` contains prefixes of paths. Functions in these
-    files are not counted, and nothing that they call is counted.
+    `phase` returns the current phase of the step. `hidden` contains prefixes of file paths. Functions in
+    files with such a path are not counted, and neither are the calls that these functions make.
     """
 
     def __init__(self, phase: Callable[[], Phase], hidden: tuple[str, ...] = ()) -> None:
@@ -73,7 +73,7 @@ class PythonCounter:
         if sys.getprofile() is not None or not self._watch.start():
             self._is_whole = False
             return
-        # Callbacks of the training are called in between, so their calls are not counted.
+        # The training's own collector callbacks run between these two, so their calls are not counted.
         gc.callbacks.insert(0, self._collection_begins)
         gc.callbacks.append(self._collection_ends)
 
@@ -82,7 +82,7 @@ class PythonCounter:
         for callback in (self._collection_begins, self._collection_ends):
             if callback in gc.callbacks:
                 gc.callbacks.remove(callback)
-        # If this is true, our profile function was removed, or another one was added.
+        # This is true if our profile function was removed, or another one was added.
         if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
         self._steps.append(self._calls)
@@ -127,7 +127,7 @@ class PythonCounter:
             self._watch.resume()
 
     def _see(self, frame: FrameType) -> bool:
-        """Count a call of a function. Return True if neither it nor the calls that it makes are counted."""
+        """Count a call of a function. Return True if the function and all calls that it makes are ignored."""
         code = frame.f_code
         caller = frame.f_back
         if code.co_name in NOT_SEEN or code.co_filename.startswith(self._hidden):
@@ -162,7 +162,7 @@ class _Profile:
     def __init__(self, see: Callable[[FrameType], bool]) -> None:
         self._see = see
         self._hook = self._event  # keep one bound method, so that it can be recognised
-        self._ours: FrameType | None = None  # while an uncounted call runs: its frame
+        self._ours: FrameType | None = None  # the frame of an uncounted call, while it runs
 
     def start(self) -> bool:
         self._ours = None
@@ -207,7 +207,7 @@ class _OfThread(threading.local):
     """The state of one thread."""
 
     paused = 0  # number of our running functions that have paused reporting
-    ours: FrameType | None = None  # while an uncounted call runs: its frame
+    ours: FrameType | None = None  # the frame of an uncounted call, while it runs
     is_collecting = False
 
 

@@ -73,7 +73,7 @@ class Counting:
         self.counts: Counts | None = None
         self.notes: list[str] = []  # reasons why a step was not counted, or why a norm was not read
         self.steps = steps
-        self.has_counted_late = False  # whether the late step was counted. Counting makes it slower
+        self.has_counted_late = False  # whether the late step was counted. Counting makes this step slower
         # The squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
         self.unclipped_squares: float | None = None  # the squared norm of these gradients before clipping
@@ -97,7 +97,7 @@ class Counting:
         """Record that an optimizer is about to step. Only the steps of the first optimizer are counted.
 
         `args` and `kwargs` are the arguments of the optimizer's `step`, as torch passes them to hooks. The
-        first of them is the optimizer itself.
+        first of `args` is the optimizer itself.
         """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
@@ -112,14 +112,14 @@ class Counting:
                 self._read_norm(self._norm)
 
     def _read_norm(self, norm: NormBeforeClipping) -> None:
-        if in_backward():  # some gradients do not exist yet, and the step is not counted
+        if in_backward():  # some gradients do not exist yet, and this step will not be counted
             return
         self.unclipped_squares = norm.result(norm.read())
         if norm.note is not None:
             self.notes.append(norm.note)
 
     def rebuilt(self) -> None:
-        """Stop counting if a new optimizer replaces the first one early. Its state is not recognised."""
+        """Stop counting if a new optimizer, whose state is not recognised, replaces the first one early."""
         if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
 
@@ -149,7 +149,7 @@ class Counting:
             self.abandon()
 
     def _report(self, counts: Counts, counter: StepCounter) -> None:
-        """Keep the counts of step `COUNTED_STEP`, which is reported."""
+        """Keep the counts of step `COUNTED_STEP`, the reported step."""
         self._read_late()
         self._norm = None
         if self._watch is not None:
@@ -212,7 +212,10 @@ class Counting:
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
-        """Return the counts after the last step. For a compiled model, memory is left out: it is not seen."""
+        """Return the counts. Call this after the last step.
+
+        For a compiled model, memory is left out, because the counter does not see it.
+        """
         self.abandon()  # in case fewer steps were taken than planned
         try:  # a private name of torch might be missing
             compiled = software.compiled_counts()
@@ -259,9 +262,9 @@ class Counting:
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
     """Return the memory of a step, or the memory of the reported step if the two hardly differ.
 
-    They hardly differ, for example, in a training run that keeps its losses, which uses a few more bytes in
-    each step. A launch hides at most half of the threshold for a verdict, so that two launches together hide
-    at most the threshold.
+    For example, they hardly differ if a training run keeps its losses, which takes only a few more bytes in
+    each step. At most half of the threshold for a verdict is hidden in a launch, so that two launches
+    together hide at most the threshold.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory

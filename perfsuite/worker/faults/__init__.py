@@ -1,1 +1,1 @@
-"""Inject faults on request, to test the gate."""
+"""Inject faults on request, to test whether perfsuite finds them."""

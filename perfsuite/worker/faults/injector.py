@@ -1,4 +1,7 @@
-"""Inject a fault on request, to test the gate (`--perf-inject`). docs/evidence/faults.md lists the faults."""
+"""Inject a fault on request (`--perf-inject`), to test whether perfsuite finds it.
+
+docs/evidence/faults.md lists the faults.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ BREAKDOWNS = ("crash", "exit", "oom", "hang")
 class Injector:
     """Injects one fault into one rank.
 
-    `training` returns the model and the optimizer, or None for one that does not exist. In the last rank,
-    `on_reached` is called before a fault ends the launch.
+    `training` returns the model and the optimizer, or None in place of one that does not exist. In the last
+    rank, `on_reached` is called before a fault ends the launch.
     """
 
     def __init__(

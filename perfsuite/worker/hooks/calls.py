@@ -16,7 +16,7 @@ from perfsuite.results.rank_report import REPLAYED
 from perfsuite.worker.hooks.named import wrap_method
 
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # names of DeepEP's classes
-# Prefixes of the names of those methods that communicate.
+# Prefixes of the names of the methods with which these classes communicate.
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
 
 STALLING = (  # functions that make the host wait for the device, or that training does not need
@@ -31,13 +31,16 @@ STALLING = (  # functions that make the host wait for the device, or that traini
     "gc.collect",
 )
 
-seen: Counter[str] = Counter()  # message about hidden work -> number of such calls since `watch`
+seen: Counter[str] = Counter()  # message about hidden work -> number of calls that caused it since `watch`
 started_threads = 0  # number of Python threads started since `watch`, without those of perfsuite
 stalls: Counter[str] = Counter()  # function in `STALLING` -> number of its calls since `watch`
 
 
 def watch() -> None:
-    """Notice replays of CUDA graphs, and stalls. Call this before a script imports one of the functions."""
+    """Notice replays of CUDA graphs, stalls, and started threads.
+
+    Call this before a script imports one of the watched functions by name.
+    """
     _notice(torch.cuda.CUDAGraph, "replay", REPLAYED)
     for function in STALLING:
         owner, _, name = function.rpartition(".")
@@ -54,7 +57,7 @@ def _count_thread(thread: threading.Thread) -> None:
 
 
 def watch_packages() -> None:
-    """Notice the messages of packages that communicate without torch, if they are already imported."""
+    """Notice messages of packages that communicate without torch, if these packages are already imported."""
     package = sys.modules.get("deep_ep")
     for kind in (getattr(package, name, object) for name in BUFFERS):
         for name, method in [*vars(kind).items()]:

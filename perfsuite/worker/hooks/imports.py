@@ -16,8 +16,8 @@ class AfterImport:
     """A finder that delegates to the other finders, and calls an action after a watched module was executed.
 
     When an action runs, nobody has imported a name from the module yet. Errors in actions never reach the
-    importer. A function in `before` is called with the name of its module before the module is executed. It
-    can `add` actions.
+    importer. A function in `before` is called with the name of its module before the module is executed. This
+    function can `add` actions.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class AfterImport:
         self._asking = threading.local()
 
     def begin(self) -> None:
-        """Run the actions of modules that are already imported. Wait for the imports of the other modules."""
+        """Run the actions of already imported modules. Other actions run after the import of their module."""
         for name in [*self._before]:
             if name in sys.modules:
                 self._begins(name)
@@ -49,8 +49,10 @@ class AfterImport:
     def look(self) -> None:
         """Run the actions of modules that have been imported by now.
 
-        Call this again later. Suppose that a library imports torch. When torch has been imported, the import
-        of the library is still running, and Python does not ask this finder for the library again.
+        Call this again later, because a module can still be in the middle of its import. For example, suppose
+        that a library imports torch, and that `begin` is called as soon as torch has been imported. The
+        import of the library is then still running, and Python does not ask this finder for the library
+        again.
         """
         for name in [*self._actions]:
             module = sys.modules.get(name)
@@ -58,7 +60,7 @@ class AfterImport:
                 self._act(name, module)
 
     def end(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for imports, and drop all actions."""
         self._actions.clear()
         self._before.clear()
         if self in sys.meta_path:
@@ -66,7 +68,7 @@ class AfterImport:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the other finders' spec for a watched module, and None for all other modules."""
-        # Do nothing if another finder asks all finders, including this one, while this one waits for it.
+        # Do nothing while this finder waits for another one, which can ask all finders, including this one.
         is_watched = name in self._actions or name in self._before
         if not is_watched or getattr(self._asking, "now", False):
             return None

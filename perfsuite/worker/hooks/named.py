@@ -62,11 +62,11 @@ class NamedFunction:
         return True
 
     def is_rebound(self) -> bool:
-        """Return whether the name has been bound to another object since the last time.
+        """Return whether the name has been bound to another object since the last call.
 
         For a dotted name, only the first part is checked. If the module does not have the name, the module's
         `__getattr__` is checked instead, because it might provide the name. This method must be fast, because
-        it runs at every call of the start-up.
+        it runs at every function call in the start-up.
         """
         module = self._imported()
         if module is None:
@@ -127,15 +127,17 @@ class Search:
     """Finds named functions after the script has defined them, and before it calls them.
 
     If a function is defined in `__main__`, only a profile function can run between its definition and its
-    first call. A profile function makes all Python code slower. It is therefore removed while other modules
-    are imported. It is removed for good when all functions are found, or when the first step begins. The
-    profile function looks for the functions only if a name has been bound to another object.
+    first call. A profile function makes all Python code slower. It is therefore removed while modules are
+    imported that cannot define a missing function. It is removed for good when all functions are found, or
+    when the first step begins. The profile function looks for the functions only if a name has been bound to
+    another object.
     """
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
         self._missing = [*named]
-        self._is_searching = False  # whether the search is running, also while an import removes its function
+        # Whether the search is running. This includes imports during which its profile function is removed.
+        self._is_searching = False
         self._is_over = False  # whether the first step has begun
         # The profile function that the search replaces, if any. It is our own, and counts the start-up's
         # calls.

@@ -14,19 +14,20 @@ STANDARD_LIBRARY = tuple(
 )
 PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 GENERATED = f"{os.sep}{CACHES}{os.sep}"
-"""This is a part of the paths of all files that a compiler generated in this session."""
+"""The paths of all files that compilers generated in this session contain this text."""
 
 
 def digest(started_at: float | None) -> str | None:
     """Return a digest of all imported modules and loaded libraries: 12 hexadecimal digits.
 
     The digest covers the content of Python files, and the size and modification time of compiled libraries.
-    It does not depend on the directories of the files. The standard library is left out, because its version
-    is recorded. Files that compilers generated in the session's caches are left out as well.
+    It does not depend on the directories of the files. The standard library is left out, because Python's
+    version is recorded separately. Files that compilers generated in the session's caches are left out as
+    well.
 
     `started_at` is the time at which the process started, in seconds since the epoch. The result is None if
-    this time is unknown, if a file cannot be read, or if a Python file has changed since then. The function
-    takes less than a second.
+    this time is unknown, if a file cannot be read, or if a Python file has changed since the process
+    started. The function takes less than a second.
     """
     if started_at is None:
         return None

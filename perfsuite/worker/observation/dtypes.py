@@ -18,10 +18,10 @@ from perfsuite.worker.observation.replicas import local
 def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
     """Return how many elements of each dtype this rank holds, for parameters, gradients and so on.
 
-    Call this just before a step of `optimizer`, but not before its first step. Stepped weights are listed
-    separately, because an optimizer can step its own fp32 copies instead of the model's parameters. Scalars,
-    such as the number of steps, are left out. `linear_layers` maps the dtype in which linear layers computed
-    in this step to the number of their weights.
+    Call this just before a step of `optimizer`, but not before its first step. The weights that the
+    optimizer steps are listed separately, because an optimizer can step its own fp32 copies instead of the
+    model's parameters. Scalars, such as the number of steps, are left out. `linear_layers` maps each dtype to
+    the number of weights of the linear layers that computed in this dtype in this step.
     """
     parameters = list(model.parameters())
     stepped = parameters_of(optimizer)
@@ -50,7 +50,7 @@ def _elements(tensors: Iterable[Any]) -> dict[str, int]:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Yield the tensors of which a tensor consists.
+    """Yield the plain tensors that make up a tensor.
 
     For example, torchao's 8-bit state claims to be float32, but consists of codes and scales.
     """

@@ -1,4 +1,6 @@
-"""Find the engines of libraries. An engine steps optimizers of torch, but its own steps are counted.
+"""Find the engines of libraries. An engine steps torch's optimizers.
+
+If there is an engine, a training step is a step of the engine, and not a step of the optimizer.
 
 Frameworks name the classes of engines (`perfsuite.frameworks.base.Engine`). Imports no torch.
 """
@@ -21,7 +23,7 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # kinds of engines created since `watch`, even if they are gone or incomplete
+_created: list[Engine] = []  # kinds of engines created since `watch`, even if these are gone or incomplete
 _imports: AfterImport | None = None
 notes: list[str] = []  # reasons why some engines are not noticed
 
@@ -30,8 +32,9 @@ def watch() -> None:
     """Notice each engine that is created from now on.
 
     Call this as soon as torch has been imported. The class of an engine is watched after its module has been
-    executed. If this module has imported torch, it is still being executed at that time, so call `look_again`
-    later. An engine that was created before its class is watched is noticed at its first step.
+    executed. If it was this module that imported torch, the module is still being executed when `watch` is
+    called, so call `look_again` later. An engine that was created before its class is watched is noticed at
+    its first step.
     """
     global _imports
     notes.clear()
@@ -59,7 +62,7 @@ def look_again() -> None:
 
 
 def notice(engine: Engine, module: ModuleType) -> None:
-    """Notice new engines, whose class is in `module`."""
+    """Notice each new engine of this kind. The class of the engines is in `module`."""
     kind: Any = getattr(module, engine.path.partition(":")[2])
     create = kind.__init__
     if hasattr(create, "is_watched"):
@@ -67,7 +70,7 @@ def notice(engine: Engine, module: ModuleType) -> None:
 
     @functools.wraps(create)
     def watched(self: Any, *args: Any, **kwargs: Any) -> None:
-        _created.append(engine)  # record this even if the constructor fails, which happens in a dry run
+        _created.append(engine)  # record this first, because the constructor fails in some dry runs
         create(self, *args, **kwargs)
         _keep(self)
 
@@ -133,8 +136,8 @@ def _is_part(
     callers = _callers(library)
     if not callers:
         return False
-    # Check the class, because other objects of the library can have a method of the same name, for example
-    # wrappers of optimizers.
+    # Check the class, because other objects of the library, for example wrappers of optimizers, can have a
+    # method of the same name.
     of_kind = _class(kind) or ()
     steppers = (self_ for function, self_ in callers if function == kind.step)
     engine = next((self_ for self_ in steppers if isinstance(self_, of_kind)), None)

@@ -16,9 +16,9 @@ def watch() -> None:
 def has_training_frozen() -> bool:
     """Return whether the training itself has frozen objects.
 
-    This is only a comparison of numbers: of all frozen objects, and of those that were frozen before the
-    training or by `unfrozen`. If n of the latter are freed, n objects that the training froze are not
-    noticed.
+    This only compares two numbers: the number of all frozen objects, and the number of objects that were
+    frozen before the training or by `unfrozen`. If n objects of the second group have been freed, up to n
+    objects that the training froze are not noticed.
     """
     return gc.get_freeze_count() > _not_by_training
 

@@ -1,6 +1,7 @@
-"""Observe the wrapper, sharding, dtypes, attention and versions that really run, and refuse any mismatch.
+"""Observe the wrapper, sharding, dtypes, attention and versions that are really in use.
 
-Some facts can be checked only by comparing ranks. They are reported as `Evidence`.
+A training run that does not match its case is refused. Some facts can be checked only by comparing ranks.
+They are reported as `Evidence`.
 """
 
 from __future__ import annotations
@@ -147,8 +148,8 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raise `MismatchError` if the training diverged or did not match the case."""
         infinite = [name for name, norm in self._after.items() if not math.isfinite(norm)]
-        # If the loss is observed, do not report this here: the loss shows in which step the training
-        # diverged.
+        # If the loss is observed, do not report the divergence here, because the loss shows in which step the
+        # training diverged.
         if infinite and self.case.framework.promises.loss is None:
             raise MismatchError(
                 f"{infinite[0]} is {self._after[infinite[0]]} after the last step: the training diverged, so "

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perfsuite.worker.observation.frozen import unfrozen
 
 T = TypeVar("T")
-MOST_NAMED = 6  # maximum number of optimizers that a message names. Of the others, it gives only the number
+MOST_NAMED = 6  # maximum number of optimizers that a message names. The others are only counted
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Optimizers:
     def takes_turn(self, optimizer: Any) -> bool:
         """Return whether the step that `optimizer` is about to take is a step of the clock."""
         stepping = self._of(optimizer)
-        if stepping.in_turn and stepping.tick == self._ticks:  # it steps twice in a row
+        if stepping.in_turn and stepping.tick == self._ticks:  # this optimizer steps twice in a row
             stepping.is_clock = True
             self._clock = stepping
         if stepping.is_clock and self._clock is not None and stepping is not self._clock:

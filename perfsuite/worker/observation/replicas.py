@@ -1,4 +1,4 @@
-"""Collect facts about data-parallel ranks, for `analysis.agreement` to check that they train one model."""
+"""Collect facts with which `analysis.agreement` checks that data-parallel ranks train one model."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ _sequence_number = private.or_none("sequence_number")
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """Return, for each trained parameter, the L1 norm of this rank's shard. It changes in every step."""
+    """Return, for each trained parameter, the L1 norm of this rank's shard. Every step changes the norm."""
     trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     with torch.no_grad():
         shards = ((name, local(parameter)) for name, parameter in trained)
@@ -87,7 +87,7 @@ def replicated(model: nn.Module) -> set[str]:
 
 
 def _is_whole(parameter: Any) -> bool:
-    # Megatron, and libraries derived from Megatron, mark experts in this way.
+    # Megatron, and libraries derived from Megatron, set `allreduce` to False on the parameters of experts.
     is_expert = not getattr(parameter, "allreduce", True)
     if is_expert or any(hasattr(parameter, name) for name in _shards()):
         return False

@@ -1,4 +1,4 @@
-"""Observe the second step, which is not measured, with hooks: blocks, dtypes, attention kernel, tokens."""
+"""Observe blocks, dtypes, attention kernel and tokens with hooks, in the second step (not measured)."""
 
 import re
 from collections import Counter, deque
@@ -39,7 +39,7 @@ class SecondStep:
         self._layers: dict[int, tuple[str, int]] = {}  # id of a layer -> dtype and number of weights
         # For each block: number of forward calls of its first linear layer outside of backward.
         self.forwards: list[int] = []
-        # For each block: number of these calls in backward, where activations are recomputed.
+        # For each block: number of forward calls of this layer in backward, where activations are recomputed.
         self.recomputed: list[int] = []
         try:
             self._count_tokens(model)
@@ -101,7 +101,10 @@ class SecondStep:
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
-        """Return how many weights of linear layers compute in each dtype. Quantised layers are left out."""
+        """Return, for each dtype, the number of weights of linear layers that computed in it.
+
+        Quantised layers are left out.
+        """
         elements = Counter[str]()
         for dtype, count in self._layers.values():
             elements[dtype] += count
@@ -119,7 +122,7 @@ class SecondStep:
 
     @property
     def attention_kernel(self) -> str:
-        """The attention kernel that was seen in a block. If there are several, that of the last block."""
+        """The attention kernel that was seen in the blocks. If several blocks have one, that of the last."""
         if not self.inside:
             return NOT_OBSERVED
         return self._kernels[max(self._kernels)] if self._kernels else NO_KERNEL
@@ -155,11 +158,12 @@ def _first_tensor(values: Any) -> Tensor | None:
 
 
 class TokenCount:
-    """Counts the tokens passed to a model: the elements of its first input tensor, if they are integers.
+    """Counts the tokens passed to a model: the elements of `input_ids`, or else of the first input tensor.
 
-    The first dimension of this tensor is the number of samples, whatever its dtype is. If the call of a
-    module is inside the call of another module, only the outer call counts. The outermost call is not always
-    that of the wrapper, because a script can call the wrapped module directly.
+    Elements are tokens only if they are integers. For any dtype, the first dimension of this tensor is the
+    number of samples. If the call of a module is inside the call of another module, only the outer call
+    counts. The outermost call is not always that of the wrapper, because a script can call the wrapped module
+    directly.
     """
 
     def __init__(self) -> None:
@@ -214,7 +218,7 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 def attention_kernel(value: Tensor) -> str | None:
     """Return the attention kernel that computed `value`, or None if none is found.
 
-    It is recognised by the names of nearby autograd nodes.
+    The kernel is recognised by the names of nearby autograd nodes.
     """
     kernel = None
     for node in islice(nodes_of(value), NODES_NEAR):

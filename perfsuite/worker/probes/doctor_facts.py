@@ -21,7 +21,7 @@ class ClockFacts(Data):
 
 
 class DoctorFile(Document):
-    """The file that the probe writes. A quick check does not set `clock` and the fields about memory."""
+    """The file that the probe writes. In a quick check, `clock` and the fields about memory are not set."""
 
     schema_version: Literal[1] = 1
     devices: int = 0  # number of GPUs that torch can use

@@ -30,7 +30,8 @@ from perfsuite.worker.clock.timers import clock_for
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
 # Number of pairs of neighbouring blocks of steps. In each pair, one block runs without the clock and one with
-# it. The speed of the machine affects both in the same way, so their ratio does not depend on it.
+# it. The speed of the machine affects both blocks in the same way, so the ratio of their times does not
+# depend on that speed.
 PAIRS = 10
 STEPS = 20  # number of steps in a block
 BLOCK_BYTES = 64 * 2**20  # size of a test allocation. The peak that perfsuite reads must rise by this size
@@ -110,7 +111,10 @@ def one_rank(case: Case, device: torch.device) -> Iterator[Run]:
 
 
 def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
-    """Time pairs of blocks of `STEPS` steps, without and with the clock. Then time one with the profiler."""
+    """Time pairs of blocks of `STEPS` steps, without and with the clock.
+
+    On a GPU, then time one more block with the profiler.
+    """
     bare_s(run, device)  # warms up
     blocks = []
     for pair in range(pairs):

@@ -31,8 +31,8 @@ def device_probe(device: torch.device) -> dict[str, float]:
     - `copy_gb_s`: the best of 3 copies of 256 MiB (CPU: 64 MiB) within the device's memory. The bytes read
       and the bytes written both count.
     - `all_reduce_gb_s`: the best of 20 all-reduces of 64 MiB (CPU: 4 MiB) in fp32, after a barrier. The rate
-      is bytes divided by time ("algorithm bandwidth" in nccl-tests' PERFORMANCE.md). It is left out if there
-      is only one rank or no process group.
+      is bytes divided by time ("algorithm bandwidth" in nccl-tests' PERFORMANCE.md). The rate is left out
+      if there is only one rank or no process group.
 
     The probe keeps no memory, but on a CPU it temporarily raises peak memory by 128 MiB.
     """

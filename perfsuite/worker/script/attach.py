@@ -1,6 +1,7 @@
 """Measure the training loop of a script from inside its process. Hooks on optimizers are the clock.
 
-No hook uses a device before the script takes a step on it. Errors in hooks never reach the script.
+No hook uses a device before the script takes a training step on that device. Errors in hooks never reach the
+script.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from perfsuite.worker.script.script_rank import (
 )
 from perfsuite.worker.spans import events
 
-# Load the code for counting before memory is read for the first time. If a name of torch is missing, counting
-# a step will report it.
+# Load the code for counting before memory is read for the first time. If torch lacks a private name, counting
+# a step will report this.
 with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
@@ -92,7 +93,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attach() -> None:
-    """Measure this process if it trains. Call this when it has just imported torch."""
+    """Measure this process if it trains. Call this as soon as the process has imported torch."""
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     leash.listen(run_dir, started_rank())
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
@@ -116,7 +117,7 @@ class Attached:
     - `over`: the measurement or a failure has been reported. After the last step, the hooks still end the
     script
 
-    If a rank forks a process, this process also counts as `aside`.
+    If a rank forks a process, the forked process also counts as `aside`.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class Attached:
         return self._may_be_rank() and (started_rank() is not None or dist.is_initialized() or is_alone)
 
     def _may_be_rank(self) -> bool:
-        # With `path` and `module`, only a process that the agent itself started can be a rank.
+        # With `path` or `module` in the case, only a process that the agent itself started can be a rank.
         is_command = getattr(self.case.framework, "command", None) is not None
         agent = os.environ.get(ANCESTOR_PID)
         return is_command or agent is None or os.getppid() == int(agent)

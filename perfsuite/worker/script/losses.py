@@ -19,9 +19,9 @@ class Losses:
     The losses stay on the device in fp32, so that nothing waits for them.
 
     In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If the
-    graphs of some losses lead to such a parameter, only these losses count, and in all other steps only the
-    losses at the same positions. If no graph leads to one, all losses count. This happens with FSDP, where
-    graphs do not end in the optimizer's tensors.
+    graphs of some losses lead to such a parameter, only these losses count in the second step. In all other
+    steps, only the losses at the same positions count. If no graph leads to such a parameter, all losses
+    count. This happens with FSDP, where graphs do not end in the optimizer's tensors.
 
     If the first step has more losses than the second, only its last losses count. The earlier ones were not
     part of the training.
@@ -96,8 +96,8 @@ class Losses:
     def check(self, micro_batches: int, *, more_come: bool = False) -> None:
         """Raise `MismatchError` if a step has no loss, or if most steps do not have `micro_batches` losses.
 
-        With `more_come`, there are only the first steps so far, of which the gradient scaler of fp16 skips
-        some. A wrong number of losses is then an error only if it is the same in all steps.
+        With `more_come`, only the first steps have ended, and the gradient scaler of fp16 might have skipped
+        some of them. A wrong number of losses is then an error only if it is the same in all steps.
         """
         passes = self._summed
         if 0 in passes:

@@ -41,7 +41,7 @@ ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell scri
 TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
-WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can ask a file server
+WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can access a file server
 COPIES = (
     "the norm of the gradients is unknown: the optimizer {} updates copies of the model's parameters, and "
     "the ranks might hold different parts of these copies"
@@ -116,7 +116,7 @@ class Claim:
         return bool(self._all(TWICE))
 
     def twice(self) -> MismatchError:
-        """Create the error that both processes raise."""
+        """Create the error that both processes report."""
         return MismatchError(
             f"two processes of this command trained as rank {self._rank}, but only one process per rank can "
             "be measured, and it ends after its last measured step. Give each stage of training its own "
@@ -178,7 +178,7 @@ class ScriptRank(Rank):
         """Pass on a step of the clock, even if a new optimizer has replaced the first one.
 
         In the second step, also check that the step matches the case, and record its evidence. Raises
-        `MismatchError` if it does not match.
+        `MismatchError` if the step does not match.
         """
         first = self.observer.optimizer or optimizer
         if optimizer is not first and self.recorder.counting is not None:
@@ -198,7 +198,7 @@ class ScriptRank(Rank):
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        # Rank 0 checks the number of tokens for all ranks, because the ranks can be given different numbers.
+        # Rank 0 checks the number of tokens for all ranks, because ranks can get different numbers of tokens.
         if self.report.rank == 0:
             evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
@@ -263,7 +263,7 @@ class ScriptRank(Rank):
 
 
 def without_launcher(error: BaseException) -> str:
-    """Return advice on an error about a launcher's missing variable; empty for other errors."""
+    """Return advice if an error is about a variable that a launcher would set. Empty for other errors."""
     named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
     if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
         return ""

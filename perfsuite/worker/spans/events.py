@@ -245,7 +245,8 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
     def watched(*args: Any, **kwargs: Any) -> Any:
         left = None if phases.spans is None else phases.spans.leave()
         response = function(*args, **kwargs)
-        # Since torch 2.9, the function returns two futures if some stagers are used. The upload's ends last.
+        # Since torch 2.9, the function returns two futures if some stagers are used. The future of the upload
+        # ends last.
         upload = getattr(response, "upload_completion", response)
         if left is not None:
             left.future = upload
@@ -263,7 +264,7 @@ def _watch_waits(future: Any, event: str) -> None:
     fast.
     """
     for name in ("result", "exception"):
-        with contextlib.suppress(Exception):  # no future, or its class has no attributes
+        with contextlib.suppress(Exception):  # there is no future, or its attributes cannot be set
             wait = getattr(future, name)
             setattr(
                 future, name, _if_unfinished(future, wait, span_of(wait, event, is_event=True, is_wait=True))

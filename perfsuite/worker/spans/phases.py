@@ -114,9 +114,9 @@ class NamedPhase(NamedFunction):
         self._why_not_timed: str | None = None
 
     def check_name(self) -> None:
-        """Raise `MismatchError` if the function cannot be timed, or if its module is imported but lacks it.
+        """Raise `MismatchError` if the function cannot be timed, or does not exist in its imported module.
 
-        If the module is not imported yet, this is no error, because it might be imported later. Whether any
+        A module that is not imported yet is not an error, because it might be imported later. Whether any
         rank calls the function is known only when the run ends.
         """
         why = self._why_not_timed or (self.why_not_found() if self.is_imported else None)

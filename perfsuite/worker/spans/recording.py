@@ -31,8 +31,8 @@ MOST_NAMES = 50
 class Span:
     """One occurrence of a span in a thread.
 
-    Work is counted only in the first step that contains the span, because a script can save one checkpoint in
-    several calls. The first `Span` has the work of all occurrences in this step.
+    Work is counted only in the first step that contains the span. The first `Span` has the work of all
+    occurrences in this step, because a script can save one checkpoint in several calls.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Span:
     is_event: bool  # whether this is an event that perfsuite recognised. False: a case or a script named it
     is_counted: bool
     steps: int  # number of steps that had ended when the span began
-    is_wait: bool = False  # whether the thread only waits for work that an earlier occurrence left to others
+    is_wait: bool = False  # whether this only waits for work that an earlier occurrence left to other threads
     since: float | None = None  # the time at which the span began. None before that
     # Before the span ends: the number of collectives that had begun before the span. After its end: the
     # number of collectives that began inside the span. None if unknown.
@@ -50,8 +50,8 @@ class Span:
     peak: int | None = None
     bytes_written: int | None = None  # None if no write was seen
     left: Background | None = None  # work that the span left to other threads
-    # Later occurrences in the same step, if they or the first one left work to other threads: their bytes are
-    # not known yet.
+    # Later occurrences in the same step that `add` could not add yet: this occurrence or the later one left
+    # work to other threads, and the bytes of that work are not known yet.
     later: list[Span] = field(default_factory=list)
 
     def add(self, span: Span) -> None:
@@ -124,7 +124,7 @@ class Spans:
         self._failed = OwnList[tuple[str, int, str]]()  # name, thread, kind of the exception
         self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
         self._left: list[Span] = []  # counted spans that left work to other threads
-        self._behind: list[Background] = []  # work that spans of the training thread left, until it is over
+        self._behind: list[Background] = []  # background work of the training thread that might not be over
 
     def train(self, steps: Callable[[], int], running: Path | None = None) -> None:
         """Treat the calling thread as the training thread.
@@ -140,8 +140,8 @@ class Spans:
     def begin(self, name: str, *, is_event: bool = False, is_wait: bool = False) -> Span | None:
         """Begin a span in the calling thread. Return None if the span is not recorded.
 
-        With `is_wait`, the seconds are added to those of the span's occurrences, but it is not another
-        occurrence.
+        With `is_wait`, the seconds are added to those of the span's occurrences, but the wait does not
+        count as another occurrence.
         """
         thread = get_ident()
         others = self._open[thread]
@@ -225,8 +225,8 @@ class Spans:
     def open_for(self, seconds: float) -> str | None:
         """Return the name of a span that has run for `seconds` without a step, or None if there is none.
 
-        A span also runs while work that it left to other threads has not ended, because the training can wait
-        for this work in ways that are not seen.
+        A span counts as running until the work that it left to other threads has ended, because the training
+        can wait for this work in ways that are not seen.
         """
         before = self._meters.now() - seconds
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]

@@ -2,7 +2,7 @@
 
 Python runs this module because its directory is the first entry of PYTHONPATH. The module starts the clock of
 the start-up. It also runs the environment's own sitecustomize, because Python does not find that one any
-more. When torch has been imported, it runs `perfsuite.worker.script.attach`.
+more. When torch has been imported, the module runs `perfsuite.worker.script.attach`.
 """
 
 import os
@@ -25,7 +25,7 @@ class AfterTorch:
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return None for every module except torch."""
-        # While this finder waits for another finder, that one can ask all finders again, including this one.
+        # Do nothing while this finder waits for another one, which can ask all finders, including this one.
         if name != "torch" or getattr(cls._asking, "now", False):
             return None
         cls._asking.now = True

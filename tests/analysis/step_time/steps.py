@@ -43,7 +43,7 @@ def matmul(seconds: float, size: int = 1 << 20) -> Kernel:
 
 
 def gather(number: int, seconds: float, stream: int = 1, ranks: int = 8) -> Communicate:
-    """Return an all-gather whose bytes take this long on a link of 1 GB/s. Its latency comes in addition."""
+    """Return an all-gather whose bytes take this long on a link of 1 GB/s. Its latency is additional."""
     size = round(seconds * G * ranks / (ranks - 1))
     return Communicate(number, stream, "forward", "all_gather", ranks, 1, size, is_async=False)
 

@@ -10,7 +10,7 @@ from tests.counted import make_expected
 
 
 def step(gpu_s: float, host_s: float = 0.0, parallelism: Parallelism = "none") -> Expected:
-    """Return a step that takes the longer of two times: those of the GPU and of the host."""
+    """Return a step in which the GPU and the host take these times. The step takes the longer of the two."""
     return make_expected(
         matmul_s=gpu_s,
         host_s=max(0.0, host_s - gpu_s),
@@ -20,7 +20,10 @@ def step(gpu_s: float, host_s: float = 0.0, parallelism: Parallelism = "none") -
 
 
 def measured(expected: Expected, gpu: float, host: float = 1.0) -> MeasuredCase:
-    """Return a case on a machine whose GPU and host take these times as long as assumed."""
+    """Return a case measured on a machine whose GPU takes `gpu` times as long as assumed.
+
+    The machine's host takes `host` times as long as assumed.
+    """
     return MeasuredCase("a", expected, gpu * seconds_at(expected, host / gpu))
 
 
@@ -45,14 +48,14 @@ def test_cases_that_wait_for_the_host_show_its_factor() -> None:
 
 
 def test_an_unknown_host_gets_no_number() -> None:
-    """A step whose host can set the pace needs a measured case whose host can too."""
+    """To forecast a step whose pace the host can set, such a case must have been measured."""
     with pytest.raises(PredictionError, match="Measure a case whose GPU waits for the host first") as caught:
         forecast(step(1, 4), [measured(step(1), 1.2)])
     assert not any(letter.isdigit() for letter in str(caught.value))
 
 
 def test_a_host_that_the_cases_do_not_show_gets_no_number() -> None:
-    """The only measured case has the pace of the GPU, unless the host is three times as slow as assumed."""
+    """In the only measured case, the GPU sets the pace unless the host is three times as slow as assumed."""
     with pytest.raises(PredictionError, match="which the measured cases do not show") as caught:
         forecast(step(1, 4), [measured(step(1, 0.3), 1.2)])
     assert not any(letter.isdigit() for letter in str(caught.value))
@@ -64,7 +67,7 @@ def test_steps_at_the_pace_of_the_host_show_no_factor_of_the_gpu() -> None:
 
 
 def test_steps_at_the_pace_of_the_host_have_their_own_interval() -> None:
-    """Their larger errors do not widen the intervals of steps at the pace of the GPU."""
+    """The larger errors of these steps do not widen the intervals of steps at the pace of the GPU."""
     at_pace_of_gpu = [measured(step(1), 1.0)] * 4
     at_pace_of_host = [measured(step(1, 4), gpu, gpu) for gpu in (0.7, 0.9, 1.1, 1.3)]
     alone = forecast(step(1), at_pace_of_gpu)

@@ -89,7 +89,7 @@ def test_another_unknown_link_gets_no_number() -> None:
 
 
 def test_calls_cost_the_time_to_begin_them() -> None:
-    """Four calls instead of two: two calls begin in vain."""
+    """The step makes four calls instead of two, so it pays the time to begin two unnecessary calls."""
     step: list[Entry] = [*(gather(number, 1, stream=0) for number in range(4)), kernel(2)]
     its = price_of_calls(Replays(step), GATHER, 2, MACHINE)
     one_s = BEGIN_INSIDE_S + 7 * HOP_INSIDE_S
@@ -99,7 +99,7 @@ def test_calls_cost_the_time_to_begin_them() -> None:
 
 
 def test_the_range_covers_both_places_of_a_merged_call() -> None:
-    """One call at the place of the first hides beside the kernel, but one in place of the last does not."""
+    """A merged call in place of the first call is hidden by the kernel. In place of the last, it is not."""
     first, last = (gather(number, 1, stream=1) for number in (1, 2))
     step: list[Entry] = [first, RecordEvent(1, 0), kernel(2), RecordEvent(2, 0), StreamWait(1, 2), last]
     step += [RecordEvent(3, 1), StreamWait(0, 3)]
@@ -183,7 +183,7 @@ def test_kernels_of_another_phase_or_without_flops_are_left_out() -> None:
 
 
 def test_changed_kernels_by_themselves_are_not_replayed() -> None:
-    """Beside the longer kernel, the others cost nothing."""
+    """In a replay, the other kernels would cost nothing, because the kernel of 9 s hides them."""
     before: list[Entry] = [kernel(9, stream=1), kernel(3)]
     now: list[Entry] = [kernel(9, stream=1), kernel(1), kernel(2), kernel(4)._replace(phase="backward")]
     assert kernels_alone_s(before, now, FORWARD, MACHINE) == pytest.approx(1 + 2 - 3)

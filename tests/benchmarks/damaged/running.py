@@ -64,7 +64,7 @@ class Said:
 
     @property
     def is_of_pytest(self) -> bool:
-        """Whether pytest itself broke down: it reads its ini file before it loads any plugin."""
+        """Whether pytest itself broke down. It reads its ini file before it loads any plugin."""
         return "in determine_setup" in self.output and "/perfsuite/perfsuite/" not in self.output
 
     @property
@@ -171,7 +171,7 @@ def _written(command: Sequence[str]) -> Iterator[str]:
         for file in Path().glob(".perfsuite/runs/*/results.json"):
             results = json.loads(file.read_text())["results"]
             yield from (result["excused"] or result["outcome"] for result in results)
-    elif name == "report":  # a damaged command line can make it write anywhere
+    elif name == "report":  # a damaged command line can name any directory
         for file in Path().glob("*/summary.md"):
             yield from re.findall("|".join(ORDER), file.read_text().splitlines()[0])
     elif tuple(command[:2]) == ("history", "add"):

@@ -136,7 +136,7 @@ def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def _are_told(paths: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether the lines report every changed value of a baseline, if that value is judged."""
+    """Whether the lines report every changed value of a baseline that is judged."""
     if not lines:
         return False
     for path in paths:

@@ -50,7 +50,7 @@ def write(results: Results) -> None:
 
 
 def newest(results: Results) -> dict[str, Result]:
-    """Return the last result of each pair. If the times are not recorded, take the quiet machine's result."""
+    """Return the last result of each pair. If it is unknown which is last, take the quiet machine's."""
     in_order = sorted(results.values(), key=lambda result: (result.began, not result.busy))
     return {result.name: result for result in in_order}
 

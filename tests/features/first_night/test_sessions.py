@@ -198,7 +198,7 @@ def test_a_case_without_a_result_is_no_success(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cases_of_a_busy_machine_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While others use the machine, figures prove nothing. They might have left by the next night."""
+    """While others use the machine, figures prove nothing. The others might be gone by the next night."""
     saved = Saved()
     fake = with_cases(monkeypatch, IDS[:2], shared=IDS[:1])
     (cut,) = night_of(make_record(), saved).results
@@ -358,7 +358,10 @@ def wait_for_file(name: str) -> None:
 
 @pytest.mark.launch
 def test_a_killed_night_leaves_no_pytest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would measure beside the next first night, which would not see its results."""
+    """A pytest that is left behind would measure at the same time as the next first night.
+
+    The next first night would not see the results of this pytest.
+    """
     Path("pytest.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     with subprocess.Popen([sys.executable, "-c", MEASURES]) as night:

@@ -252,7 +252,7 @@ def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh) -> None:
 
 
 def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: Path) -> None:
-    """The artifact is not trusted, because the measuring machine might have run anybody's code."""
+    """The artifact is not trusted, because the machine that measured might have run anybody's code."""
     secret = tmp_path / "secret"
     secret.write_text("the token")
     measured = clone / "out" / "measured"

@@ -122,7 +122,10 @@ def test_without_a_reference_nothing_is_corrected() -> None:
 
 
 def test_new_baselines_are_no_change_of_the_machine() -> None:
-    """Ten nights after the swap, new baselines are accepted. From then on, the reference equals them."""
+    """Ten nights after the swap, new baselines are accepted.
+
+    From then on, the reference is as fast as these baselines.
+    """
 
     def renewed(night: int) -> StoredReference:
         return reference_of(night, slower=0.0, baselines="b") if night >= 30 else reference_of(night)

@@ -52,7 +52,7 @@ class Stand:
     """A history with the candidates "1", "2", and so on. From candidate `first_bad` on, all are slower."""
 
     def __init__(self, count: int, first_bad: int, broken: Collection[int] = (), **instead: Verdict) -> None:
-        """Set the verdicts on some candidates with `instead`: for example, `_4` is that on candidate 4."""
+        """Take the verdicts on some candidates from `instead`: `_4`, for example, is that on candidate 4."""
         names = tuple(str(number) for number in range(1, count + 1))
         self.first_bad = first_bad
         self.broken = broken

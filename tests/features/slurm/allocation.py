@@ -40,7 +40,10 @@ class Allocation:
         self._options = options
 
     def take(self, *options: str) -> None:
-        """Allocate the nodes with these options of salloc, unless a clean allocation has these options."""
+        """Allocate the nodes with these options of salloc.
+
+        If the present allocation is clean and has these options, keep it.
+        """
         state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
         if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
             self.release()

@@ -161,7 +161,7 @@ CASE = make_case(topology=Topology(nodes=2, processes_per_node=1))
 
 
 def answer_of(answers: list[T]) -> T:
-    """Return the next answer. After the last answer, return it again."""
+    """Return the next answer. After the last answer, repeat the last answer."""
     return answers.pop(0) if len(answers) > 1 else answers[0]
 
 

@@ -104,7 +104,10 @@ SET_IN: dict[str, Callable[..., Any]] = {
     "schedule_stages": PipelineScheduleMulti.__init__,
     "stage_meta": _PipelineStageBase.__init__,
 }
-"""The function that sets an attribute. It is used if creating an object would need several processes."""
+"""For each other private attribute, the function that sets it.
+
+Creating an object that has the attribute would need several processes.
+"""
 
 
 def names(*kinds: str) -> list[str]:

@@ -119,5 +119,5 @@ print(hasattr(trainer.save, "is_event"), end="")
 
 @pytest.mark.launch
 def test_its_finder_hides_no_import_from_others() -> None:
-    """Checkpoints are recognised by a finder that waits for nanotron's modules."""
+    """To recognise checkpoints, perfsuite has an import finder that waits for nanotron's modules."""
     assert python(WATCHED) == "True"

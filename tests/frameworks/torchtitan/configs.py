@@ -36,7 +36,7 @@ def llama3_debugmodel() -> Trainer.Config:
 
 
 def llama3_debugmodel_float8_emulated() -> Trainer.Config:
-    """Return a model with all kinds of layers that are converted."""
+    """Return a model that has every kind of layer that torchtitan converts to float8."""
     return _cut(own.llama3_debugmodel_float8_emulated(), 2)
 
 

@@ -1,7 +1,7 @@
-"""Print the losses of torchtitan for each case that is read. torchtitan does not draw the weights itself.
+"""Reads cases, and prints the losses of torchtitan for each. torchtitan does not draw the weights itself.
 
 A model with a case's options gets the weights of perfsuite's own model. The weights of a registered model
-follow from the names of its parameters alone, however it is split.
+depend only on the names of its parameters, and not on how the model is split.
 """
 
 import importlib

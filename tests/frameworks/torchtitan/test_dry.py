@@ -35,13 +35,16 @@ def test_compiled_model_runs_dry_as_launched(tmp_path: Path) -> None:
     """torchtitan compiles each block and the loss."""
     dry = passed(COMPILED, tmp_path / "dry")
     check_twins(dry, measured(COMPILED, tmp_path / "launched"))
-    # The number of valid tokens, which torchtitan reads in each step, outside of the compiled code.
+    # In each step, torchtitan reads the number of valid tokens, outside of the compiled code.
     assert of_rank_0(dry).host_reads == {"forward": 1}
 
 
 @pytest.mark.nightly
 def test_compiled_model_does_the_work_of_its_eager_twin(tmp_path: Path) -> None:
-    """As if on a GPU, where reading the number of valid tokens does not wait: it is on the host."""
+    """The dry runs simulate a GPU.
+
+    The number of valid tokens is on the host, so reading it does not count as a host read.
+    """
     compiled = of_rank_0(passed(COMPILED.replace(hardware="h100"), tmp_path / "compiled"))
     eager = of_rank_0(passed(EAGER.replace(hardware="h100"), tmp_path / "eager"))
     assert compiled.collectives == eager.collectives
@@ -51,7 +54,7 @@ def test_compiled_model_does_the_work_of_its_eager_twin(tmp_path: Path) -> None:
 
 
 def _without_recomputation(flops: Mapping[Phase, int]) -> dict[str, int]:
-    """Return the FLOPs of forward, and of backward with what it recomputes.
+    """Return the FLOPs of forward, and those of backward including recomputation.
 
     The compiled code recomputes in its graph for backward.
     """

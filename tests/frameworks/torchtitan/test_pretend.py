@@ -45,7 +45,9 @@ def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
 
 @pytest.mark.nightly
 def test_llama_in_float8(tmp_path: Path) -> None:
-    """Each product is made three times. Attention is not converted.
+    """Each linear layer has three products: one in forward and two in backward.
+
+    Attention is not converted.
 
     Each of the 6 blocks has 5 layers, and the head has 8 parts.
     """

@@ -111,7 +111,7 @@ def test_keeps_the_trainings_collector_settings(is_on: bool, monkeypatch: pytest
 
 
 def test_the_collectors_time_is_that_of_each_step() -> None:
-    """A collection between two steps is not included. An example is a collection for counting objects."""
+    """A collection between two steps, for example to count objects, is not included."""
     timer = SimulatedTimer()
     recorder = Recorder(timer, probe=lambda: collector.collect(100))
     collector = recorder.collector = FakeCollector(timer)

@@ -101,7 +101,7 @@ def test_a_graph_has_holders_of_its_own() -> None:
 
 
 def test_counting_makes_no_nodes_of_graphs() -> None:
-    """`grad_fn` would make an object for each node, which exists as long as the graph does."""
+    """Reading `grad_fn` would create an object for the node. The object would live as long as the graph."""
     weight = torch.ones(3, requires_grad=True)
 
     def step(number: int) -> None:
@@ -122,7 +122,10 @@ def test_a_views_base_shows_its_graph(keeps_graph: bool) -> None:
 
 
 def test_counting_replaces_no_graph_of_a_view() -> None:
-    """Truncated backpropagation through time. If `grad_fn` of `last` were read, a backward would fail."""
+    """The steps do truncated backpropagation through time.
+
+    If counting read `last.grad_fn`, a backward would fail.
+    """
     weight = torch.ones(3, requires_grad=True)
     state = torch.zeros(2, 3)
     last = state[0]
@@ -238,7 +241,7 @@ def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
 
 
 def test_records_of_received_storages_are_no_growth() -> None:
-    """torch drops the records of freed storages, but only whenever it has 128 of them."""
+    """torch removes the records of freed storages, but only each time that it has 128 records."""
 
     def receive(number: int) -> None:
         storage = torch.ones(1).untyped_storage()

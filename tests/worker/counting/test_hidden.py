@@ -263,7 +263,7 @@ def scaled_and_clipped(training: Loop) -> None:
 
 
 def with_a_penalty_only(training: Loop) -> None:
-    """Train with the first layer only in a penalty."""
+    """Train a model whose first layer is used only in a penalty."""
     loss = training.model[2](torch.ones(8, 32)).square().mean() + training.model[0].weight.square().sum()
     loss.backward()
 

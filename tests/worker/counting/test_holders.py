@@ -132,7 +132,7 @@ def test_a_holder_of_few_is_not_named() -> None:
 
 
 def test_names_the_holder_and_no_path_to_it() -> None:
-    """A global holds only the newest object, which leads to all others through their shared attributes."""
+    """A global holds only the newest object. From this object, shared attributes lead to all others."""
     leaves = [Leaf() for _ in range(10)]
     Shared.attributes["entries"] = [*leaves]
     for leaf in leaves:

@@ -232,7 +232,7 @@ def test_later_memory_may_hide_half_of_the_bound(more: int, is_alike: bool) -> N
 def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
     """The loader can be a batch ahead.
 
-    Data that is freed is not part of the training, so it hides no growth.
+    Memory of data does not count as memory of the training, so data that is freed hides no growth.
     """
 
     def train(loop: Loop) -> None:

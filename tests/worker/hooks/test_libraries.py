@@ -34,7 +34,7 @@ def test_names_the_packages_of_imported_libraries(packages: Packages) -> None:
 
 
 def test_leaves_a_broken_framework_out(packages: Packages) -> None:
-    """Only the hooks that wait for the library of the broken framework name the framework in a note."""
+    """Only hooks that wait for the broken framework's library write a note, which names the framework."""
     motor.install(packages)
     (packages.directory / "perf_motor.py").write_text("import nothing_like_this")
     importlib.import_module("motor")

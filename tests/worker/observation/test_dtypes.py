@@ -44,7 +44,7 @@ def test_omits_state_scalars_and_frozen_weights() -> None:
 
 
 def test_recognizes_8_bit_state_posing_as_float32() -> None:
-    """torchao's state is an example: a tensor around codes and scales."""
+    """An example is torchao's state: a tensor that wraps codes and scales."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
     model: Any = nn.Linear(64, 64, bias=False)

@@ -119,9 +119,9 @@ def test_a_replayed_step_shows_no_forward(activation_checkpointing: Any) -> None
 
 
 def test_checks_recomputation_known_by_name_only() -> None:
-    """Of a model known by name only, the number of recomputed blocks is not checked.
+    """If only the name of a model is known, the number of recomputed blocks is not checked.
 
-    Some might not be found.
+    The reason is that some of the model's blocks might not be found.
     """
     net = Model.named("net")
     observer, result = in_a_script(activation_checkpointing="every-2")

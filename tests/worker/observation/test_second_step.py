@@ -169,7 +169,7 @@ def test_padding_is_what_the_mask_removes() -> None:
 
 
 def test_gradientless_calls_are_no_training() -> None:
-    """This also holds for a model that a script has wrapped, but calls directly.
+    """This also holds for a model that a script has wrapped, but calls without the wrapper.
 
     An example is the model in a LightningModule whose own forward is not called.
     """

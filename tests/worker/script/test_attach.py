@@ -56,7 +56,7 @@ def failure_of(attached: Attached) -> Failure:
 
 
 def measured(attached: Attached, loop: Callable[..., Any] | None = None, **how: Any) -> RankReport:
-    """Return the report of a training. The training is ended by the measurement."""
+    """Return the report of a training. The measurement ends the training."""
     with pytest.raises(Measured):
         (loop or train)(**how)
     report = report_of(attached)

@@ -177,7 +177,7 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
             PER_TOKEN: TOKENS_PER_S.tolerance("cuda"),
             r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
-        # A slowdown changes seconds per step and seconds per token. Report only the latter.
+        # A slowdown changes seconds per step and seconds per token. Report only seconds per token.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
     }
 

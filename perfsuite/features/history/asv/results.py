@@ -40,7 +40,7 @@ class Slot(NamedTuple):
 
 
 Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]
-"""Metric -> group of the slot -> values of the slot -> the median of each launch."""
+"""Metric -> group of the slot -> values of the slot -> the cost of each launch."""
 
 
 def slot(parameters: Mapping[str, str]) -> Slot:
@@ -50,7 +50,10 @@ def slot(parameters: Mapping[str, str]) -> Slot:
 
 
 def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
-    """Return the median of each launch, by metric. `unit` is the unit of the case's speed."""
+    """Return the cost of each launch, by metric: its median times, and its peak memory.
+
+    `unit` is the unit of the case's speed.
+    """
     steps = [value for value in result.step_s_p50 if value is not None]
     tokens = result.tokens_per_step
     return {
