@@ -27,8 +27,9 @@ from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import START_UP, Memory, Observed, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.overall import with_counts
+from perfsuite.verdict.policy import Policy
 from tests.benchmarks.hindsight import gallery
 from tests.samples import (
     NOISE,

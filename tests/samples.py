@@ -21,8 +21,9 @@ from perfsuite.results.run import Figures, Health, LaunchFile, Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import ArmFacts, Conditions, Measurement, PytestRun, SessionFile
 from perfsuite.verdict.arms import judge_pairs
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import Noise
 
 T = TypeVar("T")

@@ -13,8 +13,9 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Failure, Memory, Observed
 from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import class_noise
+from perfsuite.verdict.policy import Policy
 from tests.counted import EXPLAINED, make_check, make_collective, make_counts, make_entries
 from tests.samples import judged, make_baseline, make_gpu_machine, make_result, make_session_file
 

@@ -26,8 +26,8 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference, with_counts
+from perfsuite.verdict.policy import Policy
 from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 from tests.twin_counts import baseline_of, counts, launch

@@ -15,9 +15,9 @@ from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run_dir import launches_in
-from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
+from perfsuite.verdict.policy import MAX_UNHEALTHY, Policy
 
 
 class Expectation(NamedTuple):

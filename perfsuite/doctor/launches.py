@@ -17,9 +17,9 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import launches_in
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 
 LAUNCHES = 5  # number of launches from which the noise is estimated

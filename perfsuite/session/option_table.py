@@ -25,8 +25,8 @@ from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.canaries import CANARIES
 from perfsuite.session.setup import Options
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only if the user asks for it

@@ -26,7 +26,7 @@ from perfsuite.results.session_file import Measurement, Preflight
 from perfsuite.results.store import STORE, BaselineStore, Store
 from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.plan import Budget
-from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.policy import Policy
 
 MISSING_FAILS = "--perf-missing-baseline=fail"
 

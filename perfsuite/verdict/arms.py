@@ -23,6 +23,18 @@ from perfsuite.results.quantities import KEPT, KEPT_GRAPHS
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
+from perfsuite.verdict.checks import (
+    NO_LOADER,
+    UNSEEN_SPAN,
+    disagreement,
+    is_negligible,
+    median_of,
+    negligible,
+    tolerance_check,
+    unjudged,
+    worst_verdict,
+    worth_a_launch,
+)
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
 from perfsuite.verdict.computation import (
     Computed,
@@ -31,25 +43,12 @@ from perfsuite.verdict.computation import (
     other_computation,
 )
 from perfsuite.verdict.evidence import Evidence
-from perfsuite.verdict.judge import (
-    MAX_UNHEALTHY,
-    NO_LOADER,
-    UNSEEN_SPAN,
-    disagreement,
-    if_same,
-    is_negligible,
-    median_of,
-    negligible,
-    tolerance_check,
-    unjudged,
-    why_failed,
-    worst_verdict,
-    worth_a_launch,
-)
+from perfsuite.verdict.judge import if_same, why_failed
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.overall import OF_A_DRY_RUN, explained_by_counts
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
+from perfsuite.verdict.policy import MAX_UNHEALTHY
 from perfsuite.verdict.tonight import MACHINE_METRICS
 
 ARM_A = "arm A"
@@ -356,37 +355,31 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """Check one metric: compare medians if the device reproduces the metric exactly, and pairs if not."""
+    """Check one metric: on medians if the device reproduces it exactly, and otherwise pair by pair."""
     metric = metric.against(run.figures for run in a)
-    if isinstance(metric, SpanSeconds):
-        both = zip(a, b, strict=True)
-        pairs = [pair for pair in both if all(metric.of(run.figures) is not None for run in pair)]
-        if not pairs:
-            # pragma: no mutate b[0].machine to b[-1].machine: all launches of an arm are on one machine
-            check = unjudged(metric, b[0], [], [metric.reference_s], metric.tolerance(b[0].machine.device))
-            return check.replace(outcome="inconclusive", note=f"not seen in {ARM_B}; {UNSEEN_SPAN}")
-        a, b = zip(*pairs, strict=True)
-    before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     device = b[0].machine.device  # pragma: no mutate [0] to [-1]: all launches of an arm are on one machine
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
+    if isinstance(metric, SpanSeconds):
+        pairs = _pairs_with_span(metric, a, b)
+        if not pairs:
+            check = unjudged(metric, b[0], [], [metric.reference_s], tolerance)
+            return check.replace(outcome="inconclusive", note=f"not seen in {ARM_B}; {UNSEEN_SPAN}")
+        a, b = zip(*pairs, strict=True)
+    before = [metric.of(run.figures) for run in a]
+    now = [metric.of(run.figures) for run in b]
     check = unjudged(metric, b[0], now, before, tolerance)
-    for arm, values in ((ARM_A, before), (ARM_B, now)):
-        bad = [value for value in values if not is_size(value)]
-        if bad:
-            is_needed = arm == ARM_B or metric in (TOKENS_PER_S, PEAK_MEMORY)
-            what = "was not measured" if bad[0] is None else f"is {bad[0]}"
-            if isinstance(metric, PartOfStep):
-                return check.replace(outcome="inconclusive", note=f"{what} in {arm}; {NO_LOADER}")
-            return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
+    missing = _missing(metric, check, before, now)
+    if missing is not None:
+        return missing
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, tolerance)
-    costs = [[metric.cost(value) for value in values if is_size(value)] for values in (before, now)]
-    probes = None
-    if corrects and metric in MACHINE_METRICS:
-        seen = [[run.figures.probe_s_p50 for run in runs] for runs in (a, b)]
-        slow_a, slow_b = ([probe for probe in arm if is_size(probe)] for arm in seen)
-        probes = (slow_a, slow_b) if len(slow_a) == len(slow_b) == len(a) else None
-    decision = decided(*costs, tolerance=tolerance, max_pairs=max_pairs, probes=probes)
+    decision = decided(
+        [metric.cost(value) for value in before if is_size(value)],
+        [metric.cost(value) for value in now if is_size(value)],
+        tolerance=tolerance,
+        max_pairs=max_pairs,
+        probes=_probes(a, b) if corrects and metric in MACHINE_METRICS else None,
+    )
     check = check.replace(
         outcome=decision.outcome,
         measured=median_of(now[: decision.pairs]),
@@ -402,6 +395,34 @@ def _check(
         why = disagreement(*decision.disputed, "the probe might also differ between the arms")
         return check.replace(note=why)
     return check.replace(note=f"decided after {decision.pairs} pairs") if decision.pairs < len(a) else check
+
+
+def _pairs_with_span(metric: SpanSeconds, a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return the pairs in which both launches have the span."""
+    both = zip(a, b, strict=True)
+    return [pair for pair in both if all(metric.of(run.figures) is not None for run in pair)]
+
+
+def _missing(
+    metric: Metric, check: Check, before: Sequence[float | None], now: Sequence[float | None]
+) -> Check | None:
+    """Return the check with what is missing or not a size in one of the arms, or None if nothing is."""
+    for arm, values in ((ARM_A, before), (ARM_B, now)):
+        bad = [value for value in values if not is_size(value)]
+        if bad:
+            what = "was not measured" if bad[0] is None else f"is {bad[0]}"
+            if isinstance(metric, PartOfStep):
+                return check.replace(outcome="inconclusive", note=f"{what} in {arm}; {NO_LOADER}")
+            is_needed = arm == ARM_B or metric in (TOKENS_PER_S, PEAK_MEMORY)
+            return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
+    return None
+
+
+def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float]] | None:
+    """Return the seconds of the probe in each launch of both arms, or None if a launch has none."""
+    of_a = [probe for probe in (run.figures.probe_s_p50 for run in a) if is_size(probe)]
+    of_b = [probe for probe in (run.figures.probe_s_p50 for run in b) if is_size(probe)]
+    return (of_a, of_b) if len(of_a) == len(of_b) == len(a) else None
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:

@@ -12,9 +12,9 @@ from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import exact
 from perfsuite.verdict.computation import Computed, does_less, other_computation
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.loss import are_compared, common_factor, may_differ, steadily_differ
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.tonight import Tonight
 from perfsuite.verdict.unchanged import unless_unchanged
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfsuite.results.metric import DATA_WAIT, PartOfStep
 from perfsuite.results.run import Figures
-from perfsuite.verdict.judge import is_negligible
+from perfsuite.verdict.checks import is_negligible
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 

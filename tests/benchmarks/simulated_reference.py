@@ -19,8 +19,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from perfsuite.results.metric import TOKENS_PER_S, Metric
 from perfsuite.results.outcome import Check
 from perfsuite.session.canaries import CANARIES, is_due
-from perfsuite.verdict.judge import Policy, decided_tonight
+from perfsuite.verdict.metric_checks import SequentialCheck
 from perfsuite.verdict.noise import LaunchesBySession, at_one_level, pooled_over_sessions
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_shift, shares
 from tests.benchmarks import show_table
@@ -162,11 +163,15 @@ def judged(
     """Judge a case launch by launch. Returns its check and the number of its launches."""
     then = at_one_level(baseline, noise.sigma)
     corrects = None if shift is None else correction(noise, shares(baseline, "a case"), shift)
-    sizes = [len(launches) for launches in baseline.values()]
+    sequential = SequentialCheck(
+        metric=metric,
+        check=UNJUDGED,
+        device="cuda",
+        policy=Policy(),
+        sessions=[len(launches) for launches in baseline.values()],
+    )
     for used in range(1, len(available) + 1):
-        check = decided_tonight(
-            metric, UNJUDGED, sizes, Policy(), "cuda", available[:used], then, noise, corrects
-        )
+        check = sequential.decided(available[:used], then, noise, corrects)
         if check.outcome != "undecided":
             break
     return check, used

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfsuite.results.metric import SpanSeconds, span_seconds
 from perfsuite.results.run import Figures
-from perfsuite.verdict.judge import LOOKS_CHANGED, is_negligible
+from perfsuite.verdict.checks import LOOKS_CHANGED, is_negligible
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 

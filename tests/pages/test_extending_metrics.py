@@ -18,7 +18,8 @@ from perfsuite.report.terminal import explanation
 from perfsuite.results import Run
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import find_metric
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
+from perfsuite.verdict.policy import Policy
 from tests.doc_pages import ROOT, Page
 from tests.frameworks.test_base import measured
 from tests.packages import Packages

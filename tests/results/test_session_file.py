@@ -13,8 +13,9 @@ from perfsuite.results.outcome import BY_THE_MACHINE, CountCheck, Outcome, Verdi
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.session_file import Measurement, SessionFile, Skipped
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import Noise
 from tests import samples
 from tests.samples import BEFORE, NOISE, make_result, make_run, metric_check, never_run, now

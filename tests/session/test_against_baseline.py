@@ -21,7 +21,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import Store
 from perfsuite.session import against_baseline, setup
 from perfsuite.session.plan import Budget
-from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.policy import Policy
 from tests.analysis.step_time.test_forecast import step
 from tests.samples import (
     DISTURBED,

@@ -10,7 +10,7 @@ from perfsuite.cli.shared import options
 from perfsuite.errors import CaseError
 from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, of_verdicts, options_of
 from perfsuite.session.setup import Options
-from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.policy import Policy
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,10 +8,11 @@ from perfsuite.documents import plain
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import Check, Outcome, Verdict
-from perfsuite.results.rank_report import Observed
+from perfsuite.results.rank_report import Observed, SpanTimes
 from perfsuite.results.run import Run
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import Noise
 from tests.samples import make_figures, make_gpu_machine, make_launches, make_run
 
@@ -127,3 +128,26 @@ CHOSEN = frozenset(
 
 Each new setting must be added either here, or to `perfsuite.verdict.comparability.ASKED` if cases ask for it.
 """
+
+
+def gpu(factor: float = 1, **figures: Any) -> list[Run]:
+    return usual(factor, machine=H100, **figures)
+
+
+def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
+    """Return launches on a GPU with a span of about these seconds. Their speed is unchanged."""
+    factors = [1 + scatter * sign for sign in (0, 1, -1, 0.5, -0.5)] * 3
+    several = [*seconds] * 15 if len(seconds) == 1 else seconds
+    return [
+        run.replace(
+            figures=run.figures.replace(spans_s={span: duration_s * factor}),
+            spans={span: SpanTimes(seconds=(duration_s * factor,))},
+        )
+        for run, duration_s, factor in zip(usual(machine=H100), several, factors, strict=False)
+    ]
+
+
+IMPORTS = "start-up: imports"
+OF_IMPORTS = f"seconds of {IMPORTS}"
+OF_SPANS = ClassNoise(by_metric={**QUIET.by_metric, OF_IMPORTS: Noise(sigma=0.02, degrees_of_freedom=30)})
+NO_SPAN = usual(machine=H100)

@@ -12,7 +12,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Evidence, Failure, Observed, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
-from perfsuite.verdict.judge import NEGLIGIBLE, NO_LOADER
+from perfsuite.verdict.checks import NEGLIGIBLE, NO_LOADER
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
 from tests.samples import DISTURBED, known, make_figures, make_launches, make_report, make_run

@@ -16,7 +16,7 @@ from perfsuite.verdict.comparability import (
     run_changes,
     setting_differences,
 )
-from perfsuite.verdict.judge import MAX_UNHEALTHY
+from perfsuite.verdict.policy import MAX_UNHEALTHY
 from tests.samples import DISTURBED, known, make_case, make_figures, make_launches, make_machine, make_run
 from tests.verdict.judging import (
     BASELINE,

@@ -10,8 +10,9 @@ from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S
 from perfsuite.results.outcome import Check
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import Noise
 from perfsuite.verdict.tonight import (
     AS_THE_REFERENCE,

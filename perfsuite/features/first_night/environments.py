@@ -24,9 +24,9 @@ from perfsuite.results.count_baseline import from_runs as counts_of
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
+from perfsuite.verdict.policy import Policy
 
 SMALL_SHM_MIB = 64  # default size of /dev/shm in a container
 SMALL_SHM = """\

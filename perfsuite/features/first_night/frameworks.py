@@ -14,8 +14,8 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import REPLAYED
 from perfsuite.results.run import Run
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
+from perfsuite.verdict.policy import Policy
 
 
 def framework_rows(night: Night) -> Iterator[Row]:

@@ -15,8 +15,8 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import launches_in
 from perfsuite.verdict import exact
-from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.overall import Reference
+from perfsuite.verdict.policy import Policy
 
 LAUNCHES: Mapping[Size, int] = {"full": 5, "tiny": 3, "simulated": 3}
 """Number of launches of the case that shows the noise. Fewer than three launches do not show it."""

@@ -9,8 +9,9 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BASELINES, BaselineStore, Store
-from perfsuite.verdict.judge import Policy, judge
+from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.policy import Policy
 from tests.cli import commands
 from tests.samples import make_case, make_figures, make_result, make_run, write_session
 
