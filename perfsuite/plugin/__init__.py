@@ -2,5 +2,5 @@
 
 pytest_plugins = [
     f"{__name__}.{name}"
-    for name in ("collection", "benchmark", "selection", "ending", "others", "options", "run")
+    for name in ("collection", "benchmark", "selection", "ending", "terminal", "others", "options", "run")
 ]

@@ -1,7 +1,6 @@
-"""End a session: its output and files, its exit status, and interrupts."""
+"""End a session: its files, its exit status, and interrupts."""
 
 import contextlib
-import shutil
 import signal
 from collections.abc import Generator
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.analysis.health import is_shared
 from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collection import (
     ENDED,
@@ -20,17 +18,12 @@ from perfsuite.plugin.collection import (
     UNWRITTEN,
     is_worker,
     runs_no_test,
-    shown,
     uses_bench,
 )
 from perfsuite.plugin.selection import is_elsewhere, is_whole
-from perfsuite.report import summary
-from perfsuite.report.safe_text import printable
-from perfsuite.report.text import plural
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs
-from perfsuite.session.record import Record
 
 TEST_ENDED = pytest.StashKey[dict[str, str]]()  # the outcome of each test itself, regardless of its verdict
 CUT_SHORT = pytest.StashKey[bool]()  # whether pytest ended early without an error of its own
@@ -89,7 +82,7 @@ def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
     tally = record.tally
-    too_little = _nothing_measured(config) or tally.too_few_judged or not record.has_all_cases
+    too_little = nothing_measured(config) or tally.too_few_judged or not record.has_all_cases
     too_little = too_little and not record.options.shadow
     if too_little or tally.failing or record.misses_baselines:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -108,147 +101,11 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
     return has_ended and session.config.stash[SESSION].record.running is None
 
 
-def _nothing_measured(config: pytest.Config) -> bool:
+def nothing_measured(config: pytest.Config) -> bool:
+    """Return whether cases were selected, but none has a result that counts as measured."""
     record = config.stash[SESSION].record
     has_cases = bool(config.stash.get(SELECTED, 0) or record.unclaimed)
     return has_cases and not runs_no_test(config) and record.tally.nothing_measured
-
-
-@pytest.hookimpl(trylast=True)  # prints below the tables of other plugins
-def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Write the table, explanations of verdicts that might need action, and problems of the session."""
-    record = config.stash[SESSION].record
-    tally = record.tally
-    terminal = terminalreporter
-    why = config.stash.get(REFUSED, None)
-    if why is not None:
-        terminal.section("perfsuite: no test was run", red=True, bold=True)
-        terminal.write_line(f"ERROR: {shown(config, why)}")
-        return
-    if record.results:
-        _write_verdicts(terminal, config, record)
-        _write_same_work(terminal, record)
-    count = len(tally.only_shown)
-    if count:
-        terminal.write_line(
-            f"--perf-allow-shared: other jobs used the machine in {plural(count, 'case')}, so only counts "
-            "are judged and recorded, and figures are only shown"
-        )
-    why = config.stash.get(UNWRITTEN, None)
-    if why is not None:
-        terminal.section("perfsuite: the results were not written", red=True, bold=True)
-        terminal.write_line(shown(config, why))
-    _write_swallowed(terminal, config, record)
-    _write_unclaimed(terminal, config, record)
-    missed = [skip for skip in record.skipped if skip.not_reached]
-    if missed:
-        terminal.section("perfsuite: the budget is used up", yellow=True, bold=True)
-        terminal.write_line(
-            f"{plural(len(missed), 'case')} not reached within --perf-budget, and not judged:"
-        )
-        for skip in missed:
-            terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
-    changed = summary.case_changes(record.session_file("running")) if record.mode.arms else []
-    if changed:
-        terminal.section("perfsuite: the arms have different cases", yellow=True, bold=True)
-        for line in changed:
-            terminal.write_line(shown(config, line))
-    if config.stash.get(CUT_SHORT, False):
-        terminal.section("perfsuite: not every case was run", red=True, bold=True)
-        terminal.write_line("pytest ended early or left out tests, so this is not a pass")
-    if record.running is not None:
-        terminal.write_line(f"interrupted, not judged: {record.running}")
-    if exitstatus == pytest.ExitCode.USAGE_ERROR:
-        return  # pytest's message is enough
-    if record.options.shadow:
-        would = sum(result.shadow for result in record.results)
-        terminal.write_line(
-            f"--perf-shadow: {would} of {plural(len(record.results), 'case')} would have failed"
-        )
-    if _nothing_measured(config) and not tally.judged:  # a failure of the code is also a verdict
-        _write_nothing_measured(terminal, config, record)
-    elif tally.judged < tally.to_judge:
-        message = f"{tally.judged} of {plural(tally.to_judge, 'case')} judged"
-        if tally.too_few_judged:
-            terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
-            message += f", but --perf-min-judged requires {record.options.min_judged:.0%}: not a pass"
-        terminal.write_line(message)
-
-
-def _write_same_work(terminal: Any, record: Record) -> None:
-    """Report in how many cases the counts of the work are the same, if any were compared.
-
-    Counts have no noise, so they are judged even on a busy machine, where times can remain undecided.
-    """
-    checks = [result.verdict.counts for result in record.results if result.verdict.counts is not None]
-    if any(check.compared and check.outcome != "recorded" for check in checks):
-        same = sum(result.verdict.is_same_work for result in record.results)
-        terminal.write_line(
-            f"same work as before, by exact counts: {same} of {plural(len(record.results), 'case')}"
-        )
-
-
-def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report tests that ignored their verdicts."""
-    ended = config.stash.get(TEST_ENDED, {})
-    swallowed = [result for result in record.tally.failing if ended.get(result.nodeid, "failed") != "failed"]
-    if not swallowed:
-        return
-    verb = "verdict was" if len(swallowed) == 1 else "verdicts were"
-    terminal.section(f"perfsuite: {len(swallowed)} {verb} swallowed by the test", red=True, bold=True)
-    for result in swallowed:
-        how = ended[result.nodeid]
-        terminal.write_line(shown(config, f"{result.nodeid}: {result.outcome}, but its test ended as {how}"))
-    terminal.write_line(
-        "The exit status follows the verdict. To expect a failure, declare known_issue in the case or waive "
-        "it in perf-waivers.toml"
-    )
-
-
-def _write_unclaimed(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report reviewed baselines to which no case of a complete nightly run belongs."""
-    if record.deselected:
-        deselected = plural(len(record.deselected), "reviewed baseline")
-        terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
-        for baseline in record.deselected:
-            terminal.write_line(f"  {shown(config, baseline)}")
-    unclaimed = summary.unclaimed(record.unclaimed)
-    if unclaimed is None:
-        return
-    heading, baselines = unclaimed
-    color = {"red": True} if record.misses_baselines else {"yellow": True}
-    terminal.section(f"perfsuite: {heading}", bold=True, **color)
-    for baseline in baselines:
-        terminal.write_line(f"  {shown(config, baseline)}")
-    fails = "--perf-missing-baseline=fail: not a pass. " if record.misses_baselines else ""
-    terminal.write_line(f"{fails}Was a case lost? If it was removed on purpose, delete its baseline")
-
-
-def _write_verdicts(terminal: Any, config: pytest.Config, record: Record) -> None:
-    terminal.section(f"perfsuite: {summary.hardware(record.results) or 'nothing was judged'}")
-    width = shutil.get_terminal_size().columns if terminal.isatty else None
-    whole = config.get_verbosity() > 0 or bool(record.mode.arms)
-    for line in outputs.lines(record, whole=whole, color=terminal.hasmarkup, width=width):
-        terminal.write_line(shown(config, line))
-    if not record.options.counts:
-        terminal.write_line("--perf-no-counts: the work of a step was neither counted nor judged")
-
-
-def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record) -> None:
-    has_figures = any(measurement.figures.by_name() for measurement in record.results)
-    done = "judged: the measurements are not evidence" if has_figures else "measured"
-    done = "judged" if record.running is not None and record.launches.all else done
-    terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
-    selected = plural(config.stash[SELECTED], "case")
-    terminal.write_line(f"{selected} selected, none could be judged: not a pass.")
-    launches = [run for measurement in record.results for run in measurement.runs]
-    if any(is_shared(run.health, run.machine) for run in launches):
-        terminal.write_line(
-            "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer for them to end. "
-            "--perf-allow-shared does not wait: it judges the counts, and shows timings without judging them."
-        )
-    for skip in record.skipped[:20]:
-        terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))
 
 
 class CollectsFromWorkers:

@@ -48,6 +48,7 @@ NO_TEST_FILE = {
     "perfsuite.launch.base": "an abstract class: launch/test_launchers.py and others have subclasses",
     "perfsuite.launch.job": "plain data: launch/test_local.py and others launch it",
     "perfsuite.plugin.ending": "run by plugin/test_sessions.py and plugin/test_resume.py, which run pytest",
+    "perfsuite.plugin.terminal": "run by plugin/test_sessions.py and others, which run pytest",
     **dict.fromkeys(
         (f"perfsuite.frameworks.common.{name}" for name in ("llama", "sharding")),
         "what they refuse is in frameworks/test_refusals.py",
