@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
@@ -29,6 +29,9 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
+
+if TYPE_CHECKING:
+    from perfsuite.node.health_sampler import HealthWatch
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """An environment variable. Its value is the name of another variable, in which the scheduler gives the number
@@ -69,72 +72,88 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
             os.environ[name] = f"{directory}-of-node-{node}"
 
 
+class _Ending:
+    """The end of this node's part of the job, and its launch file.
+
+    Only one thread writes the final version of the file: the thread that keeps the lock. If all ranks have
+    ended or cannot be started, this is the agent's main thread. If the driver ends the job, it is the lease's
+    thread. If the driver is gone, nothing more is written, because ranks that are killed for that reason have
+    not failed.
+    """
+
+    def __init__(self, job: AgentJob, watch: "HealthWatch") -> None:
+        self._job = job
+        self._watch = watch
+        self._killed_before = oom_kills()
+        # The thread that ends the job never releases this lock, so other threads wait until the process is
+        # gone.
+        self._lock = threading.Lock()
+
+    def note(self, failures: Sequence[Failure]) -> None:
+        """Write the failures so far, while the job is still running."""
+        # If writing still fails at the end, that error counts.
+        with self._lock, contextlib.suppress(FileError):
+            self._write(failures, is_over=False)
+
+    def finish(self, failures: Sequence[Failure]) -> None:
+        """Write the final version of the file. The ranks have ended, or could not be started."""
+        self._lock.acquire()
+        self._write(failures)
+
+    def stopped_by_driver(self) -> None:
+        """Write the stacks of the ranks and the file, and end this process."""
+        self._lock.acquire()
+        try:
+            ask_for_stacks(self._job.run_dir, marked(os.environ.get(JOB_MARK, "")), self._job.node)
+            self._write()
+            _wait_for_peers(self._job)
+        finally:
+            # End with status 0. Otherwise a scheduler might kill other nodes, which are still writing.
+            _end("the driver ends the job", 0)
+
+    def lost_driver(self, why: str) -> None:
+        """End this process without writing anything more."""
+        self._lock.acquire(timeout=LATCH_S)
+        _end(why)
+
+    def _write(self, failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
+        content = LaunchFile(
+            node=self._job.node,
+            host=socket.gethostname(),
+            is_over=is_over,
+            failures=tuple(failures),
+            health=self._watch.finish() if is_over else None,
+            oom_kills=max(0, oom_kills() - self._killed_before),
+        )
+        documents.write(self._job.run_dir.launch(self._job.node), content)
+
+
 def _watched(
     job: AgentJob,
     *,
     run: Callable[[AgentJob], list[Failure]] = ranks.run,
     new_lease: Callable[..., Lease] = Lease,
 ) -> list[Failure]:
-    """Run the job and sample the node's health, until the job ends or the driver stops it.
-
-    Only one thread writes the final version of this node's launch file: the thread that keeps the lock
-    `ending`. If all ranks have ended or cannot be started, this is the agent's main thread. If the driver
-    ends the job, it is the lease's thread. If the driver is gone, nothing more is written, because ranks that
-    are killed for that reason have not failed.
-    """
+    """Run the job and sample the node's health, until the job ends or the driver stops it."""
     # Do not import this at the top. It imports psutil, which ranks must not need, and ranks import this
     # module.
     from perfsuite.node.health_sampler import HealthWatch, sampler
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
-    killed_before = oom_kills()
-    # The thread that ends the job never releases this lock, so other threads wait until the process is gone.
-    ending = threading.Lock()
-
-    def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
-        content = LaunchFile(
-            node=job.node,
-            host=socket.gethostname(),
-            is_over=is_over,
-            failures=tuple(failures),
-            health=watch.finish() if is_over else None,
-            oom_kills=max(0, oom_kills() - killed_before),
-        )
-        documents.write(job.run_dir.launch(job.node), content)
-
-    def tell(failures: Sequence[Failure]) -> None:
-        with ending, contextlib.suppress(FileError):  # if writing still fails at the end, that error counts
-            write(failures, is_over=False)
-
-    def end() -> None:
-        ending.acquire()
-        try:
-            ask_for_stacks(job.run_dir, marked(os.environ.get(JOB_MARK, "")), job.node)
-            write()
-            _wait_for_peers(job)
-        finally:
-            # End with status 0. Otherwise a scheduler might kill other nodes, which are still writing.
-            _end("the driver ends the job", 0)
-
-    def lost(why: str) -> None:
-        ending.acquire(timeout=LATCH_S)
-        _end(why)
-
-    new_lease(job.run_dir.lease, end, lost).hold()
+    ending = _Ending(job, watch)
+    new_lease(job.run_dir.lease, ending.stopped_by_driver, ending.lost_driver).hold()
     watch.begin()
     if watch.sampler.only_visible is not None:
         # Without a process group, transformers' Trainer would train on every GPU that it sees.
         os.environ["CUDA_VISIBLE_DEVICES"] = watch.sampler.only_visible
     try:
-        failures = run(replace(job, near_cores=watch.sampler.near_cores, tell=tell))
+        failures = run(replace(job, near_cores=watch.sampler.near_cores, tell=ending.note))
     except Exception as error:
         where = f"{socket.gethostname()}: " if job.topology.nodes > 1 else ""
         message = f"{where}{type(error).__name__}: {message_of(error)}"
-        ending.acquire()
-        write([Failure(kind="error", message=message, at=time.time())])
+        ending.finish([Failure(kind="error", message=message, at=time.time())])
         raise
-    ending.acquire()
-    write(failures)
+    ending.finish(failures)
     return failures
 
 

@@ -66,32 +66,13 @@ def _simulate(rank: Rank) -> RankReport:
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. Memory allocated before `memory_for` is called does not count as the model's."""
-    import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import flight_recorder
-    from perfsuite.worker.clock import loaders
     from perfsuite.worker.clock.memory import memory_for
-    from perfsuite.worker.counting import gradients
-    from perfsuite.worker.hooks import calls
-    from perfsuite.worker.observation import engines, frozen
     from perfsuite.worker.probes.node_probe import device_probe
-    from perfsuite.worker.spans import events
 
+    _watch(rank)
     case = rank.case
-    calls.watch()
-    frozen.watch()
-    gradients.watch()
-    loaders.watch()
-    engines.watch()
-    startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
-    flight_recorder.watch(rank.run_dir)
-    events.watch()
-    if rank.request.counts:
-        with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
-            from perfsuite.worker.counting import loader_workers
-
-            loader_workers.watch(rank.run_dir)
     device = _device(rank.request)
     timer, probe = clock_for(device)
     startup_clock.go_on()
@@ -122,6 +103,32 @@ def _measure(rank: Rank) -> RankReport:
         return rank.profiled()
     flops = rank.workload.flops or with_float8(flops, rank.model())
     return rank.finish().replace(loss=tuple(map(float, losses)), flops=flops)
+
+
+def _watch(rank: Rank) -> None:
+    """Notice what the training does outside of its steps, such as loading data or saving a checkpoint."""
+    import torch.distributed as dist
+
+    from perfsuite.worker import flight_recorder
+    from perfsuite.worker.clock import loaders
+    from perfsuite.worker.counting import gradients
+    from perfsuite.worker.hooks import calls
+    from perfsuite.worker.observation import engines, frozen
+    from perfsuite.worker.spans import events
+
+    calls.watch()
+    frozen.watch()
+    gradients.watch()
+    loaders.watch()
+    engines.watch()
+    startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
+    flight_recorder.watch(rank.run_dir)
+    events.watch()
+    if rank.request.counts:
+        with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
+            from perfsuite.worker.counting import loader_workers
+
+            loader_workers.watch(rank.run_dir)
 
 
 def _after_build(rank: Rank, device: Any) -> None:
