@@ -29,11 +29,13 @@ from perfsuite.cli.shared import (
 )
 from perfsuite.errors import CaseError
 from perfsuite.extensions import COMMANDS
+from perfsuite.launch.arm import Arm
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
 from perfsuite.session.by_command import UNDECIDED, fitting, measured, runnable, selected
 from perfsuite.session.case_changes import Selection, case_changes
+from perfsuite.session.record import Record
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
 
@@ -112,13 +114,22 @@ def compare(
     session.record.case_changes = changes
     session.record.cases_unknown = unknown
     measured(session, fits, as_json=shared.as_json)
-    worse = [*filter(chosen.is_failing, session.record.results)]
+    worse = [result for result in session.record.results if chosen.is_failing(result)]
     if worse:
-        are_commits = None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against
-        if are_commits and "bisect" in extensions.names(COMMANDS):
+        if _can_be_bisected(a, b, against):
             way = " --dry" if dry else " --counts" if counts else ""
             say(f"To find the commit: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
-    is_decided = [result.outcome in ("passed", "improved") for result in session.record.results]
-    is_decided.append(session.record.has_all_cases)
-    raise typer.Exit(0 if session.record.results and all(is_decided) else UNDECIDED)
+    raise typer.Exit(0 if _is_decided(session.record) else UNDECIDED)
+
+
+def _can_be_bisected(a: Arm, b: Arm, against: str) -> bool:
+    """Return whether the arms are two commits and nothing else, so that `perfsuite bisect` can help."""
+    are_commits = a.commit is not None and b.commit is not None and a.commit != b.commit
+    return are_commits and " " not in against and "bisect" in extensions.names(COMMANDS)
+
+
+def _is_decided(record: Record) -> bool:
+    """Return whether every case of both arms was compared, with a clear verdict."""
+    is_clear = all(result.outcome in ("passed", "improved") for result in record.results)
+    return bool(record.results) and is_clear and record.has_all_cases
