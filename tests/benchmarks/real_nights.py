@@ -17,6 +17,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,13 +33,15 @@ CASES = """
 import pytest
 
 from bench_cases.test_cpu import LLAMA
-from perfsuite import Accelerate, Lightning
+from perfsuite import FSDP2, Accelerate, Lightning
 
 LONG = LLAMA.replace(sequence_length=128, steps=60)
 CASES = [
     LONG,
+    LONG.replace(framework=FSDP2()),
     LONG.replace(framework=Accelerate(strategy="ddp")),
     LONG.replace(framework=Lightning(strategy="ddp")),
+    LONG.replace(framework=Lightning(strategy="fsdp2")),
 ]
 
 
@@ -46,6 +49,14 @@ CASES = [
 def test_night(bench, case):
     bench(case)
 """
+COLUMNS = {
+    "ddp-": "DDP, 10% slower",
+    "fsdp2-": "FSDP2",
+    "accelerate-ddp-": "Accelerate",
+    "lightning-ddp-": "Lightning, DDP",
+    "lightning-fsdp2-": "Lightning, FSDP2",
+}
+"""The first letters of the cases' ids -> their columns in the table."""
 FILE = Path("bench_cases", "test_nights.py")
 CHANGED = Path("perfsuite", "frameworks", "ddp.py")
 BEFORE = "        float8.convert(self.float8, whole, ranks.device)\n"
@@ -97,14 +108,14 @@ class Clone:
         return documents.read(results, SessionFile)
 
 
-def accept_baselines(clone: Clone) -> str:
-    """Accept baselines of two sessions, and return their commit."""
-    for sessions in ("1", "2"):
+def accept_baselines(clone: Clone, sessions: int) -> str:
+    """Accept baselines of this number of sessions, and return their commit."""
+    for number in range(1, sessions + 1):
         clone.session(f"--perf-min-launches={LAUNCHES}", f"--perf-record-launches={LAUNCHES}")
-        options = ("--sessions", sessions, "--reason", "nights")
+        options = ("--sessions", str(number), "--reason", "nights")
         if clone.run("perfsuite", "baseline", "accept", "*-steps60-*", *options):
             raise RuntimeError(f"no baseline was accepted: see {clone.log}")
-        accepted = commit(clone.directory, f"accept baselines of {sessions} sessions")
+        accepted = commit(clone.directory, f"accept baselines of {number} sessions")
     return accepted
 
 
@@ -130,28 +141,40 @@ def slow_down(clone: Clone, seconds: float) -> None:
 
 def night(clone: Clone, reference: str, prefix: Sequence[str]) -> list[str]:
     """Launch a night. Return the change of the machine's speed, and the verdict on each case."""
-    options = (f"--perf-reference={reference}", "--perf-canaries=3", "--perf-tolerance=3%")
+    options = (f"--perf-reference={reference}", "--perf-tolerance=3%")
+    began = time.monotonic()
     session = clone.session(*options, prefix=prefix)
+    took = f"{time.monotonic() - began:.0f} s"
     changes = () if session.reference is None else session.reference.changes
-    moved = [f"{change.change:+.1%}" for change in changes if change.metric == TOKENS_PER_S.name]
-    verdicts = [f"{result.verdict.outcome}, {result.verdict.launches}" for result in session.results]
-    return [" ".join(moved) or "unknown", *verdicts]
+    moved = [
+        f"{change.change:+.1%} ({change.interval[0]:+.1%} to {change.interval[1]:+.1%})"
+        for change in changes
+        if change.metric == TOKENS_PER_S.name
+    ]
+    verdicts = [
+        f"{result.outcome}, {result.verdict.launches}"
+        for begin in COLUMNS
+        for result in session.results
+        if result.case_id.startswith(begin)
+    ]
+    return [" ".join(moved) or "unknown", *verdicts, took]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--sessions", type=int, default=4, help="sessions of the baselines")
     parser.add_argument("--nights", type=int, default=10)
     parser.add_argument("--slower", default="", help="command that slows down its arguments")
     given = parser.parse_args()
     clone = Clone(given.directory.absolute())
-    reference = accept_baselines(clone)
+    reference = accept_baselines(clone, given.sessions)
     slow_down(clone, SLOWER_BY * step_s(clone))
     rows = (
         [str(number), *night(clone, reference, shlex.split(given.slower))]
         for number in range(1, given.nights + 1)
     )
-    show_table(["night", "machine", "DDP, 10% slower", "Accelerate", "Lightning"], rows)
+    show_table(["night", "machine", *COLUMNS.values(), "time"], rows)
 
 
 if __name__ == "__main__":
