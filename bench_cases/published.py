@@ -80,7 +80,7 @@ _WRITTEN: Mapping[QuantityName, Callable[[float], str]] = {
     "relative_time": "{:.2f}".format,
     "unstated": "{:,.0f} tokens/s".format,
 }
-"""Formats of the quantities that sources write differently from reports."""
+"""Formats for the quantities that published tables write in another form than perfsuite's reports."""
 
 
 class PublishedFigure(Data):

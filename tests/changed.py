@@ -3,9 +3,9 @@
     python -m tests.changed [BASE]
 
 A room is a folder of perfsuite or a file next to these folders; in `features`, each feature is a room. A room
-has changed if one of its files has changed since HEAD left BASE, committed or not. Three kinds of tests are
-named: tests of changed rooms, tests of rooms that import a changed room, and tests that import a changed test
-helper. If nothing has changed, nothing is printed.
+has changed if one of its files differs from the merge base of HEAD and BASE. Changes that are not committed
+count too. Three kinds of tests are named: tests of changed rooms, tests of rooms that import a changed room,
+and tests that import a changed test helper. If nothing has changed, nothing is printed.
 """
 
 import subprocess
@@ -29,7 +29,10 @@ OF_NO_ROOM = ("tests.test_", "tests.bench_cases.", "tests.pages.", "tests.reposi
 
 
 def changed_files(base: str, root: Path = ROOT) -> set[str]:
-    """Return the files that differ from where HEAD left `base`, including deleted and untracked ones."""
+    """Return the files that differ from the merge base of HEAD and `base`.
+
+    Deleted and untracked files are included.
+    """
 
     def git(*arguments: str) -> list[str]:
         command = ("git", "-C", str(root), *arguments)

@@ -114,7 +114,7 @@ def make_report(rank: int = 0, **changes: Any) -> RankReport:
 
 
 def make_gpu_machine(name: str = "NVIDIA H100 80GB HBM3", *, count: int = 8) -> Machine:
-    """Return a machine whose peak is known."""
+    """Return a machine with GPUs. The peak FLOP/s of the default GPU is known."""
     return gpu_machine([name], count=count, memory_bytes=85899345920, driver="580.1")
 
 

@@ -96,7 +96,11 @@ def test_counts_of_one_odd_launch_are_no_regression(
     policy: Policy,
     expected: tuple[int, str | None],
 ) -> None:
-    """Without a seed, a script might have one of two lengths of data in the counted step."""
+    """Another launch must confirm that a script does more work in a step.
+
+    A script without a seed might get a long batch in the counted step of one launch, and a short batch in
+    that of another launch.
+    """
     monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
     before = baseline_of(launch(SHORT, case=case))
     ends = [one if isinstance(one, Run) else launch(one, case=case) for one in ends_of]

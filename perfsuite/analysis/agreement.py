@@ -280,9 +280,10 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Yield a reason if all ranks together computed less than a forward pass needs.
+    """Yield why the counts lack work, if all ranks together computed less than a forward pass needs.
 
-    It needs 2 N + 4 L H Q S FLOPs per token, with the symbols of `perfsuite.worker.counting.flops`.
+    A forward pass needs 2 N + 4 L H Q S FLOPs per token. The symbols are those of
+    `perfsuite.worker.counting.flops`.
     """
     flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has the model's FLOPs
     if (

@@ -205,7 +205,8 @@ def read_stacks(run_dir: RunDir) -> str:
         if text:
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
             threads = [thread for thread in threads if OF_OUR_THREAD.search(thread) is None]
-            places["\n".join(reversed(threads))].append((rank, pid))  # the main thread comes last
+            # A dump lists the main thread last. Show it first.
+            places["\n".join(reversed(threads))].append((rank, pid))
 
     def telling(place: str) -> tuple[bool, int, bool]:
         where = places[place]

@@ -186,7 +186,11 @@ def accept(
         typer.Option("--hardware-class", help="Hardware class (default: those of the newest session)."),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Reason why a baseline may become slower or larger.")
+        str | None,
+        typer.Option(
+            help="Reason for accepting worse results, such as 'torch 2.14'. Required if they are worse than "
+            "the baseline."
+        ),
     ] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[

@@ -115,7 +115,7 @@ Tolerance = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Directory of the report.")]
-Reason = Annotated[str, typer.Option(help="Reason why a baseline may become slower or larger.")]
+Reason = Annotated[str, typer.Option(help="Reason for accepting worse results, such as 'torch 2.14'.")]
 Launcher = Annotated[str | None, option("launcher")]
 WaitQuiet = Annotated[str | None, option("wait-quiet")]
 MaxPairs = Annotated[str | None, option("max-pairs")]

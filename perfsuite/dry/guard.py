@@ -54,7 +54,10 @@ def load() -> None:
     # A build for CUDA registers its own guard, which is then replaced.
     importlib.import_module("torch")
     if not guard.perfsuite_install_guard():
-        raise DryRunError(f"torch {torch_build.summary()} does not accept the guard {file} for CUDA")
+        raise DryRunError(
+            f"torch {torch_build.summary()} reports no CUDA, although perfsuite's stand-in for it ({file}) "
+            "was loaded"
+        )
 
 
 def refuse_driver() -> None:

@@ -223,9 +223,10 @@ def _set_data(self: Any, data: Any) -> None:
 
 
 def _parameter_of_its_class(new: Any) -> Any:
-    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter, as Accelerate does.
+    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter.
 
-    The type of a fake parameter is `FakeTensor`, whose constructor has different arguments.
+    Accelerate creates parameters with this call. The type of a fake parameter is `FakeTensor`, whose
+    constructor has different arguments.
     """
 
     def made(cls: Any, first: Any = None, *args: Any, **kwargs: Any) -> Any:

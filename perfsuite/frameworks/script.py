@@ -153,8 +153,9 @@ class Script(Framework):
         for name in self.env:
             if not name or "=" in name or "\0" in name:
                 begin = re.split("[=\0]", name)[0]
+                wrong = f"the name that begins with {begin!r} contains '=' or NUL"
                 raise ValueError(
-                    f"env: the name that begins with {begin!r} is empty, or contains '=' or NUL. "
+                    f"env: {wrong if name else 'a name is empty'}. "
                     "Give name and value separately, as env={'NAME': 'value'}"
                 )
         words: dict[str, tuple[str, ...]] = {

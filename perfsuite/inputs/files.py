@@ -16,7 +16,8 @@ from typing import BinaryIO
 from perfsuite.errors import FileError
 
 OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""Directories that list this process's open files. A pipe in them has a writer."""
+"""Directories that list this process's open files. Pipes in these directories may be read. Another process
+writes to them, so reading does not wait forever for a writer."""
 LARGEST = 200_000_000
 """Maximum size of a file with settings, or of a line of a trace, in bytes."""
 LARGEST_DOCUMENT = 1_000_000_000

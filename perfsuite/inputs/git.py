@@ -65,8 +65,9 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Pattern of settings that make a reading command run a program -> the value that replaces the repository's
-value. If the user has also set such a setting, the user's value is used instead."""
+"""Pattern of git settings that can make even a command that only reads (`READS`) run a program -> the value
+that is used instead of the repository's. If the user has also set such a setting, the user's value is used
+instead."""
 _PROTOCOLS = "http:https"
 """Protocols with which git can fetch the missing parts of a partial clone. With other protocols, git could
 run a program that the repository names."""

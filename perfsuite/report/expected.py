@@ -1,4 +1,4 @@
-"""Describe how long a step should take, how a launch compares with it, and forecasts. Pure."""
+"""Describe the expected time of a step, the comparison of a launch with it, and the forecast. Pure."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ def sentence(check: Check, against: str | None = None) -> str:
         finds = "no change" if least is None else f"only changes of {least} or more"
         text += f"; blind: this gate finds {finds} reliably"
     if check.probe_exponent is not None:
-        text += f"; corrected for the machine's own speed (probe, exponent {check.probe_exponent:.2f})"
+        power = f"by the probe's time to the power of {check.probe_exponent:.2f}"
+        text += f"; corrected for the machine's own speed ({power})"
     return f"{text}; {check.note}" if check.note else text
 
 

@@ -331,8 +331,8 @@ MODULES = Quantity(
     parts=lambda counts: counts.modules,
 )
 """Counted only in the start-up."""
-# Share by which the number of occurrences of a phase can vary by chance, for example if the phase occurs once
-# per answer.
+# Share by which the number of occurrences of a phase can vary by chance, for example if the phase runs once
+# for each answer that a model generates.
 OCCURRENCES_LOOSE = 0.02
 OCCURRENCES = Quantity(
     name="occurrences",

@@ -163,9 +163,9 @@ class RankReport(Sealed):
     clock: str  # the clock that timed the steps: `cuda events`, `perf_counter`, `simulated`
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
-    timed_steps: int | None = (
-        None  # number of steps except the last, if counting made the last step longer; None: all steps
-    )
+    # Number of steps without the last one, set if counting made the last one longer. None: all steps are
+    # timed.
+    timed_steps: int | None = None
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
     # Host seconds that the training thread waited for batches in each step; empty if no loader was detected.

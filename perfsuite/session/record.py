@@ -105,7 +105,10 @@ class Record:
 
     @cached_property
     def judge_changes(self) -> JudgeChanges | None:
-        """The changes of this branch to its own checks, read at first access."""
+        """The changes of this branch to the files that affect its verdicts, read at first access.
+
+        These files are baselines, waivers, settings and cases.
+        """
         return judge_changes(self.options, self.mode.arms)
 
     def note_conditions(self) -> None:

@@ -23,8 +23,8 @@ def unclaimed(
 
     Only baselines of the hardware on which a selected case is measured are searched. `collected` has all
     cases by id, and `claimed` has the ids of the selected cases. `markers` are the markers in `-m`, if `-m`
-    names hardware. `elsewhere` is the directory of the cases, if the session only has tests of other
-    directories.
+    names hardware. `elsewhere` is the setting `perf_cases`, if the command line names only directories
+    outside of it; otherwise it is None.
     """
     files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     reasons = []

@@ -255,7 +255,7 @@ def _both(change: FileChange, read: Callable[[str | None], T], name: str, base: 
     Raises `FileError` if a side cannot be parsed. The message calls the file `name`, and names the side.
     """
     both = []
-    for text, where in ((change.before, f"at {base}"), (change.now, "now")):
+    for text, where in ((change.before, f"at {base}"), (change.now, "in its current version")):
         try:
             both.append(read(text))
         except (ValueError, RecursionError, PerfsuiteError):

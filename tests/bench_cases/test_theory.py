@@ -111,9 +111,10 @@ class Step:
         self.flops += Counter(forward=once, backward=2 * once, recompute=2 * tokens * elements(again))
 
     def attend(self, heads: int, queries: int, keys: int, sizes: Group, layers: int, again: int = 0) -> None:
-        """Add FlashAttention-2 (Dao 2023, section 3): two products in forward and five in backward. Of these
-        five, three have the length of a query (the recomputed scores, dQ, dK), and two that of a value (dP,
-        dV). `again` is the number of recomputed layers.
+        """Add FlashAttention-2 (Dao 2023, section 3): two products in forward and five in backward. Each
+        product takes 2 x heads x queries x keys FLOPs, times the head size of a query or of a value. Of the
+        five, three have the head size of a query (the recomputed scores, dQ, dK), and two have that of a
+        value (dP, dV). `again` is the number of recomputed layers.
         """
         once = 2 * heads * queries * keys
         query, value = sizes
@@ -417,9 +418,10 @@ def deepseek(full: bool) -> Theory:
 
 def mixtral(full: bool) -> Theory:
     """This is Mixtral 8x7B (Jiang et al. 2024, table 1) in transformers, where the experts are two tensors of
-    8 rows. 16 ranks share these 8 rows, so only 8 of them hold an expert. Because of padding, twice the
-    weights are gathered and reduced. Two of 8 experts multiply for a token. Recomputation ends after the last
-    product, since its result is weighted.
+    8 rows. 16 ranks share these 8 rows, so only 8 of the ranks hold an expert. Because of padding, the
+    tensors of 8 rows take twice their size when they are gathered and when their gradients are reduced. Two
+    of 8 experts multiply for a token. Recomputation ends after the last product, since its result is
+    weighted.
     """
     llama = Llama(4096, 14336, 32, 32, vocabulary=32000)
     length = 4096

@@ -49,7 +49,10 @@ def test_missing_package_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_broken_extension_stops_launches(packages: Packages, broken: bool) -> None:
-    """Each launch would end with the extension's error, and every other row would be lost."""
+    """With a broken extension, the doctor makes no launches.
+
+    The first launch would raise the extension's error, and all other rows would be lost.
+    """
     if broken:
         packages.install("perf-mine", "1 / 0", metrics="m = perf_mine:M")
     probed = DoctorFile(memory={"peak": 1, "method": "x"}, expected_peak=1, clock=CLOCK)

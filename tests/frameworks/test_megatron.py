@@ -27,7 +27,7 @@ BF16 = 2  # bytes
 pytestmark = pytest.mark.nightly
 
 Sent = dict[tuple[str, str, int, int, str], tuple[int, float]]
-"""Calls and bytes by phase, kind, number of ranks, distance of the ranks, and dtype."""
+"""Calls and bytes by phase, kind, number of ranks, stride of the ranks (`Collective.apart`), and dtype."""
 
 
 def case_of(package: str, script: str, *arguments: str, **changes: Any) -> Case:

@@ -130,9 +130,9 @@ def test_refuses_secrets_without_repeating_them(options: dict[str, Any], name: s
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"env": {"A=hidden": "1"}}, "env: the name that begins with 'A' is empty, or contains '=' or NUL"),
-        ({"env": {"": "1"}}, "env: the name that begins with '' is empty"),
-        ({"env": {"A\0hidden": "1"}}, "env: the name that begins with 'A' is empty, or contains '=' or NUL"),
+        ({"env": {"A=hidden": "1"}}, "env: the name that begins with 'A' contains '=' or NUL. Give"),
+        ({"env": {"": "1"}}, "env: a name is empty. Give name and value separately"),
+        ({"env": {"A\0hidden": "1"}}, "env: the name that begins with 'A' contains '=' or NUL. Give"),
         ({"env": {"A": "hidden\0"}}, r"env: NUL \(.0\) cannot be passed to a process: remove it"),
         ({"arguments": ("x", "hidden\0")}, "arguments: NUL"),
         ({"path": "hidden\0.py"}, "path: NUL"),

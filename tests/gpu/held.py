@@ -20,7 +20,7 @@ from perfsuite.results.rank_report import START_UP
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
-WIDE_MODEL = "llama-3.2-1b"  # of the full cases in part 2
+WIDE_MODEL = "llama-3.2-1b"  # the model of the cases without adapters in part 2 of docs/develop/gpu-day.md
 NOISE = 0.005  # largest spread of the launches of one case
 SAMPLER = 0.005  # largest cost of the health sampler
 CACHES = 0.03  # largest difference between cold and warm compilation
@@ -124,7 +124,7 @@ def _differences(dry: Counts, launched: Counts) -> Iterator[tuple[str, object, o
 
 
 def of_wide(file: Path, **fields: object) -> list[Run]:
-    """Return the launches of full Llamas in part 2 whose cases have these values of their fields."""
+    """Return the launches of cases without adapters in part 2 that have these values of their fields."""
     return [
         run
         for run in runs(file)

@@ -1,4 +1,4 @@
-"""Test plans of downloads: their sizes, the single question, and reasons against a download."""
+"""Tests of `launch.download`: planned sizes, the only question to the user, and refused downloads."""
 
 import http.server
 import os

@@ -17,7 +17,7 @@ SPEED = "tokens/s: 98,765, baseline 123,456"
 SIZE = "peak memory: 80.0 MiB, baseline 64.0 MiB"
 USUALLY = f"{SPEED}: 1.0% more (99% interval -20.0% to +30.0%), 13.0% allowed"
 BLIND = "; blind: this gate finds only changes of {} or more reliably"
-NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
+NEW = "corrected for the machine's own speed (by the probe's time to the power of 0.50); new"
 SURELY = "regressed (certainly worse, and possibly by more than the tolerance)"
 UNSURE = "passed (a regression beyond the tolerance is ruled out; the improvement is not certain)"
 

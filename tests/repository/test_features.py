@@ -68,7 +68,8 @@ ABOUT_THE_REPOSITORY = (
     "tests/repository/test_features.py",
     "tests/repository/test_workflows.py",
 )
-"""Tests that are not run without a feature: tests of other features, of pages and pictures, and of workflows.
+"""Tests that are left out when the suite runs on a copy without one feature: the tests of features, pages,
+pictures and workflows.
 
 Pages link to the pages of features, and workflows run commands of features. Whoever deletes a feature has to
 edit both.

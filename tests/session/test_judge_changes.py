@@ -108,7 +108,7 @@ def test_reports_odd_files_that_would_judge(repo: Path) -> None:
     changes = against("HEAD", repo)
     assert changes is not None
     assert changes.sentences == (
-        "perf-waivers.toml cannot be read now, so its changes are not known",
+        "perf-waivers.toml cannot be read in its current version, so its changes are not known",
         "bench_cases/conftest.py is now a link to nowhere",
         "na\nme/conftest.py added: 1 line",
     )

@@ -99,7 +99,7 @@ def test_what_cannot_be_read_on_one_side_is_said(name: str, broken: str) -> None
     (then,) = sentences_of(name, broken, None)
     assert "cannot be read at main, so its changes are not known" in then
     (now,) = sentences_of(name, None, broken)
-    assert "cannot be read now, so its changes are not known" in now
+    assert "cannot be read in its current version, so its changes are not known" in now
 
 
 @pytest.mark.parametrize("text", ["tool = 3", "tool.pytest = 3", "tool.pytest.ini_options = 3"])

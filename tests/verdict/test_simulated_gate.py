@@ -48,7 +48,11 @@ def test_draws_baselines_for_the_requested_freedom() -> None:
 def draw(
     *, sigma: float = 0.01, session_sigma: float = 0.0, trials: int = 400, is_contaminated: bool = False
 ) -> tuple[list[float], list[float]]:
-    """Return two lists of log(seconds): of the baselines' launches, and the means over today's launches."""
+    """Return two lists of log(seconds).
+
+    The first has one value for each launch of the baselines. The second has one value for each trial, the
+    mean over today's launches.
+    """
     before = []
     today = []
     for baselines, launches in _draws(

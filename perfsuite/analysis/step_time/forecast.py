@@ -1,9 +1,10 @@
 """Forecast the time of a step on a machine on which other cases were measured. Pure.
 
 Two factors are fitted to the measured cases: the times of the GPU and of the host, relative to the expected
-times. Cases are alike if they have the same kind of parallelism and the same pace: the GPU sets the pace of
-some steps, and the host that of others. Each group of like cases has its own factor of the GPU and its own
-spread, because the errors of the prediction differ between the groups.
+times. The host can set the pace of a step if a slow host would lengthen the step. Otherwise the GPU sets the
+pace. Cases are alike if they have the same kind of parallelism, and if a slow host would lengthen the steps
+of all of them or of none. Each group of like cases has its own factor of the GPU and its own spread, because
+the errors of the prediction differ between the groups.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
         if not os.environ.get(variable, "").strip():
             return (
                 f"--notify: nothing was posted: the variable {variable} is not set. Set it to the address of "
-                "the webhook (in a workflow that calls perfsuite's workflow: the secret notify_url)"
+                "the webhook. In a workflow that calls perfsuite's workflow, pass the address as the secret "
+                "notify_url"
             )
         sessions = [documents.read(file, SessionFile) for file in results]
         cut_short = [*filter(None, map(summary.interruption, sessions))]

@@ -90,7 +90,10 @@ def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
-    """Return the option for a comparison on the same evidence as this result: `--dry`, `--counts` or none."""
+    """Return the option with which `compare` or `bisect` judges the same kind of evidence as this result.
+
+    It is `--dry` or `--counts`. There is no option for times.
+    """
     if result.dry:
         return ("--dry",)
     by_times = any(check.outcome == result.outcome for check in result.verdict.checks)

@@ -79,7 +79,8 @@ class _Search:
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
         self.found: dict[str, int] = {}  # name -> the objects that it holds, with one bit per object
-        self.with_name: dict[int, tuple[Any, str]] = {}  # id -> a named object whose type does not grow
+        # id -> an object and its name. Objects whose type grows in number are left out.
+        self.with_name: dict[int, tuple[Any, str]] = {}
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)
         self._growing = growing

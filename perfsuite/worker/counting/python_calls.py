@@ -23,8 +23,9 @@ OURS = f"{Path(__file__).parents[2]}{os.sep}"
 COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """These functions are not counted, and neither are the calls that they make. torch calls the first one for
-each operator, but only under a dispatch mode such as ours. A dictionary calls `__eq__` if two keys happen
-to have the same hash, which can depend on their addresses in memory."""
+each operator, but only under a dispatch mode such as ours. A dictionary calls `__eq__` if two keys are
+different objects with the same hash. A hash can depend on an address in memory, so the number of these calls
+can differ between launches."""
 WRAPPER = "watched"  # name of all our wrappers around functions that the training calls
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)

@@ -7,12 +7,15 @@ from perfsuite.results.rank_report import Memory
 
 
 class ClockFacts(Data):
-    """The timings of one training loop: seconds per step, or ratios of neighbouring blocks of steps."""
+    """The timings of one training loop.
+
+    It is run in pairs of blocks of steps: one block with perfsuite's clock and one without.
+    """
 
     # For each pair of blocks: mean step time with perfsuite's clock, divided by the mean without it.
     overhead: tuple[float, ...]
-    # For each pair of blocks: sum of the measured step times, divided by the host clock's time for these
-    # steps.
+    # For each block with perfsuite's clock: sum of the measured step times, divided by the host clock's time
+    # for these steps.
     wall: tuple[float, ...]
     step_s: float  # median step time with the clock
     # Seconds per step according to torch's profiler, from the start of the first kernel to the end of the

@@ -15,11 +15,12 @@ printed:
   happens, for example, if a comment or the end of a line is damaged.
 - `shown`: the damaged file is another complete and valid document of a kind that people write (a reviewed
   baseline, waivers, settings of pytest, traces and logs of `judge`), *and* the output shows each value that
-  differs. Gates run as in a job of a pull request. The output has a section about the files that decide how
-  the branch is judged. This section has to name each changed setting, each changed field of a waiver, and
-  each changed number of a baseline that is judged. `history trend` has to report that a regression is
-  accepted. `judge` has to print a row for each line of its input. The row of a changed line must show the
-  line's tolerance, and must differ from the row before the damage.
+  differs. The pytest commands that judge cases run with `GITHUB_BASE_REF` set, as in a CI job of a pull
+  request. So their output has a section about the files that decide how the branch is judged. This section
+  has to name each changed setting, each changed field of a waiver, and each changed number of a baseline
+  that is judged. `history trend` has to report that a regression is accepted. `judge` has to print a row for
+  each line of its input. The row of a changed line must show the line's tolerance, and must differ from the
+  row before the damage.
 
 A document that only perfsuite writes (results, a history, a trend, recorded baselines, the files of ranks and
 agents) is only excused with `equal`. A command line with `--help` is excused because it judges nothing.

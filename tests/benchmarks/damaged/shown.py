@@ -22,7 +22,8 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.waivers import Waiver
 
 Kind = Literal["baseline", "accepting", "waivers", "settings", "traces", "log", "sealed"]
-"""The kind of a file. `accepting`: a baseline for `history trend`. `sealed`: only perfsuite writes it."""
+"""The kind of a file. `accepting`: a baseline whose acceptance makes `history trend` report a regression as
+accepted. `sealed`: only perfsuite writes it."""
 
 OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"launches\.\d+\.figures\.tokens_per_s_mean", "with stalls|scatter"),

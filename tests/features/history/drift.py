@@ -86,7 +86,7 @@ def false_alarms(detect: Detector, count: int) -> float:
 
 
 def delays(detect: Detector, count: int, noise: float, step: float) -> list[float]:
-    """Return how many nights pass until a step is reported in the right place. Infinity: it never is."""
+    """Return how many nights pass until a step is reported in the right place; infinity if it never is."""
     delays_found = []
     for seed in range(count):
         series = nights(lambda night: 1 + step * (night >= BEFORE), BEFORE + AFTER, noise, 1000 + seed)

@@ -32,7 +32,7 @@ def on_gpus(module: str, config: str, *overrides: str) -> Case:
 
 
 def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
-    """Return bytes by kind, number of ranks, distance of the ranks, dtype and phase.
+    """Return bytes by kind, number of ranks, stride of the ranks (`Collective.apart`), dtype and phase.
 
     Tiny messages are omitted.
     """

@@ -514,7 +514,10 @@ def test_own_threads_are_not_those_of_the_training() -> None:
 
 
 def test_threads_that_python_did_not_start_may_end() -> None:
-    """Python 3.11 still lists threads of C++ code that ended. Their clocks are undefined."""
+    """Python 3.11 still lists threads of C++ code after they have ended.
+
+    Python's CPU-time clock of such a thread is undefined, so it must not be read.
+    """
     ended = threading.Event()
 
     def work() -> None:

@@ -34,7 +34,10 @@ def test_names_the_packages_of_imported_libraries(packages: Packages) -> None:
 
 
 def test_leaves_a_broken_framework_out(packages: Packages) -> None:
-    """Only hooks that wait for the broken framework's library write a note, which names the framework."""
+    """A broken framework is left out of `imported()` and `packages()`.
+
+    Only `of()` raises an error, which names the framework. The import hooks turn this error into a note.
+    """
     motor.install(packages)
     (packages.directory / "perf_motor.py").write_text("import nothing_like_this")
     importlib.import_module("motor")

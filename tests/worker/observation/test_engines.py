@@ -1,4 +1,8 @@
-"""Test engines of a library in this process. A framework of another package supports the library."""
+"""Test engines of a library in this process.
+
+The library is `motor` from tests/worker/motor.py. The framework that describes its engine is in another
+package, `perf-motor`.
+"""
 
 import importlib
 import sys
