@@ -244,7 +244,7 @@ def test_a_log_that_is_a_fifo_hangs_nobody(tmp_path: Path) -> None:
     assert "it is a FIFO" in str(cause(tmp_path).traceback)
 
 
-@pytest.mark.fault("rank makes fewer steps")
+@pytest.mark.fault("rank takes fewer steps")
 def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
     total = make_case().total_steps
     late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own"), step_s=())
@@ -262,7 +262,7 @@ KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step
 OUT_OF_MEMORY = "because memory had run out (oom_kill of its control group: +1)"
 
 
-@pytest.mark.fault("kernel kills for want of memory")
+@pytest.mark.fault("kernel kills a process to free memory")
 @pytest.mark.parametrize(
     ("failed", "kills", "log", "kind", "said"),
     [

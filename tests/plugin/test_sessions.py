@@ -384,7 +384,7 @@ def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
 
 
-@pytest.mark.fault("others use the machine")
+@pytest.mark.fault("other programs use the machine")
 def test_shared_machine_shows_figures_on_request(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,7 +504,7 @@ def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: 
     assert "not counted" not in printed
 
 
-@pytest.mark.fault("another session measures")
+@pytest.mark.fault("another session uses the machine")
 def test_two_sessions_measure_one_after_the_other(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
