@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if count:
         terminal.write_line(
             f"--perf-allow-shared: other jobs used the machine in {plural(count, 'case')}, so only counts "
-            "are judged and recorded, and figures are only shown"
+            "are judged and recorded. Times and memory are shown without being judged"
         )
     why = config.stash.get(UNWRITTEN, None)
     if why is not None:
@@ -236,7 +236,7 @@ def _write_verdicts(terminal: Any, config: pytest.Config, record: Record) -> Non
 
 def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record) -> None:
     has_figures = any(measurement.figures.by_name() for measurement in record.results)
-    done = "judged: the measurements are not evidence" if has_figures else "measured"
+    done = "judged: no measurement can be used as evidence" if has_figures else "measured"
     done = "judged" if record.running is not None and record.launches.all else done
     terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
     selected = plural(config.stash[SELECTED], "case")

@@ -50,7 +50,9 @@ while the healthy launches are in the majority."""
 UNKNOWN_NOISE = (
     "the noise between launches is unknown: accept a baseline of more launches (--perf-min-launches)"
 )
-TOO_FEW_LAUNCHES = f"times show a regression only in {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
+TOO_FEW_LAUNCHES = (
+    f"a regression in times is only reported after {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
+)
 SESSIONS_APART = 0.2
 """On a CPU, a time can grow this much between two sessions with the same code: once, the CPU time of a step
 was 15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
@@ -76,7 +78,9 @@ LOOKS_CHANGED = 0.5
 worth more launches."""
 NOW_AND_THEN = "some launches of the baseline lack this span too, so its absence is not a change"
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
-NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"
+NOT_WORTH_A_LAUNCH = (
+    "not launched again for this, because everything else is decided. To decide it, raise --perf-min-launches"
+)
 NO_LOADER = "if the loader is not a torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 

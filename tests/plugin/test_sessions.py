@@ -175,7 +175,7 @@ def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
         [
             "*: inconclusive after 1 launch*",
             "*23.0% fewer*",
-            "*inconclusive; times show a regression only in 3 launches or more*",
+            "*inconclusive; a regression in times is only reported after 3 launches or more*",
         ]
     )
 
@@ -395,7 +395,7 @@ def test_shared_machine_shows_figures_on_request(
             "perfsuite: launch 1 of fake-* is set aside: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
-            "*nothing was judged: the measurements are not evidence*",
+            "*nothing was judged: no measurement can be used as evidence*",
             "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared*",
         ]
     )
@@ -404,11 +404,11 @@ def test_shared_machine_shows_figures_on_request(
         [
             f"*{ID}*5?,*unhealthy (shared)",
             "--perf-allow-shared: other jobs used the machine in 1 case, so only counts are judged and "
-            "recorded, and figures are only shown",
+            "recorded. Times and memory are shown without being judged",
             "*1 unhealthy*",
         ]
     )
-    shown.stdout.no_fnmatch_line("*the measurements are not evidence*")
+    shown.stdout.no_fnmatch_line("*no measurement can be used as evidence*")
     assert read_json(suite)["results"][0]["shared"] is True
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
