@@ -18,19 +18,25 @@ HEAD = """# Commands
 
 <!-- Generated from the commands by `python docs/command_page.py`. -->
 
-If all is well, a command of `perfsuite` ends with exit status 0. It ends with 1 if it found something (a
-regression, a check that failed, a case that was not accepted), and with 2 and a message if there was an
-error. `compare`, `bisect`, `releases`, `doctor`, `first-night`, `judge` (for logs) and `selftest` end with 3
-if the result is unknown. For details, use `--help`.
+The exit status of a command of `perfsuite` shows the result:
+
+- 0: all is well
+- 1: the command found a problem: a regression, a check that failed, or a case that was not accepted
+- 2: there was an error, which a message explains
+- 3: the result is unknown. Only `compare`, `bisect`, `releases`, `doctor`, `first-night`, `judge` (for logs)
+  and `selftest` use this status
+
+The option `--help` of a command explains the command in full.
 
 Several commands have these options:
 
 {common}
-- `--cases`, `--store`, `--baselines`: the directories of the cases, the local results and the reviewed
-  baselines. The defaults are pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines`. If these are
-  not set, the defaults are `bench_cases`, `.perfsuite` and `baselines`
+- `--cases`, `--store`, `--baselines`: the directories of the cases, of the local results and of the reviewed
+  baselines. The defaults come from pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines`. If
+  these keys are not set, the defaults are `bench_cases`, `.perfsuite` and `baselines`
 - {as_pytest}:
-  the same as the [options of pytest](options.md) with the prefix `--perf-`: `--against` is `--perf-against`
+  these are [options of pytest](options.md) without the prefix `--perf-`. For example, `--against` means the
+  same as `--perf-against`
 - `--history`: the directory of the history. The default is `.perfsuite/history`, or `history` for
   `history pull` and `history push`
 - `--json`: print JSON, and nothing else on standard output. Commands that do not print JSON reject this
@@ -38,20 +44,22 @@ Several commands have these options:
   documents. `bisect` and `judge` print their steps, and `history trend` prints the changes that it found. All
   other commands print an object with `schema_version` and `rows`
 
-The rows have these fields:
+The fields of a row depend on the command:
 
-- `night --plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`; with `--find`:
-  `case`, `launches`, `finds`, `reached`, `canary_launches`, `most_s`, `most_gpu_hours`
+- `night --plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
+- `night --plan --find`: `case`, `launches`, `finds`, `reached`, `canary_launches`, `most_s`, `most_gpu_hours`
 - `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,
   `verdicts`
 - `history failures`: `hardware_class`, `case`, `night`, `verdict`, `taken_back`
 - `baseline list`: `hardware_class`, `case`, `tokens_per_s` or `samples_per_s`, `peak_memory_bytes`,
-  `launches`, `day`, `accepted_by`. Rows of counts have `counts_on`, `case`, `collective_bytes`, `flop`,
-  `kernel_calls`, `peak_live_bytes`, `launches`, `day` and `accepted_by`
-- `baseline show`: `file`, `baseline`; `baseline diff`: `file`, `before`, `now`
+  `launches`, `day`, `accepted_by`
+- `baseline list`, for baselines of counts: `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
+  `peak_live_bytes`, `launches`, `day`, `accepted_by`
+- `baseline show`: `file`, `baseline`
+- `baseline diff`: `file`, `before`, `now`
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
-- `first-night`: `step`, `check`, `status`, `found`, `advice`; with `--plan`: `step`, `expected_min`,
-  `most_min`, `state`, `question`
+- `first-night`: `step`, `check`, `status`, `found`, `advice`
+- `first-night --plan`: `step`, `expected_min`, `most_min`, `state`, `question`
 - `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
 IN_HEAD = {"--cases", "--store", "--baselines", "--history", "--json"}

@@ -233,7 +233,7 @@ def test_reports_the_words_of_a_scheduler(tmp_path: Path) -> None:
     assert (run.failure.kind, run.failure.message) == ("cancelled", "the scheduler needs the nodes")
 
 
-@pytest.mark.fault("report is of another launch")
+@pytest.mark.fault("report is from another launch")
 def test_refuses_a_directory_with_a_launch(tmp_path: Path) -> None:
     RunDir(tmp_path).case.write_text("{}")
     with pytest.raises(

@@ -72,9 +72,9 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     return (
         f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters, such as "
         f"{apart[0]}, are not the same on all ranks after the last step. {_WRAP} If the parameters are "
-        "meant to differ, say so. With tensor or pipeline parallelism, give data_parallel=, the number of "
-        "ranks that get different data. With experts on each rank, or replicas that are averaged at times, "
-        "give Script(replicas='differ')"
+        "meant to differ, declare this in the case. With tensor or pipeline parallelism, give "
+        "data_parallel=, the number of ranks that get different data. If ranks have different experts, or if "
+        "replicas are only averaged from time to time, give Script(replicas='differ')"
     )
 
 
@@ -159,9 +159,9 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         return ()
     if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
-            f"tokens/s counts {claimed} tokens a step. In the second step, the model was given this number "
-            f"only if each of the {seen.world_size} ranks has its own part of the sequences, as with context "
-            "or sequence parallelism",
+            f"tokens/s counts {claimed} tokens a step. This matches the second step only if each of the "
+            f"{seen.world_size} ranks has its own part of the sequences, as with context or sequence "
+            "parallelism",
         )
     vary = " (which vary, according to the case)" if case.framework.promises.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}. In the second step, the model was given {seen}",)
@@ -328,7 +328,7 @@ def _less_than_the_gradients(
     sent = max(sum(call.bytes for call in its.collectives if call.ranks > 1) for its in counts)
     if moved and is_each_step and sent < OF_THE_GRADIENTS * gradients:
         yield (
-            f"the ranks train one model, whose gradients have {gradients:,} bytes, but were only seen to "
-            f"send {sent:,}: gradients were exchanged without being counted, or all ranks are given the "
-            "same data"
+            f"the ranks train one model, whose gradients have {gradients:,} bytes, but the ranks were "
+            f"only seen to send {sent:,} bytes: gradients were exchanged without being counted, or all ranks "
+            "are given the same data"
         )

@@ -87,8 +87,8 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
     for rank, report in sorted(reports.items()) if ahead else ():
         if report.failure is not None and report.steps is not None and report.steps < total:
             behind = f"rank {rank} had taken {report.steps} of {total} optimizer steps when rank {ahead[0]}"
-            why = "Is its optimizer replaced during training, or does it have less data?"
-            message = f"{behind} had taken all. {why} Its error: {report.failure.message}"
+            why = f"Does rank {rank} replace its optimizer during training, or does it have less data?"
+            message = f"{behind} had taken all. {why} The error of rank {rank}: {report.failure.message}"
             return report.failure.replace(message=message)
     return None
 
@@ -100,7 +100,7 @@ def with_oom_kills(failure: Failure, kills: int) -> Failure:
     """
     if not kills or failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
         return failure
-    why = f"the kernel killed it, because memory had run out (oom_kill of its control group: +{kills})"
+    why = f"the kernel killed it, because memory had run out (oom_kill of its control group rose by {kills})"
     return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
 
 

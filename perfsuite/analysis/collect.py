@@ -54,7 +54,7 @@ this number of steps, or over a tenth of all steps if that is more. By this rule
 runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only the first and the last step are
 compared, it falls in 46 of these runs."""
 LOSS_NOT_OBSERVED = (
-    "loss not observed, as requested by the case: nobody would notice if training no longer learned"
+    "loss not observed, as requested by the case: nobody would notice if the model stopped learning"
 )
 
 

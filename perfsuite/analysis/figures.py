@@ -82,7 +82,7 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:
-        needed = f"a warm-up of up to {max_warmup}: {2 * ROLL} must remain"
+        needed = f"a warm-up of up to {max_warmup} steps and the {2 * ROLL} steps that must follow it"
         raise ValueError(f"{count} steps are too few for {needed}")
     tail = step_s[max_warmup:]
     level = median(tail)

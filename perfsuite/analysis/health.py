@@ -144,7 +144,7 @@ def _few_cores(health: Health, whose: str) -> list[str]:
         return []
     left = (1 - health.foreign_cpu) * health.cores / ranks
     used = f"other processes used {health.foreign_cpu:.0%} of {whose}"
-    of_each = f"{left:.2g} of {health.cores} cores to each of {ranks} ranks (at least 1 is healthy)"
+    of_each = f"each of {ranks} ranks {left:.2g} of {health.cores} cores (at least 1 is healthy)"
     return [] if left >= 1 else [f"{used}, which leaves {of_each}"]
 
 

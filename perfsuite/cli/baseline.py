@@ -30,16 +30,14 @@ from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, p
 from perfsuite.verdict.noise import class_noise
 
 J = TypeVar("J", Baseline, CountBaseline)
-app = typer.Typer(
-    no_args_is_help=True, help="Review baselines: the results of each case that somebody accepted."
-)
+app = typer.Typer(no_args_is_help=True, help="Review baselines, which are the accepted results of each case.")
 
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Hardware class (default: that of this machine).")
 ]
 CaseGlob = Annotated[str, typer.Argument(help="Pattern of case ids, with the wildcards * and ?.")]
 ANOTHER_MACHINE = (
-    "Also take launches that were set aside only because the machine differed from the baseline's."
+    "Also accept launches that were set aside only because their machine differed from that of the baseline."
 )
 
 
@@ -194,21 +192,22 @@ def accept(
     ] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[
-        int, typer.Option(help="Take the launches of this number of newest sessions.", min=1)
+        int, typer.Option(help="Number of newest sessions whose launches are accepted.", min=1)
     ] = 1,
     only_counts: Annotated[
         bool,
         typer.Option(
-            "--only-counts", help="Accept only counts, which can be from any machine, and no times."
+            "--only-counts", help="Accept only counts, not times. The counts can be from any machine."
         ),
     ] = False,
     shared: Shared,
 ) -> None:
-    """Accept measured runs as the reviewed baseline of their case, and list the files to commit.
+    """Accept the newest results of each case as its reviewed baseline, and list the files to commit.
 
     The launches of a case are taken from the newest session that measured the case. By default, only the
     hardware classes of the newest session are accepted. At least 5 launches must be healthy. `--sessions 3`
-    also takes the launches of the two earlier sessions, so that the baseline shows how much days differ.
+    also accepts the launches of the two sessions before it, so that the baseline shows how much the results
+    of different days differ.
     Launches whose settings differ from those of the newest launch are left out. The counts of the newest
     session, and its profile from `--perf-explain`, are also accepted. `--only-counts` accepts only counts:
     one launch is enough, on any machine, healthy or not. The exit status is 1 if a case was not accepted.
@@ -245,7 +244,7 @@ def refresh(
     out: Out = Path("out"),
     shared: Shared,
 ) -> None:
-    """Measure cases with ten launches each, and write the results as reviewed baselines, to commit.
+    """Measure cases with ten launches each, and write the results as reviewed baselines that you can commit.
 
     The exit status is 2 if nothing new was measured.
     """

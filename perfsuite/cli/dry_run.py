@@ -18,7 +18,8 @@ def dry_run(
     case: Ids = None,
     k: Expression = None,
     rank: Annotated[
-        int | None, typer.Option(help="Rank to run (default: the ranks that represent all others).")
+        int | None,
+        typer.Option(help="Rank to run (default: the first rank, and the last rank if the ranks differ)."),
     ] = None,
     device: Annotated[
         Device | None, typer.Option(help="Device to simulate (default: the GPU that the case is meant for).")
@@ -26,7 +27,7 @@ def dry_run(
     interconnect: Interconnect = None,
     shared: Shared,
 ) -> None:
-    """Show the work of a step at full size, and whether the case fits, in one process without hardware.
+    """Without the case's hardware, show the work of a step at full size, and whether it fits into memory.
 
     The exit status is 1 if counts are worse than in their baseline, or if a dry run fails. It is 2 if a case
     was refused.

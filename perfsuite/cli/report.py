@@ -30,7 +30,7 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also explain the cases that passed, in the terminal.")
+        bool, typer.Option("--verbose", "-v", help="In the terminal, also explain the cases that passed.")
     ] = False,
     shared: Shared,
 ) -> None:

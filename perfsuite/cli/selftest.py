@@ -32,7 +32,7 @@ def selftest(
     framework: Annotated[
         str,
         typer.Option(
-            help="Framework of the case: `ddp` trains for real; `fake` only simulates, and takes a moment."
+            help="Framework of the case: `ddp` trains for real; `fake` only simulates training, and is fast."
         ),
     ] = "ddp",
     shared: Shared,

@@ -111,7 +111,7 @@ Tolerance = Annotated[
     typer.Option(
         parser=tolerance,
         metavar="SHARE",
-        help="Largest increase in the time per token that passes, such as 3% (default: as for baselines).",
+        help="Largest allowed increase in the time per token, such as 3% (default: as for baselines).",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Directory of the report.")]

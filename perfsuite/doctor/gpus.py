@@ -176,7 +176,9 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
             advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: check clocks, power limit and temperature"
             return failed(name, rates_text, advice)
     if lag > NOTED_LAG:
-        return unknown(name, rates_text, f"{unequal}. Launches are compared with the lag at the baseline")
+        return unknown(
+            name, rates_text, f"{unequal}. In launches, this lag is compared with the lag in the baseline"
+        )
     if peak is None and len(rates) == 1:
         advice = "there is no other GPU here to compare it with: compare it with a machine of the same class"
         return unknown(name, rates_text, advice)

@@ -68,8 +68,9 @@ def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
     allowed = TOKENS_PER_S.tolerance(machine.device)
     by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
     observed = (
-        f"{noise.sigma:.2%} between launches, so drops in tokens/s of {by[0]} are found now, and drops of "
-        f"{by[1]} with reviewed baselines of {REVIEWED_LAUNCHES} launches; drops of {by[2]} are allowed"
+        f"{noise.sigma:.2%} between launches, so the gate now finds drops of {by[0]} in tokens/s. With "
+        f"reviewed baselines of {REVIEWED_LAUNCHES} launches, it finds drops of {by[1]}. Drops of {by[2]} "
+        "are allowed"
     )
     advice = (
         f"verdicts here are marked as blind to drops below {by[1]}: lock the clocks, keep other jobs off the "

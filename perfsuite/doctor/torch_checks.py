@@ -89,7 +89,7 @@ def memory_row(memory: Memory, expected: int) -> Row:
     """Compare the peak that perfsuite reads with the allocated memory, in bytes."""
     return checked(
         "peak memory",
-        f"read {memory.peak / 2**20:.1f} MiB of {expected / 2**20:.1f} ({memory.method})",
+        f"{memory.peak / 2**20:.1f} MiB, expected {expected / 2**20:.1f} MiB ({memory.method})",
         ok=abs(memory.peak - expected) <= MAX_PEAK_DIFFERENCE * expected,
         advice="do not trust memory figures from this machine; check the row above, and report this",
     )

@@ -261,7 +261,7 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, NEEDS_A_VALUE):
         return DryRunError(
             f"a dry run cannot do this: a shape or a branch depends on the values of a tensor{at}. "
-            "Launch the case, or choose options with which the script does not do this"
+            "Launch the case, or choose options of the script that avoid this"
         )
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     why = engines.not_dry()

@@ -186,7 +186,7 @@ class Neighbours:
             if machine.device == "cuda":
                 quiet = "no other process holds memory of the job's GPUs"
             self.say(
-                f"waiting at most {most_s:.0f} s until, for {QUIET_S:.0f} s, {quiet} "
+                f"waiting at most {most_s:.0f} s for a period of {QUIET_S:.0f} s in which {quiet} "
                 "(--perf-wait-quiet; for a command, --wait-quiet)"
             )
         began = quiet_since = self.clock()

@@ -136,9 +136,9 @@ def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
         return
     if is_split:
         raise MachineError(
-            f"{_gpu_name(pynvml, str(index), handle)} is split by MIG, so it is not what its name says. Name "
-            "an instance (CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them), or turn MIG off "
-            f"(`nvidia-smi -i {pci_bus_id(pynvml, handle) or index} -mig 0`)"
+            f"{_gpu_name(pynvml, str(index), handle)} is split by MIG, so a process can use only a part of "
+            "it. Name an instance (CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them), or turn MIG "
+            f"off (`nvidia-smi -i {pci_bus_id(pynvml, handle) or index} -mig 0`)"
         )
 
 

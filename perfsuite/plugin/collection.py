@@ -59,9 +59,7 @@ NO_CASE = (
 NOT_SELECTABLE = frozenset(("parametrize", "usefixtures", "filterwarnings"))
 """Marks that control how a test runs. They are not used to select cases."""
 NO_BENCH = "no_bench"  # mark of a test that has a case but measures nothing, such as a framework's own test
-MORE_LAUNCHES = (
-    "Cases cannot be measured by repeating their test: --perf-min-launches=N launches each N times"
-)
+MORE_LAUNCHES = "To launch each case at least N times, do not repeat its test, but give --perf-min-launches=N"
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
 """The group matches the names in `-m` that select tests. It matches no names in arguments or after `not`."""
 
@@ -434,7 +432,7 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
         if name and name not in {*marker_names, "and", "or"}:
             family = name.partition("-")[0]  # such as `a100` for `a100-80gb`, the hardware of a case
             near = [family] if family in marker_names else get_close_matches(name, marker_names, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Hardware is one of {', '.join(ACCELERATORS)}."
+            hint = f"Did you mean {near[0]}?" if near else f"Hardware markers are {', '.join(ACCELERATORS)}."
             raise pytest.UsageError(
                 f"-m {config.option.markexpr!r}: no marker is named {name}. "
                 f"{hint} Register your own markers as `markers` in pytest's ini file"

@@ -234,7 +234,7 @@ def _note_unmeasured(item: pytest.Item) -> None:
         if missing is None:
             session.record.skip(case, item.nodeid, why, by_test=True)
             return
-        why = f"its test skipped it ({why}), but {missing}"
+        why = f"the test skipped the case ({why}), but {missing}"
     elif how == "xfailed":
         why = (
             f"its test expected a failure: {why}. Declare the failure in the case (known_issue), or waive it"

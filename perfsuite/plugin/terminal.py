@@ -70,7 +70,7 @@ def _write_only_shown(terminal: Any, record: Record) -> None:
     if count:
         terminal.write_line(
             f"--perf-allow-shared: other jobs used the machine in {plural(count, 'case')}, so only counts "
-            "are judged and recorded, and figures are only shown"
+            "are judged and recorded. Times and memory are shown without being judged"
         )
 
 
@@ -171,7 +171,7 @@ def _write_judged(terminal: Any, config: pytest.Config, record: Record) -> None:
 
 def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record) -> None:
     has_figures = any(measurement.figures.by_name() for measurement in record.results)
-    done = "judged: the measurements are not evidence" if has_figures else "measured"
+    done = "judged: no measurement can be used as evidence" if has_figures else "measured"
     done = "judged" if record.running is not None and record.launches.all else done
     terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
     selected = plural(config.stash[SELECTED], "case")

@@ -65,7 +65,7 @@ def _sentence(
     high, low = map(_shown, common.interval)  # more seconds are fewer tokens/s
     apart = ", ".join(f"{case_id} ({_shown(changes[case_id].estimate)})" for case_id in common.apart)
     sentence = (
-        f"{len(shared)} of {plural(len(changes), 'case')} are {direction} by about the same: "
+        f"{len(shared)} of {plural(len(changes), 'case')} are {direction} by about the same amount: "
         f"tokens/s {_shown(common.estimate)} (99% interval {low} to {high}). "
         f"This is one finding, so look for one cause. {cause}."
     )

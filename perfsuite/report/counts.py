@@ -208,9 +208,9 @@ def prices(check: CountCheck) -> list[str]:
         return []
     parts = [f"a price is predicted for {predicted} of {len(costs)} changes"]
     if naive:
-        parts.append(f"{naive} {'has' if naive == 1 else 'have'} only the time that the work takes by itself")
+        parts.append(f"for {naive}, only the time that the work takes by itself is known")
     if none:
-        parts.append(f"{none} {'has' if none == 1 else 'have'} none")
+        parts.append(f"for {none}, no price is known")
     return ["; ".join(parts)]
 
 

@@ -82,8 +82,8 @@ def _forecast(its: Forecast) -> list[str]:
     pace = "the host" if its.host_pace else "the GPU"
     lines = [
         f"forecast {_range(its)} for a step on this kind of GPU (meant to hold nine times out of ten): in "
-        f"{plural(len(its.cases), 'measured case')} with the same parallelism and at the pace of {pace}, "
-        f"{factors}"
+        f"{plural(len(its.cases), 'measured case')} with the same parallelism, in which {pace} sets the "
+        f"pace, {factors}"
     ]
     if its.checked:
         lines.append(

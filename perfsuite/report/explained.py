@@ -13,7 +13,10 @@ from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
-SHARED = "shared: other jobs used the machine, so only counts are judged, and figures are only shown"
+SHARED = (
+    "shared: other jobs used the machine, so only counts are judged. Times and memory are shown without "
+    "being judged"
+)
 MOST_TUNED = 3  # maximum number of differently tuned kernels that a sentence names
 _size = partial(amount, unit="bytes")
 

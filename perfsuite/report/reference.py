@@ -16,7 +16,10 @@ NO_CHANGE = (
 )
 UNCERTAIN = "does not show whether the machine is the cause: launch it on more cases (--perf-canaries)"
 NOT_THE_MACHINE = "it is not the machine alone. This is one finding, so look for one cause"
-ALONE = "changed, but not on the other canaries, so it is left out: look at this case on this machine"
+ALONE = (
+    "is left out, because it changed on this case but not on the other canaries: look at this case on this "
+    "machine"
+)
 
 
 def machine_changes(reference: SessionReference | None) -> Mapping[str, MachineChange]:

@@ -422,7 +422,8 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     if hidden:
         lines.append(
             f"blind: in {hidden} of {plural(len(quiet), 'case')}, noise hides changes as large as the "
-            f"tolerance; a baseline of more launches helps. The smallest change that each can find: {REST}"
+            f"tolerance; a baseline of more launches helps. The smallest change that is found in each "
+            f"case: {REST}"
         )
     return lines
 

@@ -172,7 +172,7 @@ def _all(result: Measurement, sections: Explained) -> list[str]:
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     left = sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:])
     if left:
-        lines.append(f"  not shown: the step of {plural(left, 'rank')}; see the HTML report")
+        lines.append(f"  not shown: the counts of {plural(left, 'rank')}; see the HTML report")
     for title, traceback in sections.tracebacks:
         lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
     return lines

@@ -23,7 +23,8 @@ class Cost(Data):
             return self._naive_words(unit, self.why_naive)
         hidden = ""
         if self.hidden_above is not None:
-            hidden = f"hidden while each GPU gets {self.hidden_above / 1e9:.2g} GB/s or more"
+            rate = f"{self.hidden_above / 1e9:.2g} GB/s"
+            hidden = f"the step waits for these bytes only if the link of each GPU is slower than {rate}"
         if self.least_s is None or self.most_s is None or self.step_s is None:
             but = f", but {hidden}" if hidden else ""
             return f"; predicted cost: unknown, because the speed of the network is unknown{but}"
@@ -39,11 +40,11 @@ class Cost(Data):
 
     def _naive_words(self, unit: str, why: str) -> str:
         if self.most_s is None:
-            return f"; how much the step waits for it is unknown: {why}"
+            return f"; it is unknown how long the step waits for this work: {why}"
         alone = duration(abs(self.most_s))
         of_unit = {
             "bytes": f"sending these bytes takes {alone}",
             "FLOP": f"computing these FLOPs takes at least {alone}",
         }
         work = of_unit.get(unit, f"this work takes {alone} by itself")
-        return f"; {work}, but how much of that the step waits for is unknown: {why}"
+        return f"; {work}, but it is unknown how long the step waits for this: {why}"

@@ -335,7 +335,7 @@ def _of_another_package(name: str) -> Metric | None:
         return metric
     raise extension.error(
         f"it is {metric!r}: an entry point of {extensions.METRICS} must name a perfsuite.results.Metric "
-        "of the same name that has a recorder or read"
+        "that has the same name, and either a recorder or a read function"
     )
 
 

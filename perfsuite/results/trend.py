@@ -75,7 +75,7 @@ class Drift(Data):
             f"{self.metric}: {self.change.relative:+.1%} (99% interval {low:+.1%} to {high:+.1%}){beside}",
             f"between {self.first_day} and {self.last_day}, "
             f"{self.first_commit[:8]}..{self.last_commit[:8]}{count}",
-            *(f"changed there: {difference}" for difference in self.environment),
+            *(f"also changed: {difference}" for difference in self.environment),
         ]
 
 
@@ -98,7 +98,7 @@ class MachineStep(Data):
             f"the reference on {self.hardware_class}: {self.change.relative:+.1%} tokens/s "
             f"(99% interval {low:+.1%} to {high:+.1%}): the machine, not the code",
             f"between {self.first_day} and {self.last_day}",
-            *(f"changed there: {difference}" for difference in self.environment),
+            *(f"also changed: {difference}" for difference in self.environment),
         ]
 
 

@@ -291,8 +291,8 @@ def _import_advice(arm: str, message: str) -> str:
     package = failed[1]
     return (
         f"{arm} takes the packages that it does not name from your environment, and an import from {package} "
-        f"failed: if they do not fit the releases of {arm}, add to {arm} a release of {package}, or of the "
-        "package that imports it (see the traceback)"
+        f"failed. If {package}, or the package that imports it (see the traceback), does not fit the "
+        f"releases of {arm}, add a fitting release of this package to {arm}"
     )
 
 

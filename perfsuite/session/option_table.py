@@ -216,7 +216,8 @@ OPTIONS = (
         parse=tolerance,
         ini=True,
         of_verdict=True,
-        help="increase in the time per token that matters, such as 2%; on GPUs 3% and on CPUs 15% by default",
+        help="largest allowed increase in the time per token, such as 2%; by default 3% on GPUs and 15% on "
+        "CPUs",
         page="Without more launches, a smaller tolerance makes more cases inconclusive: see [A smaller "
         "change](your-repository.md#a-smaller-change)",
     ),
@@ -293,8 +294,8 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="maximum time to wait until other programs stop using the machine; with 0, launch again without "
-        "waiting",
+        help="maximum time to wait until other programs stop using the machine; with 0, a disturbed launch "
+        "is repeated without waiting",
         page="This option only applies if cases run on this machine",
     ),
     Option(
@@ -304,7 +305,8 @@ OPTIONS = (
         default=f"{LOCK_WAIT_S / 3600:.0f}h",
         sets="wait_lock_s",
         ini=True,
-        help="maximum time to wait for another session on this machine (90s, 40min, 12h); then cases fail",
+        help="maximum time to wait for another session on this machine (90s, 40min, 12h); after "
+        "this time, cases fail",
         page="See [A shared machine](not-judged.md#a-shared-machine)",
     ),
     Option(
@@ -357,8 +359,8 @@ OPTIONS = (
     Option(
         name="reference",
         metavar="ARM",
-        help="also launch ARM, the environment and commit of the baselines, on a few cases, to tell changes "
-        "of the machine from changes of the code. ARM is written as for --perf-against",
+        help="also launch ARM, the environment and commit of the baselines, on a few cases, to "
+        "distinguish changes of the machine from changes of the code. ARM is written as for --perf-against",
         page="See [A reference](verdicts.md#a-reference)",
     ),
     Option(

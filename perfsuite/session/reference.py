@@ -39,8 +39,8 @@ NO_CANARY = (
     "cases are judged without it: accept a baseline first"
 )
 NOT_A_CANARY = (
-    "--perf-canaries names {names}, but canaries are selected cases that have a baseline on this machine: "
-    "name such cases, or give their number"
+    "--perf-canaries names {names}, but a canary must be a selected case with a baseline on this "
+    "machine: name such cases, or give the number of canaries"
 )
 UNKNOWN_SHIFT = (
     "it is unknown how much a case varies within a session, so cases are judged without the reference: give "
@@ -164,7 +164,7 @@ class ReferenceArm:
         assert self.arm is not None
         others = other_than_baseline(run, baseline, None if self.arm.dirty else self.arm.commit)
         if others:
-            canary.unused = f"it is not what its baseline measured ({'; '.join(others)})"
+            canary.unused = f"it differs from what its baseline measured ({'; '.join(others)})"
         elif not launch_problems(run, baseline):
             canary.healthy.append(run)
 

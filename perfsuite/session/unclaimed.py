@@ -82,7 +82,7 @@ def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection
 
 def _why(case: Case | None, markers: Collection[str], elsewhere: str | None) -> str:
     if case is None and elsewhere:
-        return f"no case of these directories has this id, and perf_cases names {elsewhere}"
+        return f"no case in the directories of this session has this id. perf_cases names {elsewhere} instead"
     if case is None:
         return "no case has this id"
     if markers and set(case.markers).isdisjoint(markers):

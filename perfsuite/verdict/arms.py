@@ -305,7 +305,7 @@ def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Ru
     then, now = ([run.spans[span].occurrences for run in runs if span in run.spans] for runs in (a, b))
     if not then or not now or max(now) <= max(then):
         return check
-    note = f"{ARM_B} has more of these: {max(now)} instead of {max(then)}, so shorter ones are not better"
+    note = f"{ARM_B} has more of them, {max(now)} instead of {max(then)}, so a shorter time is not better"
     return check.replace(outcome="passed", note=note)
 
 

@@ -18,7 +18,9 @@ LOOKS_CHANGED = 0.5
 """If a span or the CPU time changed by more than this share of the allowed change, it looks changed, and is
 worth more launches."""
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
-NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"
+NOT_WORTH_A_LAUNCH = (
+    "not launched again for this, because everything else is decided. To decide it, raise --perf-min-launches"
+)
 NO_LOADER = "if the loader is not a torch DataLoader, name it: Script(loader='module:name')"
 
 

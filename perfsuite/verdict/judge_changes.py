@@ -203,7 +203,9 @@ def _of_waivers(change: FileChange, base: str) -> list[str]:
         if then is None and today is not None:
             lines.append(f"waiver of {name} added: {today.tolerated} tolerated until {today.until}")
         elif then is not None and today is None:
-            lines.append(f"waiver of {name} removed: {then.tolerated} were tolerated until {then.until}")
+            lines.append(
+                f"waiver of {name} removed: it tolerated {then.tolerated} and was to end on {then.until}"
+            )
         elif then is not None and today is not None and then != today:
             fields = [
                 f"{field} {getattr(then, field)} -> {getattr(today, field)}"

@@ -47,7 +47,9 @@ from perfsuite.verdict.tonight import MACHINE_METRICS, Tonight, beside_reference
 UNKNOWN_NOISE = (
     "the noise between launches is unknown: accept a baseline of more launches (--perf-min-launches)"
 )
-TOO_FEW_LAUNCHES = f"times show a regression only in {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
+TOO_FEW_LAUNCHES = (
+    f"a regression in times is only reported after {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
+)
 SESSIONS_APART = 0.2
 """On a CPU, a time can grow this much between two sessions with the same code: once, the CPU time of a step
 was 15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""

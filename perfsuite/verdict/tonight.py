@@ -40,8 +40,8 @@ NOT_BESIDE = (
     "case and its reference in pairs (perfsuite compare)"
 )
 WITH_THE_MACHINE = (
-    "the machine itself changed, which affects the reference as well, so the effect does not count as one of "
-    "the code: {changes}"
+    "the machine itself changed, which affects the reference as well, so the effect is not attributed to the "
+    "code: {changes}"
 )
 
 
@@ -144,7 +144,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
     if not is_same_code and (commit is None or commit != accepted):
         measured = "an unknown commit" if accepted is None else f"commit {accepted[:12]}"
         shown = "an unknown commit" if commit is None else f"commit {commit[:12]}"
-        differences.append(f"its code is of {shown}, and the baseline was accepted at {measured}")
+        differences.append(f"its code is from {shown}, but the baseline was accepted at {measured}")
     return differences
 
 

@@ -45,7 +45,9 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
         sentences += holds[:1] or [f"not waived: {regression.sentence}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
         if not why_not:
-            uncovered.append(f"not waived: {regression.sentence}: no waiver for this case names it")
+            uncovered.append(
+                f"not waived: {regression.sentence}: no waiver for this case names this metric or count"
+            )
     # If waivers name only some of the regressions, the case fails because of the others.
     return is_waived, (*sentences, *(uncovered if sentences else ()))
 

@@ -55,9 +55,10 @@ def test_reports_replicas_that_trained_apart() -> None:
         reports(evidence_of(11, 11, 11), evidence_of(11, 11.02, 11.5)), case_of()
     ) == (
         "the 2 ranks trained apart: 2 of 3 parameters, such as b, are not the same on all ranks after the "
-        f"last step. {WRAP} If the parameters are meant to differ, say so. With tensor or pipeline "
-        "parallelism, give data_parallel=, the number of ranks that get different data. With experts on each "
-        "rank, or replicas that are averaged at times, give Script(replicas='differ')"
+        f"last step. {WRAP} If the parameters are meant to differ, declare this in the case. With tensor "
+        "or pipeline parallelism, give data_parallel=, the number of ranks that get different data. If ranks "
+        "have different experts, or if replicas are only averaged from time to time, give "
+        "Script(replicas='differ')"
     )
 
 
@@ -165,7 +166,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step. In the second step, the model was given this number only "
+            "tokens/s counts 256 tokens a step. This matches the second step only "
             f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
             "parallelism",
         )
@@ -297,8 +298,8 @@ def test_ring_attention_leaves_out_what_is_masked() -> None:
 def test_finds_one_model_with_too_few_bytes_sent() -> None:
     norm_only = FULL.replace(collectives=(sent(4), sent(4_000_000, ranks=1)))
     assert why(launch(norm_only)) == (
-        "the ranks train one model, whose gradients have 4,000,000 bytes, but were only seen to send 4: "
-        "gradients were exchanged without being counted, or all ranks are given the same data",
+        "the ranks train one model, whose gradients have 4,000,000 bytes, but the ranks were only seen to "
+        "send 4 bytes: gradients were exchanged without being counted, or all ranks are given the same data",
     )
     first, second = launch(norm_only)
     assert why([first]) == why([second]) != (), "a single rank does not do the work of both"

@@ -244,25 +244,25 @@ def test_a_log_that_is_a_fifo_hangs_nobody(tmp_path: Path) -> None:
     assert "it is a FIFO" in str(cause(tmp_path).traceback)
 
 
-@pytest.mark.fault("rank makes fewer steps")
+@pytest.mark.fault("rank takes fewer steps")
 def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
     total = make_case().total_steps
     late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own"), step_s=())
     failure = cause(tmp_path, make_report(0), late.replace(steps=10))
     assert (failure.kind, failure.rank, failure.traceback) == ("crash", 1, "Traceback\n  its own")
     assert failure.message == (
-        f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Is its optimizer "
-        f"replaced during training, or does it have less data? Its error: {PEER}"
+        f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Does rank 1 "
+        f"replace its optimizer during training, or does it have less data? The error of rank 1: {PEER}"
     )
     for steps in (None, total):  # a rank with all steps or an unknown number is not behind
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step was seen"
-OUT_OF_MEMORY = "because memory had run out (oom_kill of its control group: +1)"
+OUT_OF_MEMORY = "because memory had run out (oom_kill of its control group rose by 1)"
 
 
-@pytest.mark.fault("kernel kills for want of memory")
+@pytest.mark.fault("kernel kills a process to free memory")
 @pytest.mark.parametrize(
     ("failed", "kills", "log", "kind", "said"),
     [

@@ -244,7 +244,7 @@ def test_an_unobserved_loss_is_noted(tmp_path: Path) -> None:
     unobserved = make_case(framework=Script(path="train.py", loss=None))
     run = collected(both(tmp_path / "b", loss=(), case=unobserved))
     assert (run.failure, run.figures.loss_last, run.notes) == (None, None, (LOSS_NOT_OBSERVED,))
-    assert LOSS_NOT_OBSERVED.endswith("nobody would notice if training no longer learned")
+    assert LOSS_NOT_OBSERVED.endswith("nobody would notice if the model stopped learning")
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)

@@ -122,8 +122,8 @@ def test_gpu_ranks_need_a_core_each() -> None:
     """The host launches the kernels, so a GPU waits if its host has no core."""
     for cores, foreign_cpu, ranks, left in (
         (96, 0.95, 4, None),
-        (96, 0.97, 4, "97% of the cores' time of n1, which leaves 0.72 of 96 cores to each of 4 ranks"),
-        (8, 0.51, 4, "leaves 0.98 of 8 cores"),
+        (96, 0.97, 4, "97% of the cores' time of n1, which leaves each of 4 ranks 0.72 of 96 cores"),
+        (8, 0.51, 4, "leaves each of 4 ranks 0.98 of 8 cores"),
         (8, 0.5, 4, None),
         (2, 0.9, 4, None),  # there were never enough cores for all ranks
         *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),

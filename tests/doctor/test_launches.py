@@ -44,7 +44,7 @@ def test_noise_says_which_tolerance_holds(speeds: tuple[float, ...], status: str
     row = noise_row(runs, RECORDED.replace(launches=len(runs)), make_machine())
     assert row.status == status
     if status == "fail":
-        figure = r"(?:and drops of|drops below) ([\d.]+%)"
+        figure = r"(?:it finds drops of|drops below) ([\d.]+%)"
         assert re.findall(figure, row.found) == re.findall(figure, str(row.advice)) != []
     if status == "unknown":
         assert row.found == "2 healthy launches are too few to estimate the noise"

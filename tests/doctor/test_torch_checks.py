@@ -42,7 +42,7 @@ def test_torch_must_run_kernels_on_the_gpus() -> None:
 )
 def test_the_peak_is_what_was_allocated(read: int, status: str) -> None:
     row = memory_row(Memory(peak=read * 2**20, method="x"), 100 * 2**20)
-    assert (row.status, row.found) == (status, f"read {read}.0 MiB of 100.0 (x)")
+    assert (row.status, row.found) == (status, f"{read}.0 MiB, expected 100.0 MiB (x)")
 
 
 @pytest.mark.parametrize(

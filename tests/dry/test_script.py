@@ -495,7 +495,7 @@ def test_reports_what_ends_a_script_with_its_line(tmp_path: Path, text: str, sai
     assert said in failure.message
 
 
-@pytest.mark.fault("a dry script depends on values")
+@pytest.mark.fault("dry run needs the values of a tensor")
 def test_refuses_a_value_dependent_script(tmp_path: Path) -> None:
     line = "rows = (loss.expand(3) > 0).nonzero()"
     failure = failure_of(case_of(tmp_path, with_line(line)), tmp_path / "dry")

@@ -170,7 +170,10 @@ def test_waits_for_some_seconds_of_quiet(machine: Machine, what: str, reason: st
     world = World(20)
     assert world.neighbours.wait(machine, 2)
     assert world.now == 20 + QUIET_S
-    waits = f"waiting at most 60 s until, for 5 s, {what} (--perf-wait-quiet; for a command, --wait-quiet)"
+    waits = (
+        f"waiting at most 60 s for a period of 5 s in which {what} "
+        "(--perf-wait-quiet; for a command, --wait-quiet)"
+    )
     assert world.said == [waits, "quiet after 25 s"]
     assert world.shown[0] == f"waiting for quiet, at most 59 s: {reason}"
     assert world.shown[-1] == "waiting for quiet, at most 36 s"

@@ -127,7 +127,7 @@ def test_a_gpu_that_is_split_by_mig_is_refused(monkeypatch: pytest.MonkeyPatch, 
     modes = {index: {"nvmlDeviceGetMigMode": ([index, index],)} for index in range(2)}
     with pytest.raises(MachineError) as raised:
         detected(monkeypatch, A100, A100, changes=modes, visible=visible)
-    assert "(00000000:1C:00.0) is split by MIG, so it is not what its name says" in str(raised.value)
+    assert "(00000000:1C:00.0) is split by MIG, so a process can use only a part of it" in str(raised.value)
     assert "CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them" in str(raised.value)
     assert "`nvidia-smi -i 00000000:1C:00.0 -mig 0`" in str(raised.value)
 

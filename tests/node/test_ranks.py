@@ -198,7 +198,7 @@ def fail() -> None:
 
 
 @pytest.mark.usefixtures("passing")
-@pytest.mark.fault("server of the forks is killed")
+@pytest.mark.fault("fork server is killed")
 @pytest.mark.parametrize("starts", [True, False])
 def test_killed_fork_server_is_the_cause(
     job: AgentJob, monkeypatch: pytest.MonkeyPatch, starts: bool

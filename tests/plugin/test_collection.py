@@ -33,7 +33,7 @@ NO_PARAMETER = (
         (CASES, ("-m", "h10"), "-m 'h10': no marker is named h10. Did you mean h100?"),
         (CASES, ("-m", "cpu or h10"), "-m 'cpu or h10': no marker is named h10. Did you mean h100?"),
         (CASES, ("-m", "a100-80gb"), "no marker is named a100-80gb. Did you mean a100?"),
-        (CASES, ("-m", "xyzzy"), "no marker is named xyzzy. Hardware is one of cpu, gpu, a10, "),
+        (CASES, ("-m", "xyzzy"), "no marker is named xyzzy. Hardware markers are cpu, gpu, a10, "),
     ],
     ids=["no parameter", "-m", "no case", "twice", "one id", "near", "one of two", "family", "unknown"],
 )

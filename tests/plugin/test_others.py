@@ -82,7 +82,10 @@ def test_repeating_plugin_measures_no_case_twice(suite: pytest.Pytester) -> None
     """)
     result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(
-        [f"ERROR: *measure the same case, {ID}, *--perf-min-launches=N launches each N times"]
+        [
+            f"ERROR: *measure the same case, {ID}, *To launch each case at least N times, "
+            "do not repeat its test, but give --perf-min-launches=N"
+        ]
     )
 
 

@@ -159,7 +159,7 @@ def test_a_skip_of_a_reviewed_case_fails(suite: pytest.Pytester) -> None:
     )
     result = run_cpu(suite, "--perf-missing-baseline=fail", "--perf-json=out.json", status=1)
     result.stdout.fnmatch_lines(
-        ["*it was not measured: its test skipped it (no), but the case has a reviewed baseline*"]
+        ["*it was not measured: the test skipped the case (no), but the case has a reviewed baseline*"]
     )
     (reason,) = read_json(suite)["results"][0]["verdict"]["reasons"]
     assert reason.endswith(f"{ID}.json) and --perf-missing-baseline=fail is set")

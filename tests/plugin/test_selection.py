@@ -134,7 +134,8 @@ def test_names_cases_that_moved_to_a_directory(reviewed: pytest.Pytester) -> Non
     reviewed.makepyfile(**{"cases2/test_moved": CASES.replace("[FAKE, A100]", batches(2))})
     reviewed.makeini("[pytest]\nperf_cases = cases2\n")
     (entry,) = unclaimed(reviewed, "bench_cases", "-m", "cpu", FAIL, status=1)
-    assert entry == f"{LOST}.json: no case of these directories has this id, and perf_cases names cases2"
+    why = "no case in the directories of this session has this id. perf_cases names cases2 instead"
+    assert entry == f"{LOST}.json: {why}"
 
 
 def test_part_of_the_cases_says_nothing_of_others(reviewed: pytest.Pytester) -> None:

@@ -175,7 +175,7 @@ def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
         [
             "*: inconclusive after 1 launch*",
             "*23.0% fewer*",
-            "*inconclusive; times show a regression only in 3 launches or more*",
+            "*inconclusive; a regression in times is only reported after 3 launches or more*",
         ]
     )
 
@@ -384,7 +384,7 @@ def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
     monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
 
 
-@pytest.mark.fault("others use the machine")
+@pytest.mark.fault("other programs use the machine")
 def test_shared_machine_shows_figures_on_request(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,7 +395,7 @@ def test_shared_machine_shows_figures_on_request(
             "perfsuite: launch 1 of fake-* is set aside: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
-            "*nothing was judged: the measurements are not evidence*",
+            "*nothing was judged: no measurement can be used as evidence*",
             "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared*",
         ]
     )
@@ -404,11 +404,11 @@ def test_shared_machine_shows_figures_on_request(
         [
             f"*{ID}*5?,*unhealthy (shared)",
             "--perf-allow-shared: other jobs used the machine in 1 case, so only counts are judged and "
-            "recorded, and figures are only shown",
+            "recorded. Times and memory are shown without being judged",
             "*1 unhealthy*",
         ]
     )
-    shown.stdout.no_fnmatch_line("*the measurements are not evidence*")
+    shown.stdout.no_fnmatch_line("*no measurement can be used as evidence*")
     assert read_json(suite)["results"][0]["shared"] is True
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
@@ -504,7 +504,7 @@ def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: 
     assert "not counted" not in printed
 
 
-@pytest.mark.fault("another session measures")
+@pytest.mark.fault("another session uses the machine")
 def test_two_sessions_measure_one_after_the_other(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

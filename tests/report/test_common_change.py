@@ -32,14 +32,16 @@ def night(moves: Sequence[float] = MOVES, **changes: Any) -> list[Measurement]:
 
 def test_slower_cases_are_one_finding() -> None:
     [sentence] = sentences(night())
-    assert sentence.startswith("5 of 5 cases are slower by about the same: tokens/s -5.0% (99% interval -5.")
+    assert sentence.startswith(
+        "5 of 5 cases are slower by about the same amount: tokens/s -5.0% (99% interval -5."
+    )
     assert "This is one finding, so look for one cause." in sentence
     assert sentence.endswith(f"{NOTHING}.")
 
 
 def test_faster_cases_are_one_finding() -> None:
     [sentence] = sentences(night([-move for move in MOVES]))
-    assert sentence.startswith("5 of 5 cases are faster by about the same: tokens/s +5.0%")
+    assert sentence.startswith("5 of 5 cases are faster by about the same amount: tokens/s +5.0%")
 
 
 def test_names_what_changed_in_all_cases() -> None:
@@ -87,4 +89,4 @@ def test_hardware_classes_are_apart() -> None:
 def test_reports_show_the_sentence() -> None:
     session = make_session_file(*night())
     for report in (page.render([session]), markdown.render([session])):
-        assert "5 of 5 cases are slower by about the same" in report
+        assert "5 of 5 cases are slower by about the same amount" in report

@@ -114,12 +114,16 @@ OF_THREE = "a price is predicted for 1 of 3 changes"
         ((PREDICTED, None, None), []),
         ((NAIVE, UNKNOWN, None), []),
         ((PREDICTED, NAIVE, PREDICTED), [
-            "a price is predicted for 2 of 3 changes; 1 has only the time that the work takes by itself"
+            "a price is predicted for 2 of 3 changes; "
+            "for 1, only the time that the work takes by itself is known"
         ]),
-        ((NAIVE, PREDICTED, NAIVE), [f"{OF_THREE}; 2 have only the time that the work takes by itself"]),
-        ((UNKNOWN, PREDICTED, None), [f"{OF_THREE}; 2 have none"]),
+        ((NAIVE, PREDICTED, NAIVE), [
+            f"{OF_THREE}; for 2, only the time that the work takes by itself is known"
+        ]),
+        ((UNKNOWN, PREDICTED, None), [f"{OF_THREE}; for 2, no price is known"]),
         ((NAIVE, PREDICTED, Cost(hidden_above=1e9)), [
-            f"{OF_THREE}; 1 has only the time that the work takes by itself; 1 has none"
+            f"{OF_THREE}; for 1, only the time that the work takes by itself is known; "
+            "for 1, no price is known"
         ]),
     ],
 )  # fmt: skip

@@ -109,8 +109,8 @@ def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
 
 LONG = f"reduce_scatter {'and so on ' * 60}"
 PRICE = (
-    "; predicted cost: 123.0 ms to 456.0 ms of a step of 789.0 ms (at most 57.8%); hidden while each GPU "
-    "gets 31 GB/s or more"
+    "; predicted cost: 123.0 ms to 456.0 ms of a step of 789.0 ms (at most 57.8%); the step waits for "
+    "these bytes only if the link of each GPU is slower than 31 GB/s"
 )
 
 

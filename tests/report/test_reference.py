@@ -108,14 +108,16 @@ def test_names_canaries_that_show_nothing() -> None:
 def test_names_a_canary_that_changed_alone() -> None:
     moved = reference()
     apart = moved.replace(changes=(moved.changes[0].replace(apart=("f",)),))
-    assert sentences(night(), apart)[1].startswith("The reference on f changed, but not")
+    assert sentences(night(), apart)[1].startswith(
+        "The reference on f is left out, because it changed on this case but not on the other canaries"
+    )
 
 
 def test_a_reference_without_a_result_leaves_the_old_sentence() -> None:
     crashed = reference(changes=(), problems=("the reference cannot be launched",))
     moved = [case(f"case{number}", -0.05 + number / 1000, "regressed") for number in range(5)]
     said = sentences(moved, crashed)
-    assert said[0].startswith("5 of 5 cases are slower by about the same")
+    assert said[0].startswith("5 of 5 cases are slower by about the same amount")
     assert said[-1] == "Reference: the reference cannot be launched."
 
 
@@ -128,8 +130,8 @@ def test_reports_name_the_reference(render: Any) -> None:
 
 def test_the_page_says_what_speeds_are_judged_against() -> None:
     judged = page.render([make_session_file(*night(), reference=reference())])
-    assert "Speeds are judged against tonight&#39;s reference" in judged
-    assert "Speeds are judged against" not in page.render([make_session_file(make_result(now()))])
+    assert "Speeds are judged relative to tonight&#39;s reference" in judged
+    assert "Speeds are judged relative" not in page.render([make_session_file(make_result(now()))])
 
 
 def test_launches_of_the_reference_count_as_time() -> None:

@@ -200,7 +200,7 @@ def test_one_line_covers_what_needs_no_action() -> None:
     ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
-    assert line.endswith("each can find: see -v or the HTML report")
+    assert line.endswith("is found in each case: see -v or the HTML report")
 
 
 def test_a_stale_waiver_is_an_excuse_that_is_named() -> None:

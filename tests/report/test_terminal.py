@@ -137,7 +137,7 @@ def test_cuts_long_tables_and_counts_the_rest() -> None:
     text = explanation(make_result(now().replace(counts=entries)))
     text_lines = [" ".join(line.split()) for line in text.splitlines()]
     shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
-    left = "not shown: the step of 3 ranks; see the HTML report"
+    left = "not shown: the counts of 3 ranks; see the HTML report"
     assert [line for line in text_lines if line.endswith("counted:") or "not shown:" in line] == [
         *shown,
         left,

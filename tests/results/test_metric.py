@@ -149,8 +149,16 @@ def test_judges_cpu_time_on_a_cpu_where_measured() -> None:
     [
         ("mfu", "MFU", "used twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
         ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is 3: an entry point of perfsuite.metrics"),
-        ("x", "OTHER", "must name a perfsuite.results.Metric of the same name that has a recorder or read"),
-        ("nothing", "NOTHING", "must name a perfsuite.results.Metric of the same name that has a recorder"),
+        (
+            "x",
+            "OTHER",
+            "must name a perfsuite.results.Metric that has the same name, and either a recorder or a read",
+        ),
+        (
+            "nothing",
+            "NOTHING",
+            "must name a perfsuite.results.Metric that has the same name, and either a recorder",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: str, said: str) -> None:

@@ -59,7 +59,7 @@ def test_sentences_name_size_place_and_causes(commits: int | None, count: str) -
     assert drift(commits_between=commits).sentences() == [
         "peak memory: +2.0% (99% interval +1.0% to +3.0%)",
         f"between 2026-01-01 and 2026-01-03, aaaaaaaa..bbbbbbbb{count}",
-        "changed there: torch: 2.13.0 -> 2.14.0",
+        "also changed: torch: 2.13.0 -> 2.14.0",
     ]
 
 

@@ -154,8 +154,8 @@ def test_a_name_that_is_not_a_canary_is_reported(nights: Nights) -> None:
     reference = nights.reference(wanted=(CASES[0].id, "llama"))
     assert [canary.candidate.case for canary in reference.canaries] == CASES[:1]
     assert reference.problems == [
-        "--perf-canaries names llama, but canaries are selected cases that have a baseline on this machine: "
-        "name such cases, or give their number"
+        "--perf-canaries names llama, but a canary must be a selected case with a baseline on this machine: "
+        "name such cases, or give the number of canaries"
     ]
 
 
@@ -204,7 +204,7 @@ def test_a_reference_newer_than_the_baseline_is_not_used(nights: Nights) -> None
     reference = nights.reference()
     reference.keep_up(nights.session)
     assert set(unused(reference).values()) == {
-        "it is not what its baseline measured (torch: 2.13.0 -> 2.14.0)"
+        "it differs from what its baseline measured (torch: 2.13.0 -> 2.14.0)"
     }
     assert reference.tonight(hardware_class(nights)) is None
 

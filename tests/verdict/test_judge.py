@@ -99,7 +99,7 @@ OTHER_CASE = [run.replace(case=make_case(micro_batch=4)) for run in usual()]
 ONE_LOSS = from_runs([with_loss(1)] * 5)
 
 
-@pytest.mark.fault("settings are not the baseline's")
+@pytest.mark.fault("settings differ from the baseline")
 @pytest.mark.parametrize(
     ("said", "launches", "runs", "how"),
     [

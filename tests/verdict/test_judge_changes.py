@@ -124,7 +124,7 @@ def test_waivers_are_said_by_what_they_tolerate() -> None:
         "waiver of * on tokens/s: until 2026-12-31 -> 2036-12-31"
     ]
     assert sentences_of(name, waiver(), None) == [
-        "waiver of * on tokens/s removed: 3% were tolerated until 2026-12-31"
+        "waiver of * on tokens/s removed: it tolerated 3% and was to end on 2026-12-31"
     ]
     assert sentences_of(name, waiver(), waiver() + waiver('"50%"')) == [
         "waiver of * on tokens/s (2) added: 50% tolerated until 2026-12-31"

@@ -208,7 +208,7 @@ def test_the_same_commit_with_new_packages_is_the_baseline() -> None:
 @pytest.mark.parametrize("commit", [None, "f" * 40])
 def test_other_code_at_another_commit_is_not_the_baseline(commit: str | None) -> None:
     [difference] = other_than_baseline(observed(code="ba9876543210"), BEFORE, commit)
-    assert difference.startswith("its code is of ")
+    assert difference.startswith("its code is from ")
     assert difference.endswith("the baseline was accepted at commit 0123abcd0123")
 
 

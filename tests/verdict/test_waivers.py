@@ -102,7 +102,7 @@ def test_every_regression_needs_its_own_waiver() -> None:
     one = [waiver(), waiver(metric="all_gather")]
     is_waived, lines = waive(both, one, TODAY)
     assert (is_waived, len(lines)) == (False, 3)
-    assert lines[2] == f"not waived: {NEW.sentence}: no waiver for this case names it"
+    assert lines[2] == f"not waived: {NEW.sentence}: no waiver for this case names this metric or count"
     assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
     widest = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
     assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().terms}",))
@@ -135,7 +135,7 @@ def test_stall_waiver_does_not_cover_the_speed() -> None:
     is_waived, lines = waive(SLOW_WITH_STALLS, [waiver(metric="tokens/s with stalls")], TODAY)
     assert not is_waived
     assert lines[-1].startswith("not waived: tokens/s -")
-    assert lines[-1].endswith(": no waiver for this case names it")
+    assert lines[-1].endswith(": no waiver for this case names this metric or count")
 
 
 def test_example_on_the_page_waives_a_slowdown() -> None:

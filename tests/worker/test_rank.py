@@ -81,7 +81,7 @@ def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
     assert GRAPHS_UNKNOWN in report.notes
 
 
-@pytest.mark.fault("something else runs")
+@pytest.mark.fault("training differs from the case")
 @pytest.mark.parametrize("mismatch", [None, "wrapper: the case asks for 'FSDP'"])
 def test_reads_memory_after_clock_before_observer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mismatch: str | None

@@ -158,12 +158,12 @@ def _nothing_alike(group: _Group, measured: Collection[_Group]) -> str:
         return f"none of the measured cases has the same parallelism ({kind}). Measure one of them first"
     if group.host:
         return (
-            f"the host can set the pace of this step, but not that of any measured case {kind}. Measure a "
-            "case whose GPU waits for the host first"
+            f"the host can set the pace of this step, but not the pace of any measured case {kind}. "
+            "Measure a case whose GPU waits for the host first"
         )
     return (
-        f"the GPU sets the pace of this step, but the host can set that of every measured case {kind}. "
-        "Measure a case with larger layers or batches first"
+        f"the GPU sets the pace of this step, but the host can set the pace of every measured case "
+        f"{kind}. Measure a case with larger layers or batches first"
     )
 
 

@@ -67,7 +67,7 @@ def collective_s(call: Communicate, links: Links) -> float:
     if links.between is None:
         raise PredictionError(
             f"{call.kind} among {ranks} ranks uses the network between machines, whose speed is unknown. For "
-            "simulated machines, give it (--interconnect, or --perf-interconnect of pytest)"
+            "simulated machines, give this speed (--interconnect, or --perf-interconnect of pytest)"
         )
     here = ranks_on_one_machine(call.apart, links.devices)
     sent = _sent(call)

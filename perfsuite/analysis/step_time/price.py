@@ -126,9 +126,7 @@ def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
     step = replays.step
     waits = [index for index, entry in enumerate(step) if isinstance(entry, HostWait)]
     if number > len(waits):
-        raise PredictionError(
-            "the log of the dry run does not show all of these waits of the host for the GPU"
-        )
+        raise PredictionError("the host waited for the GPU more often than the log of the dry run shows")
     every = [waits[len(waits) * index // number] for index in range(number)]
     others = []
     for left_out in (waits[:number], waits[len(waits) - number :], every):

@@ -34,7 +34,7 @@ def export(
     ] = None,
     shared: Shared,
 ) -> None:
-    """Export tokens/s, peak memory and the outcome of each case of a session for another program.
+    """Export the tokens/s, peak memory and outcome of each case of a session, for use in another program.
 
     The numbers of failed and unhealthy cases are left out. These cases, and cases whose work was not counted,
     are listed on standard error.

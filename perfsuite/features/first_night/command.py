@@ -51,7 +51,8 @@ def first_night(
     budget: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Stop after this time, such as 40min or 2h. To continue, run again."
+            metavar="TIME",
+            help="Stop after this time, such as 40min or 2h. To continue, run the command again.",
         ),
     ] = BUDGET,
     image: Annotated[
@@ -215,7 +216,7 @@ def _plan_of_cases(night: Night, cases: int, total_min: float, budget_min: float
     others_min = total_min - cases * case_min
     fitting = min(cases, max(0, int((budget_min - others_min) / case_min)))
     text = (
-        f"the step cases launches {plural(cases, 'case')} in {night.cases} for real, whatever the size: "
+        f"the step `cases` launches {plural(cases, 'case')} in {night.cases} for real, whatever the size: "
         f"about {case_min:g} min for each. Some can take longer"
     )
     if fitting < cases:

@@ -120,7 +120,7 @@ def core_rows(night: Night) -> Iterator[Row]:
     checks = ("one socket", "one thread")
     if len(before) < 2:
         for check in checks:
-            yield not_run(check, "the step spread has too few launches to compare with")
+            yield not_run(check, "the step `spread` has too few launches to compare with")
         return
     nodes = [node & os.sched_getaffinity(0) for node in numa_nodes()]
     nodes = [node for node in nodes if node]

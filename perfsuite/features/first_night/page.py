@@ -80,7 +80,7 @@ def answer(record: FirstNight) -> str:
     if not fit:
         return f"{tally} No baseline is fit to accept yet."
     how = f"perfsuite baseline refresh --hardware {marker_of(record.machine)} --reason 'the first night'"
-    return f"{tally} {plural(len(fit), 'baseline')} fit to accept: {how}"
+    return f"{tally} {plural(len(fit), 'baseline')} {'is' if len(fit) == 1 else 'are'} fit to accept: {how}"
 
 
 def _of_checks(rows: Iterable[tuple[str, Row]], checks: Sequence[str]) -> list[tuple[str, Row]]:

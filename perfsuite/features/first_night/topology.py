@@ -90,7 +90,10 @@ def nccl_rows(night: Night, directory: Path, ours: Row | None) -> Iterator[Row]:
     if share >= MIN_SHARE:
         yield passed(NCCL_TESTS, observed)
     else:
-        advice = f"at least {MIN_SHARE:.0%} is expected: compare the NCCL versions and variables of both"
+        advice = (
+            f"at least {MIN_SHARE:.0%} is expected: compare the NCCL version and variables of {REDUCE} with "
+            "those of torch"
+        )
         yield unknown(NCCL_TESTS, observed, advice)
 
 

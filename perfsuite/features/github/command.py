@@ -127,7 +127,7 @@ def comment(
         session.judge_changes is not None and session.judge_changes.base and session.judge_changes.sentences
         for session in sessions
     )
-    title = headline(sessions) + ("; the judging files changed" if is_other_judge else "")
+    title = headline(sessions) + ("; this branch changes the files that judge it" if is_other_judge else "")
     output = {"title": title, "summary": f"[The job]({run_url})"}
     check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
@@ -215,7 +215,7 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
         return str(parents[1])
     raise CaseError(
         f"the results are of commit {shown}, which is not a commit or merge of pull request {of.number}. "
-        "Give the commit that was measured with --commit"
+        "With --commit, give the commit that was measured"
     )
 
 

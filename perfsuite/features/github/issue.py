@@ -127,7 +127,7 @@ def _of_result(result: Measurement) -> str:
 
 
 def _of_drift(finding: Drift) -> str:
-    state = "**worse** over many nights; a newly measured baseline would accept it"
+    state = "**worse** over many nights; a newly measured baseline would accept this regression"
     return "\n  - ".join([f"- {code(finding.case)}: {state}", *map(_plain, finding.sentences())])
 
 

@@ -208,8 +208,9 @@ def failures(
     shadows = sum(night.verdict.shadow for night, _ in failed_nights)
     sessions = plural(len({night.place.file for case_nights in nights for night in case_nights}), "session")
     console().print(
-        f"failures in {sessions}: {len(failed_nights) - shadows}, and {shadows} in shadow mode. "
-        f"Later passed with the same baseline: {len(backs)} (at the same commit: {sum(backs)})"
+        f"{plural(len(failed_nights) - shadows, 'failure')} in {sessions}, and {shadows} more in shadow "
+        f"mode. In {len(backs)} of these failures, the case later passed with the same baseline "
+        f"({sum(backs)} at the same commit)"
     )
 
 
@@ -299,12 +300,15 @@ def trend(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Report changes from this day on (default: 90 days, and older regressions still there).",
+            help="Report changes from this day on (default: the last 90 days, and older regressions that are "
+            "still there).",
         ),
     ] = None,
     repo: Annotated[
         Path | None,
-        typer.Option(help="Clone of the repository with the cases, to use the order of its commits."),
+        typer.Option(
+            help="Clone of the repository with the cases, in which the order of commits is looked up."
+        ),
     ] = None,
     branch: Branch = "",
     shared: Shared,

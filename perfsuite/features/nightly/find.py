@@ -41,7 +41,7 @@ SEVERAL_CLASSES = (
 )
 NO_BASELINE = "--find: none of these cases has a baseline in {store}. First accept baselines"
 ONE_SESSION = (
-    "The baselines do not show how much sessions differ, so this plan assumes that they do not differ. "
+    "The baselines do not show how much sessions differ, so this plan assumes that sessions do not differ. "
     "Accept baselines of two sessions or more (perfsuite baseline accept --sessions 2)"
 )
 NEEDS_REFERENCE = (
@@ -49,7 +49,7 @@ NEEDS_REFERENCE = (
 )
 HIDDEN = "The noise of a case within a session hides {find:.1%} in {cases}, however often they are launched"
 TOO_FEW = "{find:.1%} is not reached in {cases}: accept baselines with more launches or sessions"
-IN_PAIRS = "Compare these in pairs (perfsuite compare): {pairs} find {find:.1%}"
+IN_PAIRS = "To find {find:.1%} in these cases, compare them in pairs (perfsuite compare): {pairs} are enough"
 NOR_PAIRS = "Not even a comparison in pairs (perfsuite compare) finds {find:.1%}"
 
 
@@ -182,7 +182,7 @@ def sentences(finding: Finding) -> list[str]:
         _cost(finding),
         *_unreached(finding),
         *(
-            [f"not planned, without a baseline: {', '.join(finding.without_baseline)}"]
+            [f"not planned, because they have no baseline: {', '.join(finding.without_baseline)}"]
             if finding.without_baseline
             else []
         ),
@@ -194,9 +194,8 @@ def _reference(finding: Finding) -> str:
     if not plan.canaries:
         return "no reference"
     times = plural(plan.canary_launches, "launch")
-    return (
-        f"reference: {times} each of {plural(len(plan.canaries), 'canary case')}: {', '.join(plan.canaries)}"
-    )
+    canaries = plural(len(plan.canaries), "canary case")
+    return f"reference: {times} on each of {canaries}: {', '.join(plan.canaries)}"
 
 
 def _cost(finding: Finding) -> str:

@@ -270,7 +270,7 @@ def _settings(wanted: Mapping[str, str]) -> None:
     if not missing:
         return
     if ini.values:
-        instruction = "add to pytest's settings, which perfsuite's commands also read:"
+        instruction = "add this to pytest's settings, which perfsuite's commands also read:"
         typer.echo(
             f"{instruction} {missing[0]}" if len(missing) == 1 else "\n  ".join([instruction, *missing])
         )
@@ -287,7 +287,7 @@ def _owners(cases: Path) -> None:
     lines = [owned.format(ini=ini, cases=cases.as_posix()) for owned in OWNED]
     missing = [f"{line} @OWNER" for line in lines if line not in patterns]
     if missing:
-        where = f"add to {file}" if file else f"write to {CODEOWNERS[0]}"
+        where = f"add this to {file}" if file else f"write this to {CODEOWNERS[0]}"
         instruction = (
             f"to require a review of changes to the checks, {where}, with your reviewers instead of @OWNER:"
         )

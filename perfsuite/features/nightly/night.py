@@ -82,8 +82,9 @@ def night(
     With --plan, costs are estimated from the launches in the store. The estimate for a case that was never
     measured comes from other cases with the same number of GPUs (`~`).
 
-    With --find, the night launches as often as its plan needs, and uses the change as its tolerance if the
-    plan reaches it in every case. The plan includes a reference if --perf-reference is given after `--`.
+    With --find, the night launches as often as its plan needs. If the plan can find the given increase in
+    every case, the night uses this increase as its tolerance. The plan includes a reference if
+    --perf-reference is given after `--`.
     """
     check_asked(hardware, shared.cases)
     read("budget", budget)
@@ -220,7 +221,7 @@ def _measure(checks: Sequence[Check], arguments: Sequence[str], page: Page) -> i
     status = run("pytest", *arguments)
     if not page.has_report() and not page.sessions():
         raise NothingMeasured(
-            f"pytest ended with {status} and wrote no report. Does a case file exit Python?"
+            f"pytest ended with {status} and wrote no report. Does a case file end the process (os._exit)?"
         )
     return status
 

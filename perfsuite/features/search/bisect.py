@@ -63,8 +63,8 @@ def bisect(
 ) -> None:
     """Find the commit, or the version of a package, that made a case slower.
 
-    With --dry or --counts, find the commit since which a step does more work. Each commit then needs only one
-    run.
+    With --dry or --counts, find the first commit with which a step does more work. Each commit then needs
+    only one run.
 
     To continue a search that was interrupted, run the same command again. The exit status is 3 if the search
     ends with several suspects because some commits could not be decided, or if noise hides whether the bad

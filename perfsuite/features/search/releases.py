@@ -266,7 +266,9 @@ class _Runs:
             raise CaseError(f"with {arm.text}: {'; '.join(why)}")
         used = _used(run, self.package)
         if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
-            raise CaseError(f"with {arm.text}: it used {self.package} {used}, which comes first on its path")
+            raise CaseError(
+                f"with {arm.text}: the run used {self.package} {used}, which comes first on its path"
+            )
         return run
 
 

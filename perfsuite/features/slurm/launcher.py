@@ -335,7 +335,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
         message = (
             f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, although the driver ran. Check "
-            f"that its node can write {run_dir.path}"
+            f"that the driver's node can write {run_dir.path}"
         )
         return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)
@@ -360,7 +360,7 @@ def refuse_other_gpus(nodes: Sequence[Described]) -> None:
         if node.granted_gpus not in (None, seen):
             note = "" if node.machine.note is None else f" ({node.machine.note})"
             raise MachineError(
-                f"{node.name}: Slurm gave a step {node.granted_gpus} GPUs, but it sees {seen}{note}. Check "
-                "nvidia-smi on that node, and leave the node out (--exclude of salloc or sbatch). If you do "
-                "not need GPUs, request none"
+                f"{node.name}: Slurm gave a step {node.granted_gpus} GPUs, but the step sees {seen}{note}. "
+                "Check nvidia-smi on that node, and leave the node out (--exclude of salloc or sbatch). If "
+                "you do not need GPUs, request none"
             )

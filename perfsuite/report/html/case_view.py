@@ -20,7 +20,7 @@ from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
 from perfsuite.report.html.next_steps import next_steps
-from perfsuite.report.text import NONE
+from perfsuite.report.text import NONE, plural
 from perfsuite.results.amounts import duration
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
 from perfsuite.results.run import Run
@@ -124,7 +124,7 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
         )
     lost = sum(not math.isfinite(step_s) for step_s in run.step_s)
     if lost:
-        parts.append(f"gap in the line: {lost} without a finite time")
+        parts.append(f"gap in the line: {plural(lost, 'step')} without a finite time")
     return "; ".join(parts) + "."
 
 

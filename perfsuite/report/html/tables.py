@@ -41,12 +41,19 @@ def checks(result: Measurement, anchor: str) -> Table:
         "A positive change means that the metric grew. So a negative change is worse for "
         f"{result.unit}/s, and a positive change is worse for bytes. "
         "In the chart, the dot is the estimate, the bar is its 99% interval, the solid line is no change, "
-        "and the dashed line is the allowed change. The change of data wait is a share of the step."
+        "and the dashed line is the allowed change. The change of the data wait is given as a share of the "
+        "step."
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
-        caption += " Changes corrected for the machine's own speed are not the ratio of the two figures."
+        caption += (
+            " Some changes are corrected for the machine's own speed, so they are not the ratio of the two "
+            "numbers."
+        )
     if any(check.against_reference is not None for check in result.verdict.checks):
-        caption += " Speeds are judged against tonight's reference; these changes are in the explanation."
+        caption += (
+            " Speeds are judged relative to tonight's reference. The explanation gives the changes relative "
+            "to the reference."
+        )
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
     headers = ("metric", "verdict", "change", *sides, "99% interval", "allowed", "can find", "chart")

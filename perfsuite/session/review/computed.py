@@ -60,7 +60,7 @@ def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]
     if differing:
         part = max(differing, key=lambda number: _size(*differing[number]))
         others = len(differing) - 1
-        more = f"; also differs over {plural(others, 'other part')}" if others else ""
+        more = f"; the loss also differs in {plural(others, 'other part')}" if others else ""
         yield f"loss {part_of_steps(part, parts)}: {_both(*differing[part])}{more}"
 
 

@@ -85,7 +85,8 @@ def accepted(
         lost = exact.missing_ranks(before, now)
         if lost:
             raise Refused(
-                f"{lost} not counted in the newest session, but in the baseline. Count these ranks first"
+                f"{lost} not counted in the newest session, although the baseline contains these counts. "
+                "Count them first"
             )
     console().print(COUNTS.before_after(before, now))
     if before is not None and not acceptance.reason:

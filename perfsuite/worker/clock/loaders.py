@@ -159,8 +159,8 @@ class NamedLoader(NamedFunction):
         if not self.calls:
             raise MismatchError(
                 f"loader={self.name!r}: it was not called in the first steps. Name the function that the "
-                "training calls for each batch, or the one that returns the iterator over batches. Leave "
-                "loader out for a DataLoader"
+                "training calls for each batch, or the function that returns the iterator over batches. "
+                "Leave loader out for a DataLoader"
             )
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:

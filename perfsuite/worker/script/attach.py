@@ -56,8 +56,9 @@ with contextlib.suppress(Exception):
 PASSES_WITHOUT_A_STEP = 100
 
 CAPTURED = (
-    "the script captures its optimizer's step in a CUDA graph. That step is the clock, but a replay of the "
-    "graph does not call the optimizer. Capture only forward and backward, or turn the graph off"
+    "the script captures its optimizer's step in a CUDA graph. perfsuite recognises the end of a training "
+    "step by the call of the optimizer, but a replay of the graph does not call the optimizer. Capture only "
+    "forward and backward, or turn the graph off"
 )
 
 State = Literal["waiting", "measuring", "over", "aside"]
@@ -252,8 +253,9 @@ class Attached:
             if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * accumulation) and self._must_be_rank():
                 raise ScriptError(
                     f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
-                    f"says gradient_accumulation={accumulation}). The steps of a torch.optim.Optimizer are "
-                    "the clock, and training without such an optimizer cannot be measured"
+                    f"says gradient_accumulation={accumulation}). perfsuite measures the time between "
+                    "steps of a torch.optim.Optimizer, so training without such an "
+                    "optimizer cannot be measured"
                 )
 
     # Decide which process of a launch is a rank.

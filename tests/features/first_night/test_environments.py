@@ -166,7 +166,7 @@ def test_nothing_is_compared_without_launches() -> None:
     recorded_before(night, 1.0)
     rows = by_check(core_rows(night))
     assert {row.found for row in rows.values()} == {
-        "not run: the step spread has too few launches to compare with"
+        "not run: the step `spread` has too few launches to compare with"
     }
 
 

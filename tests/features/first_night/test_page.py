@@ -65,7 +65,7 @@ def test_what_was_not_seen_is_said_so() -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ((passed("a", "fit"),), "1 baseline fit to accept: perfsuite baseline refresh --hardware h100"),
+        ((passed("a", "fit"),), "1 baseline is fit to accept: perfsuite baseline refresh --hardware h100"),
         ((passed(REACHED, "all"), unknown("a", "noisy")), "No baseline is fit to accept yet."),
         ((passed("a", "fit"), failed("b", "")), "Repair what failed before accepting a baseline."),
         ((unknown("a", "noisy"),), "0 passed, 0 failed, 1 unknown, 0 not run. No baseline is fit"),

@@ -41,7 +41,7 @@ def test_noise_of_simulated_training_says_so(
     monkeypatch.setattr(spread, "why_not", lambda case, night: None)
     measure: Any = lambda *arguments: (make_launches(1.0, 1.01, 0.99), RECORDED)  # noqa: E731
     row = by_check(spread_rows(make_night(size=size, measure=measure)))["noise"]
-    assert "drops in tokens/s of " in row.found
+    assert "so the gate now finds drops of " in row.found
     said = "simulated on CPUs: nothing here says anything about GPUs; "
     assert row.found.startswith(said) == is_said
 

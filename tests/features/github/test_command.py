@@ -116,7 +116,10 @@ def test_changed_judge_files_are_reported_first(on_pull_request: Gh) -> None:
         f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n"
         in on_pull_request.calls
     )
-    assert check_of(on_pull_request)["output"]["title"] == "1 passed; the judging files changed"
+    assert (
+        check_of(on_pull_request)["output"]["title"]
+        == "1 passed; this branch changes the files that judge it"
+    )
 
 
 def test_missing_results_are_not_green() -> None:
@@ -165,7 +168,7 @@ def test_a_commit_of_another_branch_gets_no_check(on_pull_request: Gh, parents: 
     on_pull_request.knows_commit(*parents)
     said = answer(GOOD, commit=MERGE, status=2)
     assert f"the results are of commit {MERGE[:12]}, which is not a commit or merge of pull request" in said
-    assert "Give the commit that was measured with --commit" in said
+    assert "With --commit, give the commit that was measured" in said
     assert "check-runs" not in on_pull_request.calls
 
 

@@ -118,7 +118,7 @@ def test_issue_stays_open_until_drift_is_gone() -> None:
     _, create = told(GOOD, drifts=[drift()])
     assert f"- `{CASE}`: **worse** over many nights" in create.text
     assert "  - peak memory: +2.0% (99% interval +1.0% to +3.0%)" in create.text
-    assert "  - changed there: torch: 2.13.0 -" in create.text
+    assert "  - also changed: torch: 2.13.0 -" in create.text
     issue = Issue(7, create.text)
     assert issue.subjects == [f"drift of {CASE}, peak memory"]
     for drifts in ([drift()], None):  # None: nobody searched for drifts

@@ -80,11 +80,11 @@ def test_failures_shows_later_retractions() -> None:
     later = "2026-01-02 0123abcd"
     assert commands.flat(first) == f"{start}1 0123abcd regressed (shadow) {later}"
     assert commands.flat(second) == f"{start}3 0123abcd regressed no"
-    assert total.startswith("failures in 4 sessions: 1, and 1 in shadow mode. Later passed with")
+    assert total.startswith("1 failure in 4 sessions, and 1 more in shadow mode. In 1 of these failures,")
     back, kept = commands.rows(invoke("failures", "--json").stdout)
     assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
     none = invoke("failures", "--since", "2026-01-04").output
-    assert none.startswith("failures in 1 session: 0, and 0 in shadow mode")
+    assert none.startswith("0 failures in 1 session, and 0 more in shadow mode")
 
 
 def test_list_shows_newest_figures() -> None:

@@ -251,7 +251,7 @@ def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list
     repo = f"--repo={root / 'repo'}"
     result, printed = (invoke(kept, repo, *words, status=1) for words in ((), ("--json",)))
     for text in (
-        *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),
+        *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "also changed: torch: 2.13.0 -> 2.14.0"),
         *("between 2024-02-19 and 2024-02-20, ", ", commits: 1"),
         "6 series in 60 sessions, changes since 2023-12-01: 2 still worse, 0 others",
     ):

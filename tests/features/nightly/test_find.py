@@ -62,7 +62,7 @@ def test_states_launches_noise_reference_and_cost() -> None:
     text = printed("3%")
     assert "15 of 3 sessions 3 " in text
     assert f"noise of tokens/s on {H100}: 0.2% between launches; between sessions: " in text
-    assert "reference: 1 launch each of 2 canary cases: " in text
+    assert "reference: 1 launch on each of 2 canary cases: " in text
     assert "cost: 10 to 26 launches, 300.0 to 780.0 min, 40.0 to 104.0 GPU hours, of which 8.0" in text
     assert "not reached" not in text
 
@@ -82,7 +82,7 @@ def test_names_the_cases_that_need_pairs() -> None:
     accept(within=0.01)
     text = printed("2%")
     assert "The noise of a case within a session hides 2.0% in all cases, however often " in text
-    assert "Compare these in pairs (perfsuite compare): 5 pairs find 2.0%" in text
+    assert "compare them in pairs (perfsuite compare): 5 pairs are enough" in text
     assert "The tolerance stays as it is." in text
 
 
@@ -103,7 +103,7 @@ def test_not_even_pairs_find_very_small_changes() -> None:
 def test_asks_for_sessions_if_there_is_only_one() -> None:
     accept(sessions=1, launches=10)
     text = printed("3%")
-    assert "this plan assumes that they do not differ" in text
+    assert "this plan assumes that sessions do not differ" in text
     assert "0.2% between launches; between sessions: unknown: accept baselines of two sessions" in text
     assert "no reference" in text
 
@@ -112,7 +112,7 @@ def test_names_cases_without_a_baseline() -> None:
     accept()
     file = next((BASELINES / H100).glob(f"{CASES[3].id}.json"))
     file.unlink()
-    assert f"not planned, without a baseline: {CASES[3].id}" in printed("3%")
+    assert f"not planned, because they have no baseline: {CASES[3].id}" in printed("3%")
 
 
 def test_a_case_that_was_never_launched_has_no_cost(tmp_path: Path) -> None:

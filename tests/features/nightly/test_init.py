@@ -76,7 +76,7 @@ def test_what_is_there_stays() -> None:
     assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
     assert "added to .gitignore: .perfsuite/ /history/\n" in printed
     printed = init("--cases", "perf").stdout
-    assert "add to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in printed
+    assert "add this to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in printed
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
@@ -206,7 +206,7 @@ def test_keeps_settings_and_says_what_to_add(name: str) -> None:
     Path(name).write_text(text)
     printed = init("--github").stdout
     assert (
-        "add to pytest's settings, which perfsuite's commands also read: perf_missing_baseline = fail\n"
+        "add this to pytest's settings, which perfsuite's commands also read: perf_missing_baseline = fail\n"
         in printed
     )
     assert Path(name).read_text() == text
@@ -215,7 +215,7 @@ def test_keeps_settings_and_says_what_to_add(name: str) -> None:
 
 def test_prints_the_code_owner_lines_once() -> None:
     printed = init("--github", "--cases", "perf").stdout
-    assert "write to .github/CODEOWNERS, with your reviewers instead of @OWNER:" in printed
+    assert "write this to .github/CODEOWNERS, with your reviewers instead of @OWNER:" in printed
     lines = [line.strip() for line in printed.splitlines() if line.endswith(" @OWNER")]
     assert [line.split()[0] for line in lines] == [
         "/baselines/",
@@ -227,7 +227,9 @@ def test_prints_the_code_owner_lines_once() -> None:
     ]
     Path("CODEOWNERS").write_text("\n".join(line.replace("@OWNER", "@ada") for line in lines[1:]))
     printed = init("--github", "--cases", "perf").stdout
-    assert "add to CODEOWNERS, with your reviewers instead of @OWNER:\n  /baselines/ @OWNER\n\n" in printed
+    assert (
+        "add this to CODEOWNERS, with your reviewers instead of @OWNER:\n  /baselines/ @OWNER\n\n" in printed
+    )
     assert "@OWNER" not in init().stdout
 
 

@@ -255,7 +255,9 @@ def test_compares_with_the_last_release_that_ran(runs: Runs) -> None:
     assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: with some_thing==1.1: crash: boom; launch: with" in page
     assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in page
     assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in page
-    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: with some_thing==2.0: it used some_thing 1.2" in page
+    assert (
+        f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: with some_thing==2.0: the run used some_thing 1.2" in page
+    )
 
 
 def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:

@@ -40,7 +40,9 @@ def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -
 def test_names_a_node_that_sees_other_gpus() -> None:
     eight, seven = (described(granted=8, device="cuda", devices=seen) for seen in (8, 7))
     refuse_other_gpus([eight, described(device="cuda", devices=8)])
-    with pytest.raises(MachineError, match=r"^n2: Slurm gave a step 8 GPUs, but it sees 7\. .*--exclude"):
+    with pytest.raises(
+        MachineError, match=r"^n2: Slurm gave a step 8 GPUs, but the step sees 7\. .*--exclude"
+    ):
         refuse_other_gpus([eight, seven])
 
 

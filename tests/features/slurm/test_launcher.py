@@ -133,7 +133,9 @@ def test_refuses_a_step_without_all_gpus(
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of a job
     launcher = SlurmLauncher()
-    with pytest.raises(MachineError, match=r"^n1: Slurm gave a step 4 GPUs, but it sees 0 \(.*request none"):
+    with pytest.raises(
+        MachineError, match=r"^n1: Slurm gave a step 4 GPUs, but the step sees 0 \(.*request none"
+    ):
         launcher.machine(tmp_path)
     on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
     run = launch_once(on_one_node, MACHINE, tmp_path / "launch", Launching(launcher=launcher))

@@ -48,7 +48,7 @@ def test_captions_say_what_the_chart_cannot() -> None:
     assert [figure.caption.split(":")[0] for figure in seen.steps] == ["Launch 1", "Launch 3"]
     seen = view(make_result(run))
     beyond = "2 measured steps are off the scale (▲), the longest 8,500.0 ms at step 502"
-    gap = "gap in the line: 1 without a finite time"
+    gap = "gap in the line: 1 step without a finite time"
     assert seen.steps[0].caption == f"Launch 1: median 12.3 ms; {beyond}; {gap}."
     assert seen.loss.caption == "Loss, mean over ranks. Final value: 5.0000."
     assert (

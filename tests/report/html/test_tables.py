@@ -25,7 +25,7 @@ def test_checks_show_blindness_and_correction() -> None:
     [first, *others] = result.verdict.checks
     blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)
     table = checks(judged(result, checks=(blind, *others)), "a")
-    corrected = "Changes corrected for the machine's own speed"
+    corrected = "Some changes are corrected for the machine's own speed"
     assert columns(table)[0]["can find"] == "50.0% (blind)"
     assert (corrected in table.caption, corrected in checks(result, "a").caption) == (True, False)
 

@@ -331,7 +331,7 @@ def test_clock_can_be_named_and_notes_another_rate(start: Start) -> None:
     assert len(report.step_s) == ALONE.total_steps
     assert known(report.observed).settings["optimizer"] == "Adam"
     (note,) = report.notes
-    assert note.startswith("RMSprop took 55 steps in 12 steps of the clock, Adam. ")
+    assert note.startswith("RMSprop took 55 steps in 12 training steps, which end when Adam steps. ")
 
 
 def test_separates_two_alternating_optimizers(start: Start) -> None:
@@ -466,8 +466,9 @@ def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pyte
     train(steps=3)
     attached = start()
     assert ended(attached).message == (
-        "the script captures its optimizer's step in a CUDA graph. That step is the clock, but a replay of "
-        "the graph does not call the optimizer. Capture only forward and backward, or turn the graph off"
+        "the script captures its optimizer's step in a CUDA graph. perfsuite recognises the "
+        "end of a training step by the call of the optimizer, but a replay of the graph does not call the "
+        "optimizer. Capture only forward and backward, or turn the graph off"
     )
     assert attached.rank is None
 
@@ -482,8 +483,8 @@ def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
         backward_of_a_sum(1)
     assert failure_of(attached).message == (
         "no optimizer of torch has stepped after 110 backward passes (the case says "
-        "gradient_accumulation=11). The steps of a torch.optim.Optimizer are the clock, and training without "
-        "such an optimizer cannot be measured"
+        "gradient_accumulation=11). perfsuite measures the time between steps of a torch.optim.Optimizer, so "
+        "training without such an optimizer cannot be measured"
     )
 
 
