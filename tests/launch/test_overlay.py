@@ -119,6 +119,15 @@ def test_a_list_names_several_packages(index: Path) -> None:
     assert made.given == {"X": "1"}
 
 
+@pytest.mark.parametrize("text", ["", "\n# only a comment\n"])
+def test_a_list_without_packages_is_refused(tmp_path: Path, text: str) -> None:
+    """Both arms would be the same environment."""
+    file = tmp_path / "empty.txt"
+    file.write_text(text)
+    with pytest.raises(PackageError, match=r"empty\.txt names no package, so the launches would not change$"):
+        Wanted(lists=(file,)).requirements(tmp_path)
+
+
 @pytest.mark.launch
 def test_a_lock_of_uv_names_several_packages(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +213,13 @@ def test_names_what_another_torch_breaks(below: Environment) -> None:
         "library": "library 1 needs torch>=2",
     }
     assert set(broken_by(changes, below, pins=True)) == {"vision"}
+
+
+def test_a_torch_that_perfsuite_does_not_support_is_named(below: Environment, tmp_path: Path) -> None:
+    """perfsuite needs torch only with an extra."""
+    distribution(tmp_path, "perfsuite", "0.1", "torch>=2; extra == 'torch'")
+    changes = {"torch": Package(name="torch", version="1", url="")}
+    assert broken_by(changes, below)["perfsuite"] == "perfsuite 0.1 needs torch>=2"
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, *packages: Package) -> Plan:
