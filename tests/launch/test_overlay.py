@@ -254,6 +254,25 @@ def test_a_yanked_release_is_named(
     assert "torch 1 was yanked: wrong results" in made.notes
 
 
+def test_a_reason_for_yanking_can_be_unknown(
+    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path
+) -> None:
+    torch = Package(name="torch", version="1", url="", yanked="")
+    made = planned(monkeypatch, below, tmp_path, torch)
+    assert "torch 1 was yanked" in made.notes
+
+
+def test_another_text_of_a_list_needs_another_directory(below: Environment, tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    places = set()
+    for text in ("one==1.0\n", "one==2.0\n"):
+        file.write_text(text)
+        wanted = Wanted(lists=(file,))
+        wanted.__dict__["below"] = below
+        places.add(wanted.directory(tmp_path))
+    assert len(places) == 2
+
+
 @pytest.mark.launch
 def test_other_packages_below_need_another_directory(index: Path) -> None:
     """A release's dependencies that are installed today could have other versions tomorrow."""
