@@ -71,6 +71,13 @@ def test_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(guard.library().parent.iterdir()) == []
 
 
+def test_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DryRunError, match=r"cannot write .*guard-.*: Not a directory. Set XDG_CACHE_HOME to"):
+        guard.build(guard.library())
+
+
 def test_two_processes_may_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo built > "$2"', monkeypatch)
     with ThreadPoolExecutor() as pool:
