@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,25 @@ def run(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run Python code in a new process, because libraries that it loads cannot be unloaded."""
     words = [sys.executable, "-c", code]
     return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"),
+    [
+        ("", "the guard for torch .* cannot be loaded: .*guard-.*: file too short"),
+        (
+            "ctypes.CDLL = lambda *words, **options: SimpleNamespace(perfsuite_install_guard=lambda: 0); ",
+            "does not accept the guard .*guard-.*so for CUDA",
+        ),
+    ],
+    ids=["broken", "refused by torch"],
+)
+def test_says_why_a_guard_cannot_be_used(tmp_path: Path, loads: str, why: str) -> None:
+    own = "import ctypes, importlib; from types import SimpleNamespace; from perfsuite.dry import guard; "
+    empty = "guard.library().parent.mkdir(parents=True); guard.library().touch(); "
+    without_torch = "importlib.import_module = print; "
+    done = run(own + empty + loads + without_torch + "guard.load()", XDG_CACHE_HOME=str(tmp_path))
+    assert re.search(why, done.stderr), done.stderr
 
 
 def driver_in(directory: Path) -> Path:

@@ -1,5 +1,6 @@
 """Test how the program of a dry run reports errors. The program runs in the test's own process."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from perfsuite.errors import DryRunError, PrivateNameError
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
-from tests.samples import known, make_case
+from tests.samples import known, make_case, make_report
 
 
 @pytest.fixture
@@ -39,6 +40,27 @@ def test_reports_why_cuda_cannot_be_faked(run_dir: RunDir, monkeypatch: pytest.M
         program.main()
     failure = known(documents.read(run_dir.rank(0), RankReport).failure)
     assert failure.message == "g++ cannot build guard.cpp against torch 2.99.0"
+
+
+def test_a_run_that_loaded_the_driver_counts_nothing(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library can load the driver late, for example in the first step."""
+
+    def refuse() -> None:
+        raise DryRunError("this process has loaded NVIDIA's driver")
+
+    monkeypatch.setattr("perfsuite.dry.rank.DryRank.__init__", lambda self, *arguments: None)
+    monkeypatch.setattr("perfsuite.dry.rank.DryRank.counted", lambda self: make_report())
+    monkeypatch.setattr(guard, "load", lambda: None)
+    monkeypatch.setattr(guard, "refuse_driver", refuse)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--gpu", ANY_GPU])
+    with pytest.raises(DryRunError):
+        program.main()
+    report = documents.read(run_dir.rank(0), RankReport)
+    assert known(report.failure).message == "this process has loaded NVIDIA's driver"
+    assert report.counts is None
 
 
 def test_reports_a_private_name_that_torch_lacks(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
