@@ -214,7 +214,9 @@ def run(
     said = " ".join(shown or command)
     kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     try:
-        done = captured(command, cwd=cwd, env={**kept, **OURS, **(variables or {})}, timeout=INSTALL_S)
+        environment = {**kept, **OURS, **(variables or {})}
+        # The installer inherits the lock of the directory that it fills (`installed.locked`).
+        done = captured(command, cwd=cwd, env=environment, timeout=INSTALL_S, close_fds=False)
     except subprocess.TimeoutExpired:
         raise PackageError(f"{said}: did not end within {INSTALL_S} s") from None
     if done.returncode:

@@ -12,7 +12,7 @@ import pytest
 
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.inputs.git import git
-from perfsuite.launch import installed
+from perfsuite.launch import installed, installer
 from perfsuite.launch.arm import Arm, resolve
 from tests.packages import only_index, write_wheel
 from tests.processes import executable
@@ -202,3 +202,9 @@ def test_two_comparisons_install_an_arm_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: installed.once(directory, install), range(2)))
     assert installations == [0]
+
+
+def test_an_installer_holds_the_lock_if_perfsuite_is_killed(tmp_path: Path) -> None:
+    with installed.locked(tmp_path / "arm"):
+        descriptors = installer.run("ls", "-l", "/proc/self/fd")
+    assert str(tmp_path / "arm.lock") in descriptors
