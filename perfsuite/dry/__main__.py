@@ -9,6 +9,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.dry import guard
 from perfsuite.dry.machine import pretended_cpu, pretended_gpu
+from perfsuite.errors import DryRunError
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
 
@@ -25,12 +26,18 @@ def main() -> None:
     request = documents.read(run_dir.case, CaseFile)
     case = request.case
     machine = pretended_gpu(given.gpu, case.topology) if given.gpu else pretended_cpu(case.topology)
+    refused = None
     if given.gpu:
-        guard.load()
+        try:
+            guard.load()
+        except DryRunError as error:
+            refused = error  # torch can be imported now, which the report needs
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
     report = empty_report(given.rank, case.topology.world_size)
     try:
+        if refused is not None:
+            raise refused
         from perfsuite.dry.rank import DryRank
         from perfsuite.dry.script import DryScript
         from perfsuite.frameworks.base import framework_of

@@ -73,8 +73,14 @@ def refuse_driver() -> None:
 
 def build(file: Path) -> None:
     """Compile the guard and move it to `file`. Raises `DryRunError` with the compiler's output."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
+    except OSError as error:
+        raise DryRunError(
+            f"cannot write {file}, which fakes CUDA: {error.strerror}. Set XDG_CACHE_HOME to another "
+            "directory, or give --device cpu"
+        ) from None
     os.close(descriptor)
     torch = _torch()
     command = [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", str(SOURCE), "-o", name]

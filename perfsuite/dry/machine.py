@@ -34,7 +34,10 @@ def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | 
         raise DryRunError(f"--device cuda: {reason}. Or give --device cpu")
     if wanted == "cuda" and reason is None:
         return pretended_gpu(product(case.hardware), case.topology), None
-    return pretended_cpu(case.topology), reason and f"a CPU is simulated instead of a GPU: {reason}"
+    instead = (
+        "a CPU is simulated instead of a GPU, so kernels are those of a CPU, and memory and speed are not"
+    )
+    return pretended_cpu(case.topology), reason and f"{instead} predicted: {reason}"
 
 
 def product(hardware: tuple[str, ...]) -> str:

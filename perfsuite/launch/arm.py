@@ -16,6 +16,7 @@ For example, `main NCCL_ALGO=Ring` is the branch main with one variable set.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -39,11 +40,13 @@ from perfsuite.redaction import is_secret, masked
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
+LISTS = (".txt", ".lock")  # how the names of files with packages end
 WORDS = (
     "Give one or more of these words, separated by spaces: . for this environment, NAME=VALUE, "
     "PACKAGE==VERSION, requirements.txt or uv.lock, path/to/python, image:NAME, a git commit, COMMIT:LOCKFILE"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
+_VERSION = re.compile(r"\d+(\.\w+)+(\+[\w.]+)?")
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 
@@ -177,6 +180,12 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
     Neither this function nor the functions that it calls may put a secret into an error message.
     """
     given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
+    for name, value in given.items():
+        if _VERSION.fullmatch(value) and _is_package(name):
+            raise CaseError(
+                f"{name}={value} would set a variable, but {name} is a package. To name a release, write "
+                f"{name}=={value}"
+            )
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
     lists = [word for word in words if _is_list(word)]
@@ -225,9 +234,18 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
 
 
+def _is_package(name: str) -> bool:
+    """Return whether a package of this environment has this name. Names in capitals are of variables."""
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return name.islower()
+
+
 def _is_list(word: str) -> bool:
     """Return whether a word is an existing file of requirements or of uv."""
-    return word.endswith((".txt", ".lock")) and Path(word).expanduser().is_file()
+    return word.endswith(LISTS) and Path(word).expanduser().is_file()
 
 
 def _over(arm: Arm, wanted: Wanted, store: Path, installing: _Installing | None) -> Arm:
@@ -283,7 +301,8 @@ def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
         if "/" in word and (path := Path(word).expanduser()).is_file():
             pythons.append(str(path))
         elif word.startswith(("/", "./", "../", "~")):
-            raise CaseError(f"there is no interpreter {word}. {WORDS}")
+            what = "file" if word.endswith(LISTS) else "interpreter"
+            raise CaseError(f"there is no {what} {word}. {WORDS}")
         elif word.startswith("-"):
             raise CaseError(f"{word!r} is an option, which is not allowed here. {WORDS}")
         elif word != ".":
@@ -298,7 +317,8 @@ def _commit(name: str, root: Path) -> str:
     try:
         return git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", cwd=root).strip()
     except GitError as error:
-        raise CaseError(f"{name!r} is not a commit of {root} ({error}). {WORDS}") from None
+        is_not = "is neither a file nor a commit" if name.endswith(LISTS) else "is not a commit"
+        raise CaseError(f"{name!r} {is_not} of {root} ({error}). {WORDS}") from None
 
 
 def _top(root: Path) -> Path:

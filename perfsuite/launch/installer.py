@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -146,6 +146,10 @@ def _version(file: str) -> str:
 def _explain(error: InstallerError, python: str) -> NoReturn:
     """Raise `PackageError` with a sentence that explains pip's failure. Without a sentence, raise `error`."""
     missing = pip_errors.missing(error.output)
+    if missing is not None and not missing.known:
+        # pip lists no versions if the package has a constraint.
+        with contextlib.suppress(PackageError):
+            missing = replace(missing, known=tuple(map(str, versions(missing.name, python=python))))
     if missing is None or missing.needs_python or missing.version is None:
         why = pip_errors.reason(error.output) if missing is None else missing.sentence(_release_of(python))
     else:
@@ -178,12 +182,12 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
         return [version for version, has in zip(OTHER_PYTHONS, holds, strict=True) if has]
 
 
-def versions(package: str) -> list[Version]:
+def versions(package: str, *, python: str = sys.executable) -> list[Version]:
     """Return the versions of a package that pip finds, oldest first.
 
     Pre-releases are included, but yanked releases are not. Raises `PackageError` if pip finds no version.
     """
-    said = pip("index", "versions", "--pre", package).splitlines()
+    said = pip("index", "versions", "--pre", package, python=python).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
     return sorted(Version(version.strip()) for version in listed.split(",") if version.strip())
 
@@ -212,14 +216,18 @@ def run(
     said = " ".join(shown or command)
     kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     try:
-        done = captured(command, cwd=cwd, env={**kept, **OURS, **(variables or {})}, timeout=INSTALL_S)
+        environment = {**kept, **OURS, **(variables or {})}
+        # The installer inherits the lock of the directory that it fills (`installed.locked`).
+        done = captured(command, cwd=cwd, env=environment, timeout=INSTALL_S, close_fds=False)
     except subprocess.TimeoutExpired:
         raise PackageError(f"{said}: did not end within {INSTALL_S} s") from None
     if done.returncode:
         why = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         # pip's last line might only refer to its manual.
         lines = why.splitlines()
-        reason = next((line for line in lines if line.startswith("ERROR: Cannot install")), lines[-1])
+        errors = [line for line in lines if line.startswith("ERROR: ")]
+        conflicts = [line for line in errors if line.startswith("ERROR: Cannot install")]
+        reason = (conflicts[:1] or errors or lines)[-1]
         output = f"{done.stdout}\n{done.stderr}"
         if pip_errors.NO_SPACE in output:
             reason = f"the disk is full ({pip_errors.NO_SPACE}). Free some space"

@@ -112,8 +112,16 @@ class Wanted:
         words = [*self.releases]
         for file in self.lists:
             exported = _exported(file, store) if file.name == UV_LOCK else file.absolute()
+            if not _lines(files.read_text(exported, errors="backslashreplace")):
+                raise PackageError(f"{file} names no package, so the launches would not change")
             words += ["-r", str(exported)]
         return words
+
+
+def _lines(requirements: str) -> list[str]:
+    """Return the lines of a requirements file that are neither empty nor comments."""
+    lines = (line.partition("#")[0].strip() for line in requirements.splitlines())
+    return list(filter(None, lines))
 
 
 def _exported(lock: Path, store: Path) -> Path:
@@ -197,7 +205,9 @@ def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool 
     for name, distribution in below.distributions.items():
         if name in changes:
             continue
-        for requirement in _requirements(distribution, ("",)):
+        # perfsuite needs torch only with the extra `torch`, so that it can be installed without torch.
+        extras = ("", "torch") if name == "perfsuite" else ("",)
+        for requirement in _requirements(distribution, extras):
             needed = canonicalize_name(requirement.name)
             if needed not in changes or (
                 pins and not any(of.operator == "==" for of in requirement.specifier)

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 NO_SPACE = "No space left on device"
@@ -19,6 +20,15 @@ _PINNED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 _NEEDS_PYTHON = re.compile(r"Ignored the following versions that require a different python version: (.*)")
 _OTHER_PYTHON = re.compile(r"Package '(.+?)' requires a different Python: (\S+) not in '(.+?)'")
 _CONFLICT = re.compile(r"The conflict is caused by:\n((?: {4}.*\n)+)")
+_REQUESTED = re.compile(r"The user requested ([A-Za-z0-9][\w.-]*==[\w.!+-]+)")
+_CONSTRAINT = re.compile(r"The user requested \(constraint\) [A-Za-z0-9][\w.-]*?([<>=!~].*)")
+_NO_REQUIREMENT = re.compile(r"Invalid requirement: (.+?)(?:\n[^(]*| )\(from (line \d+ of .+)\)")
+# The last retry, after which pip gives up. Earlier retries might have reached the index.
+_UNREACHABLE = re.compile(r"Retry\(total=0,.*?\)\) after connection broken by '(.+)': ")
+_NOT_BUILT = re.compile(
+    r"error: (?:metadata-generation-failed|failed-wheel-build-for-install)\n\n.*\n\S+ (.+)"
+)
+_END_OF_BUILD = re.compile(r"(\S.*)\n +\[end of output\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +79,11 @@ def _needs(needed: str, python: str) -> str:
 
 def missing(output: str) -> Missing | None:
     """Return the requirement for which pip found nothing, or None if pip failed for another reason."""
+    if _UNREACHABLE.search(output):
+        return None
     match = _NOT_FOUND.search(output)
     if match is None:
-        return None
+        return _missing_despite_constraint(output)
     pinned = _PINNED.fullmatch(match["requirement"])
     name = pinned["name"] if pinned else re.split(r"[^\w.-]", match["requirement"])[0]
     version = pinned["version"] if pinned else None
@@ -86,6 +98,29 @@ def missing(output: str) -> Missing | None:
     )
 
 
+def _missing_despite_constraint(output: str) -> Missing | None:
+    """Return the version that pip does not find, if pip blames constraints that allow this version.
+
+    If a package has a constraint, pip reports every version that it does not find as a conflict.
+    """
+    match = _CONFLICT.search(output)
+    if match is None:
+        return None
+    reasons = [line.strip() for line in match[1].splitlines()]
+    requested = {pinned[1] for pinned in map(_REQUESTED.fullmatch, reasons) if pinned}
+    constraints = [constraint[1] for constraint in map(_CONSTRAINT.fullmatch, reasons) if constraint]
+    if len(requested) != 1 or not constraints or len(set(reasons)) != 1 + len(set(constraints)):
+        return None
+    (requirement,) = requested
+    name, _, version = requirement.partition("==")
+    try:
+        if not SpecifierSet(",".join(constraints)).contains(version, prereleases=True):
+            return None
+    except (InvalidSpecifier, InvalidVersion):
+        return None
+    return Missing(requirement=requirement, name=name, version=version, by=None, known=(), needs_python=None)
+
+
 def _needed_python(output: str, version: str) -> str | None:
     for line in _NEEDS_PYTHON.findall(output):
         for entry in line.split("; "):
@@ -96,10 +131,22 @@ def _needed_python(output: str, version: str) -> str | None:
 
 
 def reason(output: str) -> str | None:
-    """Return a sentence that names the needed Python, or the requirements that contradict each other.
+    """Return the reason in one sentence, such as the needed Python or the requirements that contradict.
 
     Returns None if pip failed for another reason.
     """
+    unreachable = _UNREACHABLE.search(output)
+    if unreachable is not None:
+        return f"pip cannot reach the package index: {unreachable[1]}"
+    no_requirement = _NO_REQUIREMENT.search(output)
+    if no_requirement is not None:
+        return f"{no_requirement[2]} is not a requirement: {no_requirement[1]}"
+    not_built = _NOT_BUILT.search(output)
+    if not_built is not None:
+        end = _END_OF_BUILD.search(output)
+        why = f" ({end[1]})" if end else ""
+        wheel = "Name a version that has a wheel for this Python"
+        return f"pip cannot build {not_built[1]} from source{why}. {wheel}"
     other_python = _OTHER_PYTHON.search(output)
     if other_python is not None:
         name, python, needed = other_python.groups()

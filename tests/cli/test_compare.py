@@ -24,7 +24,7 @@ from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.case_changes import case_changes
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from tests.cli import commands
-from tests.samples import make_case, make_run
+from tests.samples import make_case, make_machine, make_run
 
 CASE = make_case()
 OTHER = make_case(steps=21)
@@ -202,6 +202,22 @@ def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch
     refused = command("torch==1.0", "-k", "any", "--out", "out", status=3)
     assert f"{GPU_CASE.id}: it is meant for h100" in refused.stderr
     assert "1 skipped" in Path("out/summary.md").read_text()
+
+
+def test_dry_comparison_needs_no_driver(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is too old for the new torch only matters for launches."""
+    monkeypatch.setattr("perfsuite.launch.local.detect", lambda: make_machine(driver="550.54.15"))
+    drivers = list[str | None]()
+    resolved = against_arm.resolved
+
+    def arms(*arguments: Any, driver: str | None) -> Any:
+        drivers.append(driver)
+        return resolved(*arguments)
+
+    monkeypatch.setattr(compare, "resolved", arms)
+    command(".", CASE.id)
+    command(".", CASE.id, "--dry")
+    assert drivers == ["550.54.15", None]
 
 
 def test_compares_all_cases_if_none_is_named(verdicts: Verdicts) -> None:

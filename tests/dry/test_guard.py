@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,13 @@ def test_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(guard.library().parent.iterdir()) == []
 
 
+def test_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DryRunError, match=r"cannot write .*guard-.*: Not a directory. Set XDG_CACHE_HOME to"):
+        guard.build(guard.library())
+
+
 def test_two_processes_may_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo built > "$2"', monkeypatch)
     with ThreadPoolExecutor() as pool:
@@ -82,6 +90,25 @@ def run(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run Python code in a new process, because libraries that it loads cannot be unloaded."""
     words = [sys.executable, "-c", code]
     return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"),
+    [
+        ("", "the guard for torch .* cannot be loaded: .*guard-.*: file too short"),
+        (
+            "ctypes.CDLL = lambda *words, **options: SimpleNamespace(perfsuite_install_guard=lambda: 0); ",
+            "does not accept the guard .*guard-.*so for CUDA",
+        ),
+    ],
+    ids=["broken", "refused by torch"],
+)
+def test_says_why_a_guard_cannot_be_used(tmp_path: Path, loads: str, why: str) -> None:
+    own = "import ctypes, importlib; from types import SimpleNamespace; from perfsuite.dry import guard; "
+    empty = "guard.library().parent.mkdir(parents=True); guard.library().touch(); "
+    without_torch = "importlib.import_module = print; "
+    done = run(own + empty + loads + without_torch + "guard.load()", XDG_CACHE_HOME=str(tmp_path))
+    assert re.search(why, done.stderr), done.stderr
 
 
 def driver_in(directory: Path) -> Path:

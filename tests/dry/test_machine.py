@@ -53,7 +53,8 @@ def test_pretends_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(guard, "why_not", lambda: NO_COMPILER)
     machine, instead = pretended(make_case(hardware="h100"))
     assert machine.device == "cpu"
-    assert instead == f"a CPU is simulated instead of a GPU: {NO_COMPILER}"
+    lost = "so kernels are those of a CPU, and memory and speed are not predicted"
+    assert instead == f"a CPU is simulated instead of a GPU, {lost}: {NO_COMPILER}"
     assert pretended(make_case(hardware="h100"), "cpu")[1] is None
     with pytest.raises(DryRunError, match=r"--device cuda: there is no C\+\+ compiler.*Or give --device cpu"):
         pretended(make_case(hardware="h100"), "cuda")

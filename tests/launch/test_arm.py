@@ -64,6 +64,12 @@ def test_dot_is_this_environment_and_commit(repo: Path) -> None:
         assert here.facts == {"interpreter": sys.executable, **facts, **variables}
 
 
+def test_numbers_can_be_values_of_variables(repo: Path) -> None:
+    """Only versions of installed packages are refused, because they are typing errors."""
+    given = {"PYTEST": "8.0.0", "pytest": "8", "nosuchpackage": "8.0.0"}
+    assert arm("PYTEST=8.0.0 pytest=8 nosuchpackage=8.0.0", repo).given == given
+
+
 @pytest.mark.parametrize(
     ("changes", "same_packages", "acts_the_same"),
     [
@@ -177,6 +183,9 @@ def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest
         ("", "--a is empty. Give one or more of these words, separated by spaces: . for this environment"),
         ("nosuch", "'nosuch' is not a commit of"),
         ("no/such/python", "'no/such/python' is not a commit of"),
+        ("nosuch.txt", "'nosuch.txt' is neither a file nor a commit of"),
+        ("../uv.lock", "there is no file ../uv.lock. Give one or more"),
+        ("pytest=8.0.0", "pytest is a package. To name a release, write pytest==8.0.0"),
         ("main ../no/such/python", "there is no interpreter ../no/such/python. Give one or more"),
         ("main first", "names two commits, main and first. Give only one of them"),
         ("--upload-pack=x", "'--upload-pack=x' is an option, which is not allowed here. Give one"),

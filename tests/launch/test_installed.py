@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.inputs.git import git
-from perfsuite.launch import installed
+from perfsuite.launch import installed, installer
 from perfsuite.launch.arm import Arm, resolve
 from tests.packages import only_index, write_wheel
 from tests.processes import executable
@@ -186,3 +188,23 @@ def test_a_lock_of_uv_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackageError, match=r"uv, which is not installed\. Install it with pip install uv"):
         installed.environment(tmp_path / "uv.lock", "a", tmp_path / "store")
+
+
+def test_two_comparisons_install_an_arm_once(tmp_path: Path) -> None:
+    directory = tmp_path / "arm"
+    installations = list[int]()
+
+    def install() -> None:
+        installations.append(len(installations))
+        time.sleep(0.2)  # the other thread must wait meanwhile
+        directory.mkdir()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: installed.once(directory, install), range(2)))
+    assert installations == [0]
+
+
+def test_an_installer_holds_the_lock_if_perfsuite_is_killed(tmp_path: Path) -> None:
+    with installed.locked(tmp_path / "arm"):
+        descriptors = installer.run("ls", "-l", "/proc/self/fd")
+    assert str(tmp_path / "arm.lock") in descriptors

@@ -107,6 +107,21 @@ def test_says_which_python_a_release_needs(index: Path) -> None:
 
 
 @pytest.mark.launch
+def test_a_constraint_keeps_the_nearest_versions(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("1.0", "2.0"):
+        write_wheel(index, "vision", version)
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("vision<3\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(constraints))
+    with pytest.raises(
+        PackageError, match=r"^pip finds no vision 1\.5 .* The nearest versions are 1\.0, 2\.0$"
+    ):
+        would_install("vision==1.5", python=sys.executable)
+
+
+@pytest.mark.launch
 def test_says_which_requirements_conflict(index: Path) -> None:
     write_wheel(index, "vision", "1.0")
     write_wheel(index, "vision", "2.0")
@@ -122,6 +137,7 @@ def test_says_which_requirements_conflict(index: Path) -> None:
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
         ("No module named pip", "that environment has no pip. Run .*python -m ensurepip"),
+        ("ERROR: this is the reason\nHint: read the manual", ": ERROR: this is the reason$"),
     ],
 )
 def test_says_what_to_do_about_a_failed_pip(tmp_path: Path, said: str, why: str) -> None:

@@ -119,6 +119,15 @@ def test_a_list_names_several_packages(index: Path) -> None:
     assert made.given == {"X": "1"}
 
 
+@pytest.mark.parametrize("text", ["", "\n# only a comment\n"])
+def test_a_list_without_packages_is_refused(tmp_path: Path, text: str) -> None:
+    """Both arms would be the same environment."""
+    file = tmp_path / "empty.txt"
+    file.write_text(text)
+    with pytest.raises(PackageError, match=r"empty\.txt names no package, so the launches would not change$"):
+        Wanted(lists=(file,)).requirements(tmp_path)
+
+
 @pytest.mark.launch
 def test_a_lock_of_uv_names_several_packages(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +215,13 @@ def test_names_what_another_torch_breaks(below: Environment) -> None:
     assert set(broken_by(changes, below, pins=True)) == {"vision"}
 
 
+def test_a_torch_that_perfsuite_does_not_support_is_named(below: Environment, tmp_path: Path) -> None:
+    """perfsuite needs torch only with an extra."""
+    distribution(tmp_path, "perfsuite", "0.1", "torch>=2; extra == 'torch'")
+    changes = {"torch": Package(name="torch", version="1", url="")}
+    assert broken_by(changes, below)["perfsuite"] == "perfsuite 0.1 needs torch>=2"
+
+
 def planned(monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, *packages: Package) -> Plan:
     """Return the plan for torch 1 if pip would install these packages."""
     asked: list[Sequence[str]] = []
@@ -236,6 +252,25 @@ def test_a_yanked_release_is_named(
     torch = Package(name="torch", version="1", url="", yanked="wrong results")
     made = planned(monkeypatch, below, tmp_path, torch)
     assert "torch 1 was yanked: wrong results" in made.notes
+
+
+def test_a_reason_for_yanking_can_be_unknown(
+    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path
+) -> None:
+    torch = Package(name="torch", version="1", url="", yanked="")
+    made = planned(monkeypatch, below, tmp_path, torch)
+    assert "torch 1 was yanked" in made.notes
+
+
+def test_another_text_of_a_list_needs_another_directory(below: Environment, tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    places = set()
+    for text in ("one==1.0\n", "one==2.0\n"):
+        file.write_text(text)
+        wanted = Wanted(lists=(file,))
+        wanted.__dict__["below"] = below
+        places.add(wanted.directory(tmp_path))
+    assert len(places) == 2
 
 
 @pytest.mark.launch

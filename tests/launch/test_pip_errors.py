@@ -41,6 +41,68 @@ def test_names_the_python_of_the_version_only() -> None:
     assert (asked.needs_python, other.needs_python) == (">=3.13", None)
 
 
+CONSTRAINED = (
+    "The conflict is caused by:\n    The user requested torch=={}\n"
+    "    The user requested (constraint) torch<=2.14.1\n"
+)
+
+
+def test_a_constraint_does_not_hide_a_missing_version() -> None:
+    """If a package has a constraint, pip reports a version that it does not find as a conflict."""
+    problem = missing(CONSTRAINED.format("1.12.0"))
+    assert problem is not None
+    assert (problem.requirement, problem.name, problem.version) == ("torch==1.12.0", "torch", "1.12.0")
+    assert missing(CONSTRAINED.format("2.15.0")) is None
+    assert missing(CONSTRAINED.format("1.12.0") + "    library 1.0 depends on torch<2\n") is None
+
+
+RETRY = (
+    "WARNING: Retrying (Retry(total={}, connect=None, read=None, redirect=None, status=None)) after "
+    "connection broken by 'ReadTimeoutError(\"host='pypi.org'\")': /simple/torch/\n"
+)
+
+
+def test_an_unreachable_index_is_not_a_missing_version() -> None:
+    output = RETRY.format(1) + RETRY.format(0) + FAILED.format("torch==2.12.0", "none")
+    assert missing(output) is None
+    assert reason(output) == "pip cannot reach the package index: ReadTimeoutError(\"host='pypi.org'\")"
+
+
+def test_an_index_that_was_slow_once_was_reached() -> None:
+    assert missing(RETRY.format(1) + FAILED.format("torch==2.99.0", "2.13.0")) is not None
+
+
+INVALID = "ERROR: Invalid requirement: 'one ! two': Expected end"
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["\n    one ! two\n        ^ (from line 2 of a.txt)\n", " (from line 2 of a.txt)\n"],
+    ids=["pip 26.3", "pip 23.0"],
+)
+def test_names_the_line_that_is_no_requirement(where: str) -> None:
+    assert reason(INVALID + where) == "line 2 of a.txt is not a requirement: 'one ! two': Expected end"
+
+
+NOT_BUILT = """
+      ModuleNotFoundError: No module named 'distutils'
+      [end of output]
+
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+error: metadata-generation-failed
+
+\N{MULTIPLICATION SIGN} Encountered error while generating package metadata.
+╰─> numpy
+
+hint: See above for details.
+"""
+
+
+def test_says_why_a_package_cannot_be_built() -> None:
+    why = "pip cannot build numpy from source (ModuleNotFoundError: No module named 'distutils'). Name a"
+    assert str(reason(NOT_BUILT)).startswith(why)
+
+
 def test_other_failures_have_no_missing_version() -> None:
     assert missing("ERROR: No space left on device") is None
     assert reason("ERROR: No space left on device") is None

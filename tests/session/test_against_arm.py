@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -547,5 +548,18 @@ def test_an_old_driver_is_noticed_before_the_download(planned: list[Any], tmp_pa
     ):
         against_arm.resolved(
             make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: True, driver="550.54.15"
+        )
+    assert planned == []
+
+
+def test_a_full_disk_is_noticed_before_the_question(
+    planned: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
+    with pytest.raises(
+        CaseError, match=r"'torch==2\.14\.1': the packages need about 5\.\d GB on the disk, but"
+    ):
+        against_arm.resolved(
+            make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: pytest.fail("asked")
         )
     assert planned == []
