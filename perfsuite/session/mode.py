@@ -20,7 +20,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionReference
 from perfsuite.results.store import BaselineStore
 from perfsuite.session.setup import Options, Setup
-from perfsuite.verdict.exact import counted
+from perfsuite.verdict.evidence import counted
 from perfsuite.verdict.overall import excuse
 from perfsuite.verdict.profiled import explained
 

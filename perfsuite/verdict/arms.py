@@ -42,7 +42,8 @@ from perfsuite.verdict.computation import (
     may_have_other_tokens,
     other_computation,
 )
-from perfsuite.verdict.evidence import Evidence
+from perfsuite.verdict.count_doubts import does_less_later, works_in_threads
+from perfsuite.verdict.evidence import Evidence, counted
 from perfsuite.verdict.judge import if_same, why_failed
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import is_size
@@ -147,7 +148,7 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         what = difference or "the model was given another number of tokens"
         reason = f"{what}, so arm B might do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
-    threads = exact.works_in_threads([b], a.other_threads)
+    threads = works_in_threads([b], a.other_threads)
     if threads is not None:
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, threads))
     if b.dry:
@@ -291,7 +292,7 @@ def _judge_healthy(
         return verdict
     if counts is not None and counts.outcome == "regressed":
         return verdict.replace(outcome="regressed")
-    fewer = exact.does_less_later(b, [entry for run in exact.counted(a) for entry in run.counts])
+    fewer = does_less_later(b, [entry for run in counted(a) for entry in run.counts])
     if verdict.outcome == "improved" and fewer is not None:
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, fewer))
     return verdict
@@ -429,5 +430,5 @@ def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> Coun
     hidden = exact.why_hidden([*a, *b])
     if hidden:
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
-    counted = exact.counted(a)
-    return exact.check(b, count_baseline.from_runs(counted), of_arm=judges) if counted else None
+    of_a = counted(a)
+    return exact.check(b, count_baseline.from_runs(of_a), of_arm=judges) if of_a else None

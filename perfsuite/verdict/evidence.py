@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import Run
 
 T = TypeVar("T")
 
@@ -38,3 +39,8 @@ class Evidence(Generic[T]):
             f"{unit} {number} set aside: {'; '.join(reasons)}" for number, reasons in self.set_aside.items()
         ]
         return verdict.replace(unhealthy_launches=tuple(self.set_aside), reasons=(*verdict.reasons, *why))
+
+
+def counted(runs: Sequence[Run]) -> list[Run]:
+    """Return the launches whose counts are evidence. A busy or slow machine does not change counts."""
+    return [run for run in runs if run.failure is None and run.counts]

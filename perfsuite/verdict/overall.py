@@ -12,6 +12,7 @@ from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import exact
 from perfsuite.verdict.computation import Computed, does_less, other_computation
+from perfsuite.verdict.count_doubts import does_less_later, works_in_threads
 from perfsuite.verdict.loss import are_compared, common_factor, may_differ, steadily_differ
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.policy import Policy
@@ -78,7 +79,7 @@ def with_counts(
     if baseline is not None and timed.outcome != "failed":
         is_judged = times is not None and timed.outcome in ("passed", "improved", "regressed")
         verdict = _unless_other(verdict, runs, baseline, is_judged=is_judged)
-    fewer = exact.does_less_later(runs, [] if baseline is None else baseline.counts)
+    fewer = does_less_later(runs, [] if baseline is None else baseline.counts)
     if verdict.outcome == "improved" and fewer is not None:
         verdict = verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, fewer))
     if verdict.failure is None and counts is not None and counts.outcome in ("regressed", "improved"):
@@ -130,7 +131,7 @@ def _if_same(
     then = Computed.of_counts(baseline)
     now = Computed.of(runs)
     why = does_less(then, now, OF_COUNTS)
-    threads = exact.works_in_threads(runs, baseline.other_threads)
+    threads = works_in_threads(runs, baseline.other_threads)
     why += [] if threads is None else [threads]
     if runs[-1].dry and not why:
         return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))

@@ -17,6 +17,7 @@ from perfsuite.results.store import BaselineFiles
 from perfsuite.session.review import computed
 from perfsuite.session.review.times import Refused, Shown
 from perfsuite.verdict import exact
+from perfsuite.verdict.evidence import counted
 
 
 def _listed(recorded: CountBaseline) -> dict[str, float | None]:
@@ -46,7 +47,7 @@ def can_be_accepted(run: Run) -> bool:
     A dry run without rank 0 cannot be accepted: it was only a look at other ranks (`--rank`).
     """
     only_looks = run.dry and of_rank(run.counts, 0) is None
-    return bool(exact.counted([run])) and run.inject is None and not only_looks
+    return bool(counted([run])) and run.inject is None and not only_looks
 
 
 def _is_whole(run: Run) -> bool:
@@ -68,17 +69,17 @@ def accepted(
     differ from those of the newest launch are also left out. Returns None if no launch was counted. Raises
     `PerfsuiteError` if a step does more work than in the reviewed baseline and no reason is given.
     """
-    counted = [run for run in newest_session if can_be_accepted(run)]
-    if not counted:
+    launches = [run for run in newest_session if can_be_accepted(run)]
+    if not launches:
         return None
-    newest = counted[-1]
+    newest = launches[-1]
     if newest.dry and not _is_whole(newest):
         raise Refused("the newest dry run counted only some ranks: run it again without --rank")
 
     def way(run: Run) -> object:
         return {entry.counts.method for entry in run.counts}, versions_of(run)
 
-    now = from_runs([run for run in counted if way(run) == way(newest)], accepted=acceptance)
+    now = from_runs([run for run in launches if way(run) == way(newest)], accepted=acceptance)
     stored = reviewed.find(now.target, now.case)
     before = stored.baseline if stored else None
     if before is not None:
