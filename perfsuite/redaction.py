@@ -32,7 +32,7 @@ _ALWAYS = re.compile(  # names that always mean a secret
     r"|user|admin|root|sudo)_?pass$"
 )
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
-"""Names that can mean a secret, depending on the value. Texts have tokens too, and data is read in passes."""
+"""Names that can mean a secret, depending on the value. For example, texts also have tokens."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
 _NO_SECRET = re.compile(  # values of options that are switches or numbers, or that name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",

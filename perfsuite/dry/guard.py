@@ -56,7 +56,7 @@ def load() -> None:
     if not guard.perfsuite_install_guard():
         raise DryRunError(
             f"torch {torch_build.summary()} reports no CUDA, although perfsuite's stand-in for it ({file}) "
-            "was loaded"
+            "was loaded. Give --device cpu, which needs no CUDA"
         )
 
 
@@ -90,6 +90,8 @@ def build(file: Path) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_S)
         Path(name).replace(file)
+    except OSError as error:  # for example, there is no compiler any more
+        raise DryRunError(f"cannot build {file}, which fakes CUDA: {error}. Give --device cpu") from None
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise DryRunError(

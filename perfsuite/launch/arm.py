@@ -235,12 +235,15 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
 
 
 def _is_package(name: str) -> bool:
-    """Return whether a package of this environment has this name. Names in capitals are of variables."""
+    """Return whether a package of this environment has this name.
+
+    A name in capitals alone is taken as that of a variable, although pip ignores the case of names.
+    """
     try:
         importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return name.islower()
+    return not name.isupper()
 
 
 def _is_list(word: str) -> bool:

@@ -119,9 +119,12 @@ class Wanted:
 
 
 def _lines(requirements: str) -> list[str]:
-    """Return the lines of a requirements file that are neither empty nor comments."""
-    lines = (line.partition("#")[0].strip() for line in requirements.splitlines())
-    return list(filter(None, lines))
+    """Return the lines of a requirements file that name packages or other files.
+
+    Comments, and options such as `--extra-index-url` or `-c constraints.txt`, install nothing.
+    """
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
+    return [line for line in lines if line and re.match(r"[^-]|-r|--requirement|-e|--editable", line)]
 
 
 def _exported(lock: Path, store: Path) -> Path:

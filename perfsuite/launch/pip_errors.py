@@ -23,7 +23,7 @@ _CONFLICT = re.compile(r"The conflict is caused by:\n((?: {4}.*\n)+)")
 _REQUESTED = re.compile(r"The user requested ([A-Za-z0-9][\w.-]*==[\w.!+-]+)")
 _CONSTRAINT = re.compile(r"The user requested \(constraint\) [A-Za-z0-9][\w.-]*?([<>=!~].*)")
 _NO_REQUIREMENT = re.compile(r"Invalid requirement: (.+?)(?:\n[^(]*| )\(from (line \d+ of .+)\)")
-# The last retry, after which pip gives up. Earlier retries might have reached the index.
+# The last retry. pip prints this line before the retry, which might still succeed.
 _UNREACHABLE = re.compile(r"Retry\(total=0,.*?\)\) after connection broken by '(.+)': ")
 _NOT_BUILT = re.compile(
     r"error: (?:metadata-generation-failed|failed-wheel-build-for-install)\n\n.*\n\S+ (.+)"
@@ -79,9 +79,10 @@ def _needs(needed: str, python: str) -> str:
 
 def missing(output: str) -> Missing | None:
     """Return the requirement for which pip found nothing, or None if pip failed for another reason."""
-    if _UNREACHABLE.search(output):
-        return None
     match = _NOT_FOUND.search(output)
+    finds_versions = match is not None and match["versions"] != "none"
+    if _UNREACHABLE.search(output) and not finds_versions:
+        return None
     if match is None:
         return _missing_despite_constraint(output)
     pinned = _PINNED.fullmatch(match["requirement"])

@@ -109,9 +109,9 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     complements the speed, so it is worth another launch only until there are enough launches to show a
     change.
 
-    `launches` is the number of launches so far, without those of the baseline. In a comparison, it is the
-    number for each arm. `awaited` is the only metric that the caller wants to
-    decide, if there is one. The check of this metric is never left open.
+    `launches` is the number of healthy launches so far, without those of the baseline. In a comparison, it is
+    the number for each arm. `awaited` is the only metric that the caller wants to decide, if there is one.
+    The check of this metric is never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)

@@ -1,6 +1,6 @@
 """Find how the counts of a step differ from those of a baseline. Pure.
 
-The entry is `differences`. It compares the counts of each rank, quantity by quantity, in each span that both
+The entry is `findings_of`. It compares the counts of each rank, quantity by quantity, in each span that both
 sides counted.
 """
 
@@ -25,7 +25,7 @@ _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantit
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT, quantities.KEPT_GRAPHS)
 
 
-def differences(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
+def findings_of(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
     """Return the findings, each with its ranks. Regressions come first.
 
     Among findings with the same outcome, those of a start-up come last, because a start-up happens once. The
@@ -204,11 +204,11 @@ def alike(
     """Yield the ranks that all sides have, with their counts in the baseline and in each launch."""
     sides = [baseline.counts, *launches]
     # Ranks with equal counts on all sides are compared once, together.
-    alike = defaultdict[tuple[int, ...], list[int]](list)
+    groups = defaultdict[tuple[int, ...], list[int]](list)
     for rank in sorted(set.intersection(*map(ranks_in, sides))):
         places = (next(at for at, entry in enumerate(side) if rank in entry.ranks) for side in sides)
-        alike[tuple(places)].append(rank)
-    for key, same in alike.items():
+        groups[tuple(places)].append(rank)
+    for key, same in groups.items():
         before, *now = (side[at].counts for side, at in zip(sides, key, strict=True))
         yield tuple(same), before, now
 

@@ -14,7 +14,7 @@ from perfsuite.results.outcome import NOT_JUDGED, WORST_FIRST, CountCheck, Findi
 from perfsuite.results.quantities import Quantity
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_doubts import reasons_to_doubt
-from perfsuite.verdict.count_findings import Judged, Launches, alike, differences, new_events, ranks_in
+from perfsuite.verdict.count_findings import Judged, Launches, alike, findings_of, new_events, ranks_in
 from perfsuite.verdict.counted_spans import counted_spans, missing_spans
 from perfsuite.verdict.evidence import counted
 
@@ -81,7 +81,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         return not_compared.replace(notes=("no launch was counted",))
     if unlike(runs, baseline) is not None or (not of_arm and unlike_compiled(runs, baseline) is not None):
         return not_compared.replace(outcome="passed")
-    findings = differences(baseline, launches)
+    findings = findings_of(baseline, launches)
     new = [*new_events(baseline, launches)] if of_arm else []
     findings = (*new, *findings)
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
@@ -104,7 +104,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
 
 def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
     """Return the differences between two baselines of the same case."""
-    return differences(baseline, [now.counts])
+    return findings_of(baseline, [now.counts])
 
 
 def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import (
-    CPU_S_PER_STEP,
     PEAK_MEMORY,
     TOKENS_PER_S,
     Metric,
@@ -101,7 +100,11 @@ def check_metric(
 
 
 def without_verdict(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
-    """Return a check that is not judged yet, or `failed` if a value is missing that every verdict needs."""
+    """Return a check that is not judged yet.
+
+    The check is `failed` if a value is missing or is not a size. If such a value is a part of the step, the
+    check is `inconclusive`, because the loader might be unknown.
+    """
     values = [metric.of(run.figures) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
     # pragma: no mutate runs[0], to runs[-1],: all launches are of one case
@@ -304,8 +307,7 @@ class SequentialCheck:
         if is_negligible(metric, decision.outcome, decision.estimate):
             return decided.replace(outcome="passed", note=negligible(metric))
         is_change = decision.outcome in ("regressed", "improved")
-        size = abs(math.log1p(decision.estimate))
-        if is_change and not noise.session_sigma and size < math.log1p(self._sessions_apart()):
+        if is_change and not noise.session_sigma and self._is_usual_between_sessions(decision.estimate):
             return decided.replace(outcome="inconclusive", note=ONE_SESSION)
         if self.policy.most >= FEWEST_LAUNCHES:
             return decided
@@ -314,9 +316,10 @@ class SequentialCheck:
             return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
         return decided
 
-    def _sessions_apart(self) -> float:
-        """Return how much two sessions of the same code can differ if baselines do not show it."""
+    def _is_usual_between_sessions(self, change: float) -> bool:
+        """Return whether two sessions of the same code can differ this much without a baseline showing it."""
         is_of_span = isinstance(self.metric, SpanSeconds)
-        is_time = self.metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) or isinstance(self.metric, PartOfStep)
+        is_time = isinstance(self.metric, PartOfStep) or self.metric in MACHINE_METRICS
         is_of_host = self.device == "cpu" or is_of_span
-        return SESSIONS_APART if (is_time or is_of_span) and is_of_host else 0.0
+        can_differ = (is_time or is_of_span) and is_of_host
+        return can_differ and abs(math.log1p(change)) < math.log1p(SESSIONS_APART)

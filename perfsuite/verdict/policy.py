@@ -12,7 +12,7 @@ while the healthy launches are in the majority."""
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The number of launches that a verdict may cost."""
+    """The number of launches that a verdict may cost, and the tolerance of tokens/s."""
 
     # Maximum number of launches, including those that are set aside. With 1 or 2 healthy launches, times
     # cannot show a regression, so the verdict is only a quick look: `passed` or `inconclusive`.

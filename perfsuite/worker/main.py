@@ -106,7 +106,7 @@ def _measure(rank: Rank) -> RankReport:
 
 
 def _watch(rank: Rank) -> None:
-    """Notice what the training does outside of its steps, such as loading data or saving a checkpoint."""
+    """Put hooks into torch and Python, before the framework is imported and the training is built."""
     import torch.distributed as dist
 
     from perfsuite.worker import flight_recorder

@@ -1,15 +1,16 @@
 """Launches real nights with a reference, on a machine that became slower. One case has slower code.
 
-python -m tests.benchmarks.real_nights NEW_DIRECTORY [--nights 10] [--slower "cgexec -g cpu:slow"]
+python -m tests.benchmarks.real_nights NEW_DIRECTORY [--sessions 4] [--nights 10]
+    [--slower "cgexec -g cpu:slow"]
 
-This clones the repository into a new directory, and adds three cases whose launches take about ten seconds.
-On the unchanged machine, it measures and accepts baselines of two sessions. Then it makes the code of one
+This clones the repository into a new directory, and adds five cases whose launches take about ten seconds.
+On the unchanged machine, it measures and accepts baselines of several sessions. Then it makes the code of one
 case 10% slower, and launches nights with the commit of the baselines as the reference. `--slower` is a
 command that slows down all processes of a night, for example because it starts them in a control group with a
 CPU quota.
 
-Each night is a row of the output: the change of tokens/s that the reference shows, and the verdict on each
-case. Only the changed case may be `regressed`.
+Each night is a row of the output: the change of tokens/s that the reference shows, the verdict on each case
+after how many launches, and the seconds that the night took. Only the changed case may be `regressed`.
 """
 
 import argparse
@@ -151,11 +152,10 @@ def night(clone: Clone, reference: str, prefix: Sequence[str]) -> list[str]:
         for change in changes
         if change.metric == TOKENS_PER_S.name
     ]
+    by_case = {result.case_id: f"{result.outcome}, {result.verdict.launches}" for result in session.results}
     verdicts = [
-        f"{result.outcome}, {result.verdict.launches}"
+        next((verdict for case, verdict in by_case.items() if case.startswith(begin)), "no result")
         for begin in COLUMNS
-        for result in session.results
-        if result.case_id.startswith(begin)
     ]
     return [" ".join(moved) or "unknown", *verdicts, took]
 
@@ -163,7 +163,7 @@ def night(clone: Clone, reference: str, prefix: Sequence[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--sessions", type=int, default=4, help="sessions of the baselines")
+    parser.add_argument("--sessions", type=int, default=4, help="sessions of the baselines, 1 or more")
     parser.add_argument("--nights", type=int, default=10)
     parser.add_argument("--slower", default="", help="command that slows down its arguments")
     given = parser.parse_args()

@@ -98,7 +98,7 @@ def run(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         ("", "the guard for torch .* cannot be loaded: .*guard-.*: file too short"),
         (
             "ctypes.CDLL = lambda *words, **options: SimpleNamespace(perfsuite_install_guard=lambda: 0); ",
-            "does not accept the guard .*guard-.*so for CUDA",
+            r"reports no CUDA, although perfsuite's stand-in for it \(.*guard-.*so\) was loaded",
         ),
     ],
     ids=["broken", "refused by torch"],

@@ -22,7 +22,7 @@ from perfsuite.cli.shared import (
     tolerance,
 )
 from perfsuite.dry.cases import by_expression
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.extensions import COMMANDS
 from perfsuite.features.nightly.find import Finding, planned_to_find, show
 from perfsuite.features.nightly.page import Page
@@ -73,7 +73,7 @@ def night(
     ] = False,
     shared: Shared,
 ) -> None:
-    """Check the machine and the gate, measure every case for the given hardware, and report.
+    """NightCheck the machine and the gate, measure every case for the given hardware, and report.
 
     If GITHUB_STEP_SUMMARY names a file, the summary is appended to this file. The exit status is 1 if
     a case is worse, fails or has no baseline, if fewer than 90% of the cases were judged, or if the self-test
@@ -88,7 +88,9 @@ def night(
     """
     check_asked(hardware, shared.cases)
     read("budget", budget)
-    tonight = Night(hardware, k, read("shard", shard), find, budget, shared)
+    tonight = Night(
+        hardware=hardware, k=k, shard=read("shard", shard), find=find, budget=budget, shared=shared
+    )
     if find is not None and budget is not None:
         raise CaseError(
             "--find cannot be combined with --budget: a plan needs all of its launches; remove one"
@@ -106,11 +108,11 @@ def night(
     if only_summary:
         _report_killed(page)
         return
-    page.begin()
+    page.begin("the night has not come to an end")
     try:
         arguments = tonight.pytest_arguments(out, pytest_options or ())
         status = _measure(tonight.checks(selftest), arguments, page)
-    except CaseError as error:
+    except PerfsuiteError as error:
         page.explain(str(error))
         raise
     except NothingMeasured as stopped:
@@ -124,7 +126,7 @@ def night(
     raise typer.Exit(status if status in (0, 1) else 2)
 
 
-class Check(NamedTuple):
+class NightCheck(NamedTuple):
     """A command of perfsuite that must pass before a night measures anything."""
 
     command: list[str]
@@ -140,7 +142,7 @@ class NothingMeasured(Exception):
         self.status = status
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Night:
     """What a night measures, and how."""
 
@@ -159,7 +161,7 @@ class Night:
         else:
             show(self._finding(self.find, has_reference=True), as_json=as_json)
 
-    def checks(self, selftest: str) -> list[Check]:
+    def checks(self, selftest: str) -> list[NightCheck]:
         """Return the commands that check the machine and the gate.
 
         `selftest` is the framework of the self-test, or "" to choose one.
@@ -167,8 +169,8 @@ class Night:
         # Without transformers, the self-test has no model.
         trained = selftest or ("fake" if find_spec("transformers") is None else "ddp")
         return [
-            Check(["doctor", "--quick", f"--expect={self.hardware}"], status=2),
-            Check(["selftest", f"--framework={trained}"], status=1),
+            NightCheck(["doctor", "--quick", f"--expect={self.hardware}"], status=2),
+            NightCheck(["selftest", f"--framework={trained}"], status=1),
         ]
 
     def pytest_arguments(self, out: Path, given: Sequence[str]) -> list[str]:
@@ -186,7 +188,7 @@ class Night:
         if self.k:
             options += ["-k", self.k]
         if self.find is not None:
-            has_reference = any(option.startswith("--perf-reference") for option in given)
+            has_reference = any(word.startswith("--perf-reference") for word in given)
             finding = self._finding(self.find, has_reference=has_reference)
             show(finding, as_json=False)
             options += finding.pytest_options()
@@ -205,7 +207,7 @@ class Night:
         return planned_to_find(self._cases(), store, baselines, find, has_reference=has_reference)
 
 
-def _measure(checks: Sequence[Check], arguments: Sequence[str], page: Page) -> int:
+def _measure(checks: Sequence[NightCheck], arguments: Sequence[str], page: Page) -> int:
     """Run the checks and then pytest, and return pytest's exit status.
 
     Raises `NothingMeasured` if pytest refuses the arguments, if a check fails, or if pytest leaves no
@@ -229,7 +231,7 @@ def _measure(checks: Sequence[Check], arguments: Sequence[str], page: Page) -> i
 def _report_killed(page: Page) -> None:
     """Report a night that was killed before its report, for example by the time limit of its CI job."""
     if not page.file.is_file():
-        page.begin()
+        page.begin("the night did not begin")
         _publish(page, [])
         return
     sessions = page.sessions_of_killed()
@@ -238,5 +240,7 @@ def _report_killed(page: Page) -> None:
 
 
 def _publish(page: Page, sessions: Sequence[Path]) -> None:
-    for line in page.publish(sessions):
+    """Complete the page, and show it where the CI job does."""
+    for line in page.complete(sessions):
         typer.echo(line)
+    page.append_to_job()

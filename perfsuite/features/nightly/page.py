@@ -34,13 +34,13 @@ class Page:
     def __init__(self, out: Path, store: Path) -> None:
         self.file = out / "summary.md"
         self.store = Store(store)
+        self._earlier = self.store.results()  # results of the sessions before this night
 
-    def begin(self) -> None:
-        """Remove the report of an earlier night, and begin a new page."""
+    def begin(self, why: str) -> None:
+        """Remove the report of an earlier night, and begin a new page with the first reason."""
         for name in ("index.html", "results.json"):
             (self.file.parent / name).unlink(missing_ok=True)
-        self._earlier = self.store.results()
-        self.explain("the night has not come to an end")
+        self.explain(why)
 
     def explain(self, why: str) -> None:
         """Write why nothing was measured."""
@@ -64,23 +64,24 @@ class Page:
         begun = BEGUN.search(self._text())
         return [] if begun is None else self.store.results()[int(begun[1]) :]
 
-    def publish(self, sessions: Sequence[Path]) -> list[str]:
-        """Show the newest of these sessions on the page of the CI job. Write its report if there is none.
+    def complete(self, sessions: Sequence[Path]) -> list[str]:
+        """Write the report of the newest of these sessions, if the page has none.
 
-        Returns the lines that the job has to print. GitHub reads them as annotations; other CIs need none.
+        Returns the lines that the CI job has to print. GitHub reads them as annotations; other CIs need none.
         """
-        lines = []
-        if sessions:
-            content = documents.read(sessions[-1], SessionFile)
-            if not self.has_report():
-                write_report(self.file.parent, content)
-            if os.environ.get("GITHUB_ACTIONS") == "true":
-                lines = github_annotations(content.results)
+        if not sessions:
+            return []
+        content = documents.read(sessions[-1], SessionFile)
+        if not self.has_report():
+            write_report(self.file.parent, content)
+        return github_annotations(content.results) if os.environ.get("GITHUB_ACTIONS") == "true" else []
+
+    def append_to_job(self) -> None:
+        """Append the page to the file that GitHub shows as the summary of the job, if there is one."""
         page = os.environ.get("GITHUB_STEP_SUMMARY")
         if page:
             with Path(page).open("a") as shown:
                 shown.write(self._text())
-        return lines
 
     def _text(self) -> str:
         return read_text(self.file, errors="replace")

@@ -7,7 +7,7 @@ import pytest
 
 from perfsuite import documents, extensions
 from perfsuite.features.nightly import night
-from perfsuite.features.nightly.page import NOTHING, Page
+from perfsuite.features.nightly.page import NOTHING
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
 from tests.cli.commands import error_of
@@ -100,7 +100,7 @@ def test_page_names_an_error_in_the_plan(tonight: Jobs) -> None:
 def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     tonight.reports = False
     with monkeypatch.context() as killed:
-        killed.setattr(Page, "publish", lambda page, sessions: [])
+        killed.setattr(night, "_publish", lambda page, sessions: None)
         run()
     run("--only-summary")
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1
@@ -111,7 +111,7 @@ def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.Mo
 
 def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
     run("--only-summary")
-    assert PAGE.read_text() == NOTHING.format("the night has not come to an end", 0)
+    assert PAGE.read_text() == NOTHING.format("the night did not begin", 0)
     run()
     tonight.statuses = {"doctor": 1}
     run(status=2)

@@ -20,7 +20,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
     for name in ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
     begun = Page(OUT, STORE)
-    begun.begin()
+    begun.begin("not over")
     return begun
 
 
@@ -35,21 +35,21 @@ def test_page_has_a_reason_until_there_is_a_report(page: Page) -> None:
     page.explain("doctor found <a problem>")
     assert page.file.read_text().startswith("Nothing was measured: doctor found &#60;a problem>")
     assert not page.has_report()
-    page.publish([leave_session(1)])
+    page.complete([leave_session(1)])
     assert page.has_report()
 
 
 def test_beginning_removes_the_report_of_an_earlier_night(page: Page) -> None:
-    page.publish([leave_session(1)])
+    page.complete([leave_session(1)])
     assert (OUT / "index.html").is_file()
-    Page(OUT, STORE).begin()
+    Page(OUT, STORE).begin("not over")
     assert [file.name for file in OUT.iterdir()] == ["summary.md"]
 
 
 def test_sessions_of_earlier_nights_do_not_count(page: Page) -> None:
     leave_session(1)
     later = Page(OUT, STORE)
-    later.begin()
+    later.begin("not over")
     assert later.sessions() == []
     second = leave_session(2)
     assert later.sessions() == [second]
@@ -57,7 +57,7 @@ def test_sessions_of_earlier_nights_do_not_count(page: Page) -> None:
 
 
 def test_a_reported_night_was_not_killed(page: Page) -> None:
-    page.publish([leave_session(1)])
+    page.complete([leave_session(1)])
     assert page.sessions_of_killed() == []
 
 
@@ -65,16 +65,16 @@ def test_appends_to_the_page_of_github(page: Page, monkeypatch: pytest.MonkeyPat
     shown = Path("shown.md")
     shown.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(shown))
-    page.publish([])
+    page.append_to_job()
     assert shown.read_text() == f"before\n{page.file.read_text()}"
 
 
 def test_only_github_gets_annotations(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     results = STORE / "runs/20260101-000000-000000/results.json"
     documents.write(results, SESSION.replace(results=(SLOW,)))
-    assert page.publish([results]) == []
+    assert page.complete([results]) == []
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    (line,) = page.publish([results])
+    (line,) = page.complete([results])
     assert line.startswith("::error ")
 
 

@@ -12,6 +12,13 @@ from tests.packages import Packages
 from tests.worker import motor
 
 
+@pytest.fixture(autouse=True)
+def _no_library_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the libraries that earlier tests in this process have imported."""
+    for name in extensions.names(extensions.FRAMEWORKS):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 def test_asks_for_a_library_only_once_imported(packages: Packages) -> None:
     motor.install(packages)
     assert libraries.imported() == []
