@@ -14,7 +14,9 @@ from perfsuite.results.run_dir import COMPILE_CACHES, FILES, LAUNCH_DIR, RunDir
 VARIABLES = (  # prefixes of environment variables that are recorded
     *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "GLOO_", "UCX_", "FI_"),
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "TRANSFORMERS_", "PYTORCH_"),
-    *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD"),
+    *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "OPENBLAS_", "GOMP_", "ATEN_CPU_CAPABILITY"),
+    *("MALLOC_", "LD_PRELOAD", "LD_LIBRARY_PATH", "TOKENIZERS_", "ACCELERATE_", "FSDP_", "DEEPSPEED_"),
+    *("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHON_GIL", "PYTHON_JIT"),
 )
 
 

@@ -13,8 +13,12 @@ from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 
 TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)}
-"""Metrics that a machine can change, in addition to the times of spans. The data wait is not among them,
-because the configuration of a loader is not recorded and might have changed."""
+"""Metrics that a machine can change, in addition to the times of spans. The data wait is one of them only if
+the settings of the loader are known on both sides. Otherwise, these settings might have changed."""
+LOADER = "loader"  # name of the loader's settings in `Observed.environment`
+UNKNOWN_CODE = "it is unknown whether the same code ran"
+NOT_OBSERVED = "settings and versions were not observed on both sides"
+MIGHT_BE_THE_MACHINE = "the machine might be the cause, but {why}"
 NOTHING_CHANGED = (
     "nothing that is recorded changed since the baseline: code, versions, variables, settings and work are "
     "the same. So the machine is {change}, not the code. If this machine is as it should be, accept a "
@@ -33,9 +37,16 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
         return verdict
     moved = [check for check in verdict.checks if check.outcome in ("regressed", "improved")]
     data_wait = verdict.check(DATA_WAIT.name)
-    if not all(map(_is_time, moved)) or (data_wait is not None and data_wait.outcome != "passed"):
+    knows_loader = _knows_loader(runs, baseline)
+    if not all(_is_time(check, knows_loader=knows_loader) for check in moved):
         return verdict
-    if any(any(changes(run, baseline)) for run in runs):
+    if data_wait is not None and data_wait.outcome != "passed" and not knows_loader:
+        return verdict
+    changed = dict.fromkeys(change for run in runs for change in changes(run, baseline))
+    if changed and changed.keys() <= {UNKNOWN_CODE, NOT_OBSERVED} and verdict.outcome == "regressed":
+        why = MIGHT_BE_THE_MACHINE.format(why=next(iter(changed)))
+        return verdict.replace(reasons=(*verdict.reasons, why))
+    if changed:
         return verdict
     is_slower = verdict.outcome == "regressed"
     outcome: Outcome = "unhealthy" if is_slower else "passed"
@@ -51,23 +62,31 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
     )
 
 
-def _is_time(check: Check) -> bool:
+def _is_time(check: Check, *, knows_loader: bool) -> bool:
+    if check.metric == DATA_WAIT.name:
+        return knows_loader
     return check.metric in TIMES or timed_span(check.metric) is not None
+
+
+def _knows_loader(runs: Sequence[Run], baseline: Baseline) -> bool:
+    """Return whether the settings of the loader are known in all launches and in the baseline."""
+    seen = [baseline.observed, *(run.observed for run in runs)]
+    return all(observed is not None and LOADER in observed.environment for observed in seen)
 
 
 def changes(run: Run, baseline: Baseline) -> Iterator[str]:
     """Yield what changed since the baseline, and facts that are unknown on either side.
 
-    Everything that a launch records is compared, except the description of the machine itself: the nodes,
-    their clocks and their probes.
+    Not compared are the description of the machine itself (the nodes, their clocks and their probes), the
+    choices of autotuning, which can differ by chance, and everything that is measured.
     """
     if run.inject is not None:
         yield f"the fault {run.inject} was injected"
     if baseline.observed is None or run.observed is None:
-        yield "settings and versions were not observed on both sides"
+        yield NOT_OBSERVED
         return
     if baseline.observed.code is None or run.observed.code is None:
-        yield "it is unknown whether the same code ran"
+        yield UNKNOWN_CODE
     if run.case != baseline.case:
         yield "the case"
     if run.dtypes != baseline.dtypes:

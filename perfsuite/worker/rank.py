@@ -240,6 +240,7 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
+        from perfsuite.worker.clock import loaders
         from perfsuite.worker.counting import flops
         from perfsuite.worker.observation import autotuned, code, engines, software
 
@@ -266,7 +267,10 @@ class Rank:
         report = report.replace(compiled_anew=software.is_compiled_anew())
         if report.rank == 0 and graphs:
             report = report.replace(autotuned=autotuned.choices(self.run_dir.inductor_cache))
-        observed = observed.replace(code=code.digest(process_started_at()))
+        observed = observed.replace(
+            code=code.digest(process_started_at()),
+            environment={**observed.environment, **loaders.settings()},
+        )
         report = report.replace(
             observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes
         )

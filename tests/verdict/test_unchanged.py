@@ -9,7 +9,7 @@ from perfsuite.results.outcome import BY_THE_MACHINE, CountCheck, Outcome, Verdi
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.overall import with_counts
-from perfsuite.verdict.unchanged import changes, unless_unchanged
+from perfsuite.verdict.unchanged import LOADER, changes, unless_unchanged
 from tests.samples import metric_check
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -79,6 +79,27 @@ def test_any_change_may_be_the_cause(run: Run) -> None:
     assert after(run, timed("improved")) == "improved"
 
 
+COMPARED = {"case", "dtypes", "inject", "machine", "observed"}
+MEASURED = {
+    *("figures", "step_s", "probe_s", "cpu_s", "data_wait_s", "spans", "loss", "window", "slopes", "memory"),
+    *("flops", "counts", "other_threads", "hidden", "dry_facts", "notes", "failure", "duration_s"),
+}
+OF_THE_MACHINE = {"health", "nodes", "device_probe", "rank_probes", "autotuned"}
+OF_THE_FILE = {"schema_version", "started_at", "dry"}
+
+
+def test_each_field_of_a_launch_is_compared_or_left_out() -> None:
+    assert set(Run.model_fields) == COMPARED | MEASURED | OF_THE_MACHINE | OF_THE_FILE
+
+
+def test_says_why_the_machine_is_not_blamed() -> None:
+    unknown = RUN.replace(observed=SEEN.replace(code=None))
+    verdict = unless_unchanged(timed("regressed"), [unknown], BASELINE)
+    assert verdict.reasons == ("the machine might be the cause, but it is unknown whether the same code ran",)
+    known = unless_unchanged(timed("regressed"), [CHANGED["version"]], BASELINE)
+    assert known.reasons == (), "the change is listed, and is the likely cause"
+
+
 @pytest.mark.parametrize("other", [None, "ba9876543210"], ids=["unknown", "another"])
 def test_all_launches_of_the_baseline_need_one_code(other: str | None) -> None:
     older = from_runs([RUN.replace(observed=SEEN.replace(code=other)), RUN])
@@ -91,6 +112,24 @@ def test_no_machine_changes_other_metrics(metric: str) -> None:
     assert after(RUN, timed("regressed", metric)) == "regressed"
     both = (metric_check(outcome="regressed"), metric_check(outcome="regressed", metric=metric))
     assert after(RUN, timed("regressed", checks=both)) == "regressed"
+
+
+WITH_LOADER = RUN.replace(
+    observed=SEEN.replace(environment={**SEEN.environment, LOADER: "num_workers=2, batch_size=4"})
+)
+
+
+@pytest.mark.parametrize("outcome", ["regressed", "inconclusive"])
+def test_a_known_loader_is_slowed_down_by_the_machine(outcome: Outcome) -> None:
+    waits = (metric_check(outcome="regressed"), metric_check(outcome=outcome, metric="data_wait_s"))
+    verdict = timed("regressed", checks=waits)
+    baseline = from_runs([WITH_LOADER] * 5)
+    assert unless_unchanged(verdict, [WITH_LOADER], baseline).outcome == "unhealthy"
+    assert unless_unchanged(verdict, [WITH_LOADER, RUN], baseline).outcome == "regressed"
+    other = WITH_LOADER.replace(
+        observed=SEEN.replace(environment={**SEEN.environment, LOADER: "num_workers=1, batch_size=4"})
+    )
+    assert unless_unchanged(verdict, [other], baseline).outcome == "regressed"
 
 
 @pytest.mark.parametrize("outcome", ["regressed", "improved", "inconclusive"])

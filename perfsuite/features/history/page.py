@@ -167,7 +167,8 @@ def _drawn(
 ) -> dict[str, str]:
     """Return the chart of a series, its newest value, and the link to asv's page about the series."""
     unit = "bytes" if key.metric == "peak memory" else key.metric
-    values = [point.value for point in points]
+    values = [point.corrected for point in points]
+    is_corrected = any(point.shift for point in points)
     drifts = sorted(changes.get(key, ()), key=lambda drift: drift.change.index)
     marks = [
         Mark(
@@ -180,11 +181,13 @@ def _drawn(
     if unit != "bytes":
         marks = _with_machine(marks, machine, key.hardware_class, points)
     lowest, highest = (amount(value, unit) for value in limits(values))
-    newest = amount(values[-1], unit) + ("" if unit == "bytes" else f" {unit}")
+    newest = amount(points[-1].value, unit) + ("" if unit == "bytes" else f" {unit}")
     description = (
         f"{plural(len(values), 'session')} from {_day(points[0].place.day)} to {_day(points[-1].place.day)}"
     )
     description += f", from {lowest} to {highest}; newest {newest}. {plural(len(marks), 'change')}."
+    if is_corrected:
+        description += " Corrected for changes of the machine, except the newest value."
     chart = sparkline(
         values,
         marks,

@@ -8,6 +8,7 @@ have it, the data wait is unknown.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -23,9 +24,12 @@ from perfsuite.worker.clock import startup_clock
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.hooks.named import NamedFunction
 
+SETTINGS = ("num_workers", "batch_size", "prefetch_factor", "pin_memory", "persistent_workers")
+"""Arguments of a `DataLoader` that decide how fast it yields batches."""
 _now = HostTimer().stamp
 _loading: set[int] = set()  # ids of the threads in which a loader is producing a batch
 _wait: DataWait | None = None  # the data wait of the training in this process
+_settings: set[str] = set()  # settings of the loaders that have begun to yield batches
 
 
 class DataWait:
@@ -81,8 +85,22 @@ def is_loading(thread: int) -> bool:
     return thread in _loading
 
 
+def settings() -> dict[str, str]:
+    """Return the settings of all `DataLoader`s that have yielded batches, as one entry; {} without any."""
+    return {"loader": "; ".join(sorted(_settings))} if _settings else {}
+
+
+def _note_settings(loader: Any) -> None:
+    """Record the arguments that decide how fast a loader is. A configuration file can contain them."""
+    if isinstance(loader, DataLoader):
+        with contextlib.suppress(Exception):  # a subclass can have removed an attribute
+            words = [f"{name}={getattr(loader, name)}" for name in SETTINGS]
+            _settings.add(", ".join(words))
+
+
 def watch() -> None:
     """From now on, time how long each `DataLoader` takes to start its workers and to yield a batch."""
+    _settings.clear()
     of_batches = private.or_none("BaseDataLoaderIter")
     for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
         if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
@@ -106,7 +124,9 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
             _loading.discard(thread)
             if _wait is not None:
                 _wait.add(thread, _now() - since)
-        if not hasattr(type(made), "__next__"):  # this is a batch, not an iterator of batches
+        if hasattr(type(made), "__next__"):  # this is an iterator of batches
+            _note_settings(args[0] if args else None)
+        else:
             startup_clock.first_batch()
         if _wait is not None and args:
             _wait.note_workers(args[0])

@@ -63,6 +63,30 @@ def step(wait: DataWait, *work: Callable[[], object]) -> None:
     wait.end_step()
 
 
+def test_settings_of_loaders_are_recorded(wait: DataWait) -> None:
+    assert loaders.settings() == {}, "no loader has begun yet"
+    small = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
+    next(iter(small))
+    one = "num_workers=0, batch_size=2, prefetch_factor=None, pin_memory=False, persistent_workers=False"
+    assert loaders.settings() == {"loader": one}
+    next(iter(DataLoader(Slow(), batch_size=4)))  # type: ignore[arg-type]
+    assert loaders.settings() == {"loader": f"{one}; {one.replace('=2', '=4')}"}
+
+
+def test_a_loader_without_attributes_is_not_recorded(wait: DataWait) -> None:
+    class Odd(DataLoader[torch.Tensor]):
+        @property
+        def pin_memory(self) -> bool:
+            raise RuntimeError("not today")
+
+        @pin_memory.setter
+        def pin_memory(self, value: bool) -> None:
+            pass
+
+    loaders._note_settings(Odd(Slow()))  # type: ignore[arg-type]
+    assert loaders.settings() == {}
+
+
 def test_each_step_has_the_seconds_of_its_batches(wait: DataWait) -> None:
     batches = iter(DataLoader(Slow(), batch_size=2))  # type: ignore[arg-type]
     step(wait)
