@@ -78,6 +78,7 @@ def compare(
         store=shared.store,
         counted_steps=counted_steps,
         interconnect=interconnect,
+        tolerance=tolerance,
         inject=inject,
         wait_quiet=wait_quiet,
         report=report_directory(out),
@@ -101,7 +102,7 @@ def compare(
     if dry or counts:
         session = by_counts(chosen, progress, None if dry else launches, arms)
     else:
-        session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
+        session = by_times(chosen, progress, launches, arms, max_pairs=pairs)
     if not dry:
         session.setup.host = host  # this host has already examined the machine
     fits = fitting(session, asked)

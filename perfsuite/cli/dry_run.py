@@ -8,7 +8,7 @@ from perfsuite.cli.shared import Expression, Ids, Interconnect, Shared, options,
 from perfsuite.dry.machine import Device
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
-from perfsuite.session.by_command import fitting, measured, selected
+from perfsuite.session.by_command import UNDECIDED, fitting, measured, selected
 from perfsuite.session.dry import dry_session
 
 
@@ -30,7 +30,7 @@ def dry_run(
     """Without the case's hardware, show the work of a step at full size, and whether it fits into memory.
 
     The exit status is 1 if counts are worse than in their baseline, or if a dry run fails. It is 2 if a case
-    was refused.
+    was refused, and 3 if no case was run dry or if a case could not be judged.
     """
     chosen = selected(shared.cases, case, k)
     progress = Progress(line=say, cases=len(chosen))
@@ -41,5 +41,8 @@ def dry_run(
     progress.cases = len(fits)
     if measured(session, fits, as_json=shared.as_json):
         raise typer.Exit(2)
-    if any(map(session.setup.options.is_failing, session.record.results)):
+    results = session.record.results
+    if any(map(session.setup.options.is_failing, results)):
         raise typer.Exit(1)
+    if not results or any(result.outcome == "inconclusive" for result in results):
+        raise typer.Exit(UNDECIDED)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from perfsuite.errors import CaseError
+from perfsuite.inputs.ini import read_ini
 from perfsuite.launch import launchers
 from perfsuite.launch.base import Launcher as AnyLauncher
 from perfsuite.launch.download import Consent
@@ -149,11 +150,21 @@ def report_directory(out: Path | None) -> Path | None:
     return directory
 
 
-def options(**given: Path | str | None) -> Options:
-    """Return the options of a session in this directory, from values by option name."""
-    values = {name.replace("_", "-"): value for name, value in given.items()}
-    texts = {name: None if value is None else str(value) for name, value in values.items()}
-    return options_of(Path.cwd(), {name: read(name, text) for name, text in texts.items()})
+def options(**given: Path | str | float | None) -> Options:
+    """Return the options of a session in this directory, from values by option name.
+
+    An option without a value gets the value of pytest's ini file, if there is one. The exception is the
+    report, which a command writes only where it is told to.
+    """
+    ini = read_ini(Path.cwd()).values
+    values = {}
+    for keyword, value in given.items():
+        option = BY_NAME[keyword.replace("_", "-")]
+        if value is None and option.ini and option.name != "report":
+            values[option.name] = option.read(option.key, ini.get(option.key))
+        else:
+            values[option.name] = option.read(f"--{option.name}", None if value is None else str(value))
+    return options_of(Path.cwd(), values)
 
 
 def asks(*, yes: bool) -> Consent:

@@ -46,7 +46,10 @@ WORDS = (
     "PACKAGE==VERSION, requirements.txt or uv.lock, path/to/python, image:NAME, a git commit, COMMIT:LOCKFILE"
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
-_VERSION = re.compile(r"\d+(\.\w+)+(\+[\w.]+)?")
+_VERSION = re.compile(r"[=<>~!]*v?\d[\w.+*!-]*|nightly|latest|stable|dev", re.IGNORECASE)
+"""Matches what a user can mean as the version of a package."""
+_CERTAIN_VERSION = re.compile(r"[=<>~!]*v?\d+\.\d+\.\d[\w.+*!-]*")
+"""Matches what is hardly ever the value of a variable, such as `0.18.0`."""
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 
@@ -101,8 +104,15 @@ class Arm:
         }
 
     def has_packages_of(self, second_arm: Arm) -> bool:
-        """Return whether both arms use the same interpreter, packages and variables. Commits can differ."""
-        mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, second_arm))
+        """Return whether both arms use the same interpreter, packages and variables. Commits can differ.
+
+        A variable that one arm names can already have the same value in this process.
+        """
+        names = {*self.given, *second_arm.given}
+        mine, theirs = (
+            (arm.python, arm.packages, [arm.given.get(name, os.environ.get(name)) for name in sorted(names)])
+            for arm in (self, second_arm)
+        )
         return mine == theirs
 
     def acts_as(self, second_arm: Arm) -> bool:
@@ -181,10 +191,13 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
     """
     given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
     for name, value in given.items():
-        if _VERSION.fullmatch(value) and _is_package(name):
+        is_version = _VERSION.fullmatch(value) and _is_package(name)
+        if is_version or (_CERTAIN_VERSION.fullmatch(value) and not name.isupper()):
+            what = f"{name} is a package" if is_version else f"{value} is a version"
+            release = value.lstrip("=<>~!").removeprefix("v")
             raise CaseError(
-                f"{name}={value} would set a variable, but {name} is a package. To name a release, write "
-                f"{name}=={value}"
+                f"{name}={value} would set a variable, but {what}. To name a release, write "
+                f"{name}=={release}. The name of a variable with such a value must be in capitals"
             )
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]

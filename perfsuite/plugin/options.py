@@ -101,6 +101,8 @@ def _value(config: pytest.Config, option: Setting) -> Any:
     given = config.getoption(option.spelled)
     if given in ([], "--"):  # argparse's values for two dashes: a list before Python 3.13, now a string
         raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
+    if given == "":  # for example, because a shell variable is not set
+        raise pytest.UsageError(f"{option.spelled}= has no value: give one, or leave the option out")
     if given or not option.ini:
         return option.read(option.spelled, given)
     return option.read(option.key, config.getini(option.key))

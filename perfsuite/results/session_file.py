@@ -249,13 +249,25 @@ class CaseChange(Data):
     # Whether the user certainly requested this case. False if the user gave ids of cases, because this case
     # might not be one of them.
     asked: bool = True
+    does_other_work: bool = False
+    """Whether the case has the same id in both arms but does different work, for example because of another
+    configuration file. Both arms then ran the case of arm B."""
 
 
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
-    """Return the selected cases of arm A that vanished in arm B: they have no result."""
+    """Return the cases of arm A that were not compared.
+
+    These are the selected cases that vanished in arm B, which have no result, and cases with a result that do
+    other work in arm B.
+    """
     measured = {result.case_id for result in results}
-    lost = (change for change in changes if change.asked and change.kind != "new")
-    return tuple(change for change in lost if change.case_id not in measured)
+
+    def is_lost(change: CaseChange) -> bool:
+        if change.case_id in measured:
+            return change.does_other_work
+        return change.asked and change.kind != "new"
+
+    return tuple(filter(is_lost, changes))
 
 
 class SessionFile(Sealed):

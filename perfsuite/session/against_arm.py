@@ -13,17 +13,21 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PackageError
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.arm import Arm, resolve
+from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.download import Consent, Plan, ask_for, check_driver, check_space, refuse_large
 from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once, until_decided
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
@@ -50,6 +54,10 @@ from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
+SAME_CODE = (
+    "both arms ran the same code with the same versions, variables and settings: check that the arms differ "
+    "as you intended"
+)
 FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
 """Matches the message of a failed import. The group is the package from which something was imported."""
 
@@ -78,20 +86,41 @@ class TwoArms(Mode):
         return None
 
     def advised(self, verdict: Verdict, launches: Launches) -> Verdict:
-        """Return the verdict, with advice if an import failed in an arm that names releases.
+        """Return the verdict, unless the arms did not run what their words name, with advice if one crashed.
 
-        Such an arm takes all other packages from this environment, and they might not fit the releases.
+        If an import fails in an arm that names releases, the reason can be that such an arm takes all other
+        packages from this environment, and that they do not fit the releases.
         """
-        if verdict.failure != "crash":
-            return verdict
         names = (ARM_A, ARM_B)
         runs = (launches.before[-1], launches.runs[-1])
+        others = [
+            f"{name} names {release}, but its launch used {used}, which comes first on its path"
+            for name, arm, run in zip(names, self.arms, runs, strict=True)
+            for release, used in _other_releases(arm, run)
+        ]
+        if others:
+            return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
+        if self._ran_the_same(*runs):
+            verdict = verdict.replace(reasons=(*verdict.reasons, SAME_CODE))
+        if verdict.failure != "crash":
+            return verdict
         advice = [
             _import_advice(name, run.failure.message)
             for name, arm, run in zip(names, self.arms, runs, strict=True)
             if arm.packages and run.failure is not None
         ]
         return verdict.replace(reasons=(*verdict.reasons, *filter(None, advice)))
+
+    def _ran_the_same(self, a: Run, b: Run) -> bool:
+        """Return whether the arms ran the same code in the same environment, although their words differ.
+
+        A variable that perfsuite does not record can still differ.
+        """
+        first, second = self.arms
+        if first.acts_as(second) or first.given != second.given or self.options.inject is not None:
+            return False
+        seen = a.observed
+        return seen is not None and seen.code is not None and seen == b.observed
 
     def launching(self, arm: str) -> Launching:
         """Return how to launch arm `a` or `b`."""
@@ -105,7 +134,7 @@ class AgainstArm(TwoArms):
 
     max_pairs: int = MAX_PAIRS
     # Tolerance for `metric`, or for tokens/s if `metric` is None, as a fraction. None: the same as for
-    # baselines.
+    # baselines, including the session's own tolerance of tokens/s.
     tolerance: float | None = None
     explains: bool = True  # whether to launch each arm once more for a profile if the arms differ
     # Launch pairs until this metric is decided. None: until all metrics are decided.
@@ -142,12 +171,17 @@ class AgainstArm(TwoArms):
         return judge_pairs(
             launches.before,
             launches.runs,
-            tolerance=self.tolerance,
+            tolerance=self._tolerance(),
             metric=self.metric,
             max_pairs=self.max_pairs,
             corrects=self.arms[0].has_packages_of(self.arms[1]),
             **changes,
         )
+
+    def _tolerance(self) -> float | None:
+        """Return the tolerance for `metric`, or for tokens/s without one. None: the usual tolerance."""
+        is_of_speed = self.metric in (None, TOKENS_PER_S.name)
+        return self.options.policy.tolerance if self.tolerance is None and is_of_speed else self.tolerance
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
         """Return the result with a profile of each arm and their differences, or None without profiles."""
@@ -281,6 +315,20 @@ class ByDryRuns(ByCounts):
                 # After an interrupt, or if one arm cannot run the case, stop the other arm.
                 stop.set()
         return {arm: future.result() for arm, future in begun.items()}
+
+
+def _other_releases(arm: Arm, run: Run) -> list[tuple[str, str]]:
+    """Return each release that an arm names, and the other version that its run used instead."""
+    if run.failure is not None or run.observed is None:
+        return []
+    versions = {canonicalize_name(name): value for name, value in run.observed.environment.items()}
+    others = []
+    for release in filter(RELEASE.fullmatch, arm.text.split()):
+        name, _, version = release.partition("==")
+        used = versions.get(canonicalize_name(name))
+        if used is not None and Version(used).public != Version(version).public:
+            others.append((release, used))
+    return others
 
 
 def _import_advice(arm: str, message: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from perfsuite import documents
-from perfsuite.case.case import Case, CollectedTest
+from perfsuite.case.case import NOT_IN_ID, Case, CollectedTest
 from perfsuite.dry.cases import collect
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
@@ -172,12 +172,19 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
         if now is not None:
             change = _same_id(test, now)
             if change is not None:
-                yield CaseChange(kind=change[0], told=change[1], **names)
+                other = _does_other_work(test.case, now.case)
+                yield CaseChange(kind=change[0], told=change[1], does_other_work=other, **names)
         elif replacement is not None:
             description = f"{replacement.case.id}: {differences(test.case, replacement.case)}"
             yield CaseChange(kind="changed", told=description, **names)
         else:
             yield CaseChange(kind="deleted", **names)
+
+
+def _does_other_work(then: Case, now: Case) -> bool:
+    """Return whether two cases with the same id differ in a field that changes their work."""
+    fields = Case.model_fields.keys() - NOT_IN_ID
+    return any(getattr(then, name) != getattr(now, name) for name in fields)
 
 
 def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:

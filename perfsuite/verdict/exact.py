@@ -81,6 +81,8 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         return not_compared.replace(notes=("no launch was counted",))
     if unlike(runs, baseline) is not None or (not of_arm and unlike_compiled(runs, baseline) is not None):
         return not_compared.replace(outcome="passed")
+    if not ranks_in(baseline.counts).intersection(*map(ranks_in, launches)):
+        return not_compared.replace(notes=tuple(_not_judged(baseline, launches, ())))
     findings = findings_of(baseline, launches)
     new = [*new_events(baseline, launches)] if of_arm else []
     findings = (*new, *findings)
@@ -97,7 +99,6 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         outcome="not counted" if doubts and outcome != "regressed" else outcome,
         findings=findings,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
-        compared=bool(ranks_in(baseline.counts).intersection(*map(ranks_in, launches))),
         notes=(*doubts, *upgraded, *_not_judged(baseline, launches, {event.span for event in new})),
     )
 

@@ -62,6 +62,19 @@ def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     assert not Path(".perfsuite/baselines").exists()
 
 
+def test_a_rank_without_a_baseline_is_not_judged(dry_runs: DryRuns) -> None:
+    command(CASE.id)
+    printed = commands.flat(command(CASE.id, "--rank", "1", status=3).stdout)
+    assert f"{CASE.id}: inconclusive" in printed
+    assert "rank 1 is not judged: not in the baseline" in printed
+
+
+def test_skipping_every_case_is_no_success(dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands.hold(monkeypatch, OFFLOADS)
+    command("-k", "fsdp", status=3)
+    assert dry_runs.ranks == []
+
+
 def test_the_network_of_the_machines_can_be_given(dry_runs: DryRuns) -> None:
     command(CASE.id, "--interconnect", "8xib400")
     assert dry_runs.interconnects == ["8xib400"]

@@ -65,9 +65,34 @@ def test_dot_is_this_environment_and_commit(repo: Path) -> None:
 
 
 def test_numbers_can_be_values_of_variables(repo: Path) -> None:
-    """Only versions of installed packages are refused, because they are typing errors."""
-    given = {"PYTEST": "8.0.0", "pytest": "8", "nosuchpackage": "8.0.0"}
-    assert arm("PYTEST=8.0.0 pytest=8 nosuchpackage=8.0.0", repo).given == given
+    """Versions are refused only if they are hardly meant as the value of a variable."""
+    given = {"PYTEST": "8.0.0", "lr": "0.1", "steps": "8", "pytest": "yes"}
+    assert arm("PYTEST=8.0.0 lr=0.1 steps=8 pytest=yes", repo).given == given
+
+
+@pytest.mark.parametrize(
+    ("word", "release"),
+    [
+        ("pytest=8", "pytest==8"),
+        ("pytest=8.*", "pytest==8.*"),
+        ("pytest=>8.1", "pytest==8.1"),
+        ("pytest=v8.0.0", "pytest==8.0.0"),
+        ("pytest=nightly", "pytest==nightly"),
+        ("PyTest=8.0.0", "PyTest==8.0.0"),
+        ("nosuchpackage=8.0.0", "nosuchpackage==8.0.0"),
+    ],
+)
+def test_a_version_with_one_equals_sign_is_refused(repo: Path, word: str, release: str) -> None:
+    assert f"{word} would set a variable" in refused(word, repo)
+    assert f"To name a release, write {release}." in refused(word, repo)
+
+
+def test_an_exported_variable_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Arm(given={"NCCL_ALGO": "Ring"})
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    assert not named.acts_as(Arm())
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert named.acts_as(Arm())
 
 
 @pytest.mark.parametrize(
@@ -185,7 +210,7 @@ def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest
         ("no/such/python", "'no/such/python' is not a commit of"),
         ("nosuch.txt", "'nosuch.txt' is neither a file nor a commit of"),
         ("../uv.lock", "there is no file ../uv.lock. Give one or more"),
-        ("pytest=8.0.0", "pytest is a package. To name a release, write pytest==8.0.0"),
+        ("pytest=8.0.0", "pytest is a package. To name a release, write pytest==8.0.0. The name of"),
         ("main ../no/such/python", "there is no interpreter ../no/such/python. Give one or more"),
         ("main first", "names two commits, main and first. Give only one of them"),
         ("--upload-pack=x", "'--upload-pack=x' is an option, which is not allowed here. Give one"),

@@ -41,6 +41,10 @@ def test_what_is_given_reaches_the_session(
     [
         ("--perf-min-judged=1.1", "*=1.1: give a share from 0% to 100%, or from 0 to 1"),
         *((f"--perf-{name}=--", f"--perf-{name}=--: give a value*") for name in ("against", "json")),
+        *(
+            (f"--perf-{name}=", f"--perf-{name}= has no value: give one*")
+            for name in ("against", "reference")
+        ),
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number from 1 *"),
         ("--perf-inject=slowdwn=3%", "--perf-inject 'slowdwn=3%': give slowdown=P%*mean 'slowdown'[?]"),
         ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is not a commit of *"),

@@ -25,15 +25,16 @@ from perfsuite.measure import Launching
 from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
-from perfsuite.results.rank_report import Failure, FailureKind
+from perfsuite.results.rank_report import Failure, FailureKind, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import against_arm
-from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts
+from perfsuite.session.against_arm import SAME_CODE, AgainstArm, ByDryRuns, by_counts
 from perfsuite.session.mode import Launches as LaunchesSoFar
 from perfsuite.session.mode import Task
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Preflights
+from perfsuite.verdict.policy import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.session.making import make_setup
 from tests.session.test_priced import GIB, directory_of, run_of
@@ -68,6 +69,7 @@ class Launches:
         self.counts: dict[str, Counts] = {}
         self.first_counts: dict[str, Counts] = {}  # counts of an arm's first launch, if different
         self.norms: dict[str, float] = {}
+        self.observed: dict[str, Observed] = {}
         self.profiled: list[tuple[str, str | None]] = []
         self.profile_of_b = taken(EAGER)
         self.begun = threading.Barrier(2)
@@ -97,7 +99,8 @@ class Launches:
         health = DISTURBED if len(self.made) in self.disturbed else None
         counts = self.first_counts.pop(name, self.counts.get(name))
         run = make_run() if counts is None else launch(counts)
-        return run.replace(case=case, figures=figures, health=health, failure=failure)
+        observed = self.observed.get(name, run.observed)
+        return run.replace(case=case, figures=figures, health=health, failure=failure, observed=observed)
 
     def profile_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
         self.profiled.append(("/".join(directory.parts[-2:]), how.inject))
@@ -280,6 +283,47 @@ def test_advice_on_imports_is_given_by_counts_as_well(launches: Launches) -> Non
     launches.message = "No module named 'six'"
     result = launches.compare_counts()
     assert "an import from six failed" in result.verdict.reasons[-1]
+
+
+SEEN = Observed(settings={}, environment={"torch": "2.13.0+cpu"}, code="c0de")
+
+
+def test_a_release_that_was_not_used_is_not_compared(launches: Launches) -> None:
+    launches.observed = {"A": SEEN, "B": SEEN}
+    names_a_release = Arm(text="torch==2.12.0", python="/old/python")
+    result = launches.measure(arms=(names_a_release, B))
+    assert (result.outcome, result.verdict.failure) == ("failed", "unlike")
+    assert result.verdict.reasons[0] == (
+        "arm A names torch==2.12.0, but its launch used 2.13.0+cpu, which comes first on its path"
+    )
+    launches.observed = {"A": SEEN.replace(environment={"torch": "2.12.0+cu130"}), "B": SEEN}
+    assert launches.measure(arms=(names_a_release, B)).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("arm", "observed", "is_said"),
+    [
+        (Arm(text="main", commit="a"), SEEN, True),
+        (Arm(text="main", commit="a"), SEEN.replace(code="other"), False),
+        (Arm(text="main", commit="a"), SEEN.replace(code=None), False),
+        (Arm(text="MORE=1", given={"MORE": "1"}), SEEN, False),
+        (replace(B, text="."), SEEN, False),
+    ],
+    ids=["the same", "other code", "unknown code", "a variable", "the same words"],
+)
+def test_says_that_both_arms_ran_the_same(
+    launches: Launches, arm: Arm, observed: Observed, is_said: bool
+) -> None:
+    launches.observed = {"A": observed, "B": SEEN.replace(code=observed.code and SEEN.code)}
+    assert (SAME_CODE in launches.measure(arms=(arm, B)).verdict.reasons) == is_said
+
+
+@pytest.mark.parametrize(("tolerance", "outcome"), [(None, "passed"), (0.01, "regressed")])
+def test_a_session_can_have_its_own_tolerance(
+    launches: Launches, tolerance: float | None, outcome: str
+) -> None:
+    launches.slower = 1.05
+    assert launches.measure(policy=Policy(tolerance=tolerance)).outcome == outcome
 
 
 def test_nodes_found_bad_are_not_launched_on(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from unittest.mock import Mock
 import pytest
 
 from perfsuite.case.case import Case, CollectedTest, KnownIssue, Topology
+from perfsuite.case.model import Model
 from perfsuite.launch.arm import HERE, Arm, resolve
-from perfsuite.results.session_file import CaseChange
+from perfsuite.results.session_file import CaseChange, lost_cases
 from perfsuite.session.case_changes import (
     Selection,
     _changes,
@@ -20,7 +21,7 @@ from perfsuite.session.case_changes import (
     case_changes,
     differences,
 )
-from tests.samples import make_case
+from tests.samples import make_case, make_result, make_run
 from tests.synthetic import commit, git
 
 FILE = """
@@ -100,6 +101,8 @@ def test_sees_changes_that_the_id_hides() -> None:
     assert kind == "changed"
     assert "may_run_out_of_memory False -> True" in words
     assert "known_issue" in words
+    (excuse,) = _changes([of_test(SMALL)], [of_test(excused)], asked=True)
+    assert lost_cases([excuse], [make_result(make_run(case=SMALL))]) == (), "the work is the same"
     moved = SMALL.replace(hardware=("h100",))
     assert told([of_test(SMALL)], [of_test(moved)]) == [(SMALL.id, "re-marked", "cpu -> h100")]
 
@@ -116,6 +119,19 @@ def test_sees_changes_that_the_id_hides() -> None:
 def test_omitted_case_of_arm_b_has_its_reason(changes: dict[str, Any], kind: str, words: str) -> None:
     assert told([of_test(SMALL)], [of_test(SMALL, **changes)]) == [(SMALL.id, kind, words)]
     assert told([of_test(SMALL, left_out="skipped")], [of_test(SMALL, **changes)]) == []
+
+
+def test_other_work_under_the_same_id_was_not_compared() -> None:
+    """The name of a configuration file is in the id, but its text is not."""
+    two, four = (
+        SMALL.replace(
+            model=Model.from_config({"model_type": "llama", "num_hidden_layers": layers}, name="ours")
+        )
+        for layers in (2, 4)
+    )
+    assert two.id == four.id
+    (change,) = _changes([of_test(two)], [of_test(four)], asked=False)
+    assert lost_cases([change], [make_result(make_run(case=four))]) == (change,)
 
 
 def test_names_fields_by_path_and_cuts_many() -> None:

@@ -26,7 +26,7 @@ from perfsuite.launch.installer import versions
 from perfsuite.report.text import plural
 from perfsuite.results.environment import installed
 from perfsuite.results.metric import TOKENS_PER_S, described
-from perfsuite.results.outcome import Finding, Verdict
+from perfsuite.results.outcome import NOT_JUDGED, Finding, Verdict
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.option_table import MOST_TOLERANCE
 
@@ -213,6 +213,10 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
     if verdict.outcome == "failed" or (verdict.outcome == "inconclusive" and not verdict.checks):
         return step.replace(why="; ".join(verdict.reasons))
     if not verdict.checks:
+        notes = () if verdict.counts is None else verdict.counts.notes
+        unknown = [note for note in notes if note.startswith(f"{state.metric}{NOT_JUDGED}")]
+        if unknown:
+            return step.replace(why=unknown[0])
         grown = [
             finding.sentence
             for finding in _grown(verdict)

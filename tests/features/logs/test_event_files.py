@@ -143,6 +143,27 @@ def test_judges_a_megatron_job_by_its_event_files(tmp_path: Path) -> None:
     assert lines[-1].split()[0] == "passed"  # one launch is not enough for "improved"
 
 
+def test_a_good_first_log_hides_no_slow_ones(tmp_path: Path) -> None:
+    before = [write_events(tmp_path / f"b{seed}", {MEGATRON_TAG: steps_of(seed)}) for seed in range(6)]
+    levels = (0.5, 0.75, 0.75, 0.75)
+    now = [
+        write_events(tmp_path / f"n{seed}", {MEGATRON_TAG: steps_of(seed, level=level)})
+        for seed, level in enumerate(levels, 10)
+    ]
+    answer = json.loads(run(*now, *against(*before), "--json", status=3).stdout)
+    assert (answer["outcome"], answer["launches_used"]) == ("inconclusive", 4), "they disagree"
+    assert answer["estimate"] == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "tag", ["throughput", "tokens_per_sec", "samples/s", "train/MFU", "perf_tflops", "tps"]
+)
+def test_a_tag_of_a_rate_is_refused(tmp_path: Path, tag: str) -> None:
+    logs = [write_events(tmp_path / str(number), {tag: [1000.0]}) for number in range(4)]
+    words = (*logs[:1], *against(*logs[1:]), "--tag", tag)
+    assert f"--tag {tag} is the name of a rate" in commands.error_of("judge", *map(str, words))
+
+
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Two launches that are 40% slower neither regress nor pass."""

@@ -192,6 +192,14 @@ def test_count_is_bad_beyond_half_its_growth() -> None:
     ]
 
 
+def test_candidate_without_the_count_is_skipped() -> None:
+    """In a compiled step, kernels are not counted, so their number is not known to be good."""
+    arms = map(launch, (counts(kernels={"forward": 10}), counts(kernels=None)))
+    state = Stand(4, 1, _4=counted(20), _2=judge_counts(*arms), _3=counted(20)).search()
+    whys = {step.name: step.why for step in state.steps if step.outcome == "skipped"}
+    assert whys["2"] == "kernels: not judged, not counted in these launches"
+
+
 def test_event_search_looks_at_that_event() -> None:
     """The bad arm has 10 more kernels in the evaluation. Another candidate has them in the steps."""
     evaluates = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
