@@ -54,6 +54,7 @@ from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
+SAME_ARMS = "arms A and B are the same environment"
 SAME_CODE = (
     "both arms ran the same code with the same versions, variables and settings: check that the arms differ "
     "as you intended"
@@ -74,8 +75,7 @@ class TwoArms(Mode):
         """Refuse no case, because none needs a baseline. Print a warning if both arms are the same."""
         a, b = self.arms
         if self.options.inject is None and a.acts_as(b):
-            same = "arms A and B are the same environment"
-            self.setup.progress.say(f"{task.case.id}: {same}, so this comparison can {self.of_equals}")
+            self.setup.progress.say(f"{task.case.id}: {SAME_ARMS}, so this comparison can {self.of_equals}")
 
     def excuse(self, case: Case, launches: Launches, verdict: Verdict) -> Excuse | None:
         """Return the excuse for a failure, or None. There is no excuse if only arm B fails in this way."""
@@ -100,7 +100,9 @@ class TwoArms(Mode):
         ]
         if others:
             return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
-        if self._ran_the_same(*runs):
+        if self.options.inject is None and self.arms[0].acts_as(self.arms[1]):
+            verdict = verdict.replace(reasons=(*verdict.reasons, SAME_ARMS))
+        elif self._ran_the_same(*runs):
             verdict = verdict.replace(reasons=(*verdict.reasons, SAME_CODE))
         if verdict.failure != "crash":
             return verdict

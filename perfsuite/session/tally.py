@@ -23,8 +23,8 @@ class Tally:
 
     @property
     def only_shown(self) -> list[Measurement]:
-        """The results that `allow_shared` only shows: they are not judged and do not fail the session."""
-        shown = self.results if self.options.allow_shared else ()
+        """The results whose counts are judged, but whose times `allow_shared` only shows."""
+        shown = self.results if self.options.allow_shared and self.options.counts else ()
         return [
             result
             for result in shown

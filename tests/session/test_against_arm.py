@@ -29,7 +29,7 @@ from perfsuite.results.rank_report import Failure, FailureKind, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import against_arm
-from perfsuite.session.against_arm import SAME_CODE, AgainstArm, ByDryRuns, by_counts
+from perfsuite.session.against_arm import SAME_ARMS, SAME_CODE, AgainstArm, ByDryRuns, by_counts
 from perfsuite.session.mode import Launches as LaunchesSoFar
 from perfsuite.session.mode import Task
 from perfsuite.session.session import Session
@@ -538,6 +538,7 @@ def test_dry_arms_have_the_given_network(launches: Launches) -> None:
 def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
     setup = make_setup(launches.root, launches.said)
     ByDryRuns(setup, (B, replace(B))).refused(task(launches.root))
+    assert SAME_ARMS in launches.measure(arms=(B, replace(B))).verdict.reasons
     assert launches.said[0].endswith(
         "are the same environment, so this comparison can only find differences between runs"
     )

@@ -33,6 +33,12 @@ def test_only_shared_figures_excuse_judging_nothing(allow_shared: bool) -> None:
     assert counted.nothing_measured is not allow_shared
 
 
+def test_without_counts_a_shared_machine_judges_nothing() -> None:
+    counted = tally(make_shared(), allow_shared=True, counts=False)
+    assert counted.only_shown == []
+    assert counted.nothing_measured
+
+
 @pytest.mark.parametrize(("count", "too_few"), [(7, False), (6, True)])
 def test_judged_share_is_exact_to_the_digit(count: int, too_few: bool) -> None:
     recorded = JUDGED.replace(verdict=RECORDED)

@@ -83,6 +83,8 @@ def test_failures_shows_later_retractions() -> None:
     assert total.startswith("1 failure in 4 sessions, and 1 more in shadow mode. In 1 of these failures,")
     back, kept = commands.rows(invoke("failures", "--json").stdout)
     assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
+    unknown = invoke("failures", "--case", "nosuch*", status=2).output
+    assert "has no case that matches 'nosuch*'. See: perfsuite history list" in " ".join(unknown.split())
     none = invoke("failures", "--since", "2026-01-04").output
     assert none.startswith("0 failures in 1 session, and 0 more in shadow mode")
 
