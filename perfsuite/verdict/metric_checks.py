@@ -60,6 +60,10 @@ ONE_SESSION = (
 OTHER_SOFTWARE = "the software that the probe uses has changed too: accept a new baseline if all is well"
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 NOW_AND_THEN = "some launches of the baseline lack this span too, so its absence is not a change"
+NOT_HELPED = (
+    "cases vary within a session as much as sessions differ, so the reference does not help: launch the case "
+    "and its reference in pairs (perfsuite compare)"
+)
 UNKNOWN_EXPONENT = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 
 
@@ -286,7 +290,11 @@ class SequentialCheck:
                 baseline_launches=len(then),
                 max_launches=max(self.policy.most, FEWEST_LAUNCHES),
             )
-        return beside_reference(measured, beside) if decides else unless_refuted(measured, beside)
+        if decides:
+            return beside_reference(measured, beside)
+        check = unless_refuted(measured, beside)
+        is_unhelped = own.session_sigma and check.outcome == "inconclusive" and check.note is None
+        return check.replace(note=NOT_HELPED) if is_unhelped else check
 
     @property
     def tolerance(self) -> float:

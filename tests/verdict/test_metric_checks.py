@@ -9,12 +9,21 @@ from statistics import fmean, median
 import pytest
 
 from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Check, Outcome
 from perfsuite.results.run import Run
 from perfsuite.verdict.checks import NO_LOADER
-from perfsuite.verdict.metric_checks import ONE_SESSION, TOO_FEW_LAUNCHES
+from perfsuite.verdict.metric_checks import (
+    NOT_HELPED,
+    ONE_SESSION,
+    TOO_FEW_LAUNCHES,
+    SequentialCheck,
+    without_verdict,
+)
 from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
+from perfsuite.verdict.shift import Correction
 from tests.samples import DISTURBED, make_figures, make_launches, make_run
 from tests.verdict.judging import (
     BASELINE,
@@ -462,3 +471,16 @@ def test_cold_launches_count_to_the_limit(most: int) -> None:
     warm = lasting(IMPORTS, 6.5, 7.5, 6.8, 6.0, 7.9, 6.1)
     verdict = judged([cold[0], *warm][:most], from_runs(lasting(IMPORTS, 6)[:5]), noise, max_launches=most)
     assert outcomes(verdict)[OF_IMPORTS] in ("inconclusive", "passed")
+
+
+def test_says_if_the_reference_does_not_help() -> None:
+    check = without_verdict(TOKENS_PER_S, gpu()[:1], BASELINE_H100)
+    sequential = SequentialCheck(
+        metric=TOKENS_PER_S, check=check, device="cuda", policy=Policy(), sessions=[5, 5]
+    )
+    noise = Noise(sigma=0.003, degrees_of_freedom=30, session_sigma=0.01)
+    now = [1.03 * speed for speed in USUAL]
+    for case_noise, note in ((0.02, NOT_HELPED), (0.002, None)):
+        corrects = Correction(shift=0.0, noise=replace(noise, session_sigma=case_noise))
+        decided = sequential.decided(now, list(USUAL[:10]), noise, corrects)
+        assert decided.note == note, decided.outcome
