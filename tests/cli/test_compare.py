@@ -142,7 +142,7 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.M
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (mode,) = verdicts.modes
     assert isinstance(mode, AgainstArm)
-    assert (mode.tolerance, mode.max_pairs) == (0.03, 5)
+    assert (mode.options.policy.tolerance, mode.max_pairs) == (0.03, 5)
     assert (mode.setup.options.inject, mode.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
     a, b = mode.arms
     assert (a.commit, a.given) == (git("rev-parse", "main~1", cwd=Path()).strip(), {"X": "1"})

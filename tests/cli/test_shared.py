@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import Mock
 
@@ -7,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from perfsuite.cli import shared
-from perfsuite.cli.shared import Shared, asks, shares, tolerance
+from perfsuite.cli.shared import Shared, asks, options, shares, tolerance
 from perfsuite.results.store import STORE
 from tests.cli.commands import error_of
 
@@ -85,3 +86,13 @@ def test_asks_about_downloads_only_on_a_terminal(
     monkeypatch.setattr("perfsuite.cli.shared.typer.confirm", confirm)
     assert asks(yes=yes)("pip downloads 4.6 GB", is_large) == may
     assert len(asked) == (is_large and has_terminal and not yes)
+
+
+def test_an_option_without_a_value_is_that_of_the_ini_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_tolerance = 5%\nperf_report = elsewhere\n")
+    assert options(tolerance=None).policy.tolerance == 0.05
+    assert options(tolerance=0.02).policy.tolerance == 0.02
+    assert options(report=None).report is None, "a command writes a report only where it is told to"

@@ -73,7 +73,7 @@ def bisect(
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     root = Path.cwd()
     most = read("max-pairs", max_pairs)
-    options = options_of_session(store=shared.store, wait_quiet=wait_quiet)
+    options = options_of_session(store=shared.store, wait_quiet=wait_quiet, tolerance=tolerance)
     [chosen] = selected(shared.cases, [case], None)
     launches = None if dry else launcher_of(launcher)
     host = DryHost() if launches is None else Host(launches, options.store)
