@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any, ClassVar
 
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run, why_no_cuda
@@ -328,9 +328,17 @@ def _other_releases(arm: Arm, run: Run) -> list[tuple[str, str]]:
     for release in filter(RELEASE.fullmatch, arm.text.split()):
         name, _, version = release.partition("==")
         used = versions.get(canonicalize_name(name))
-        if used is not None and Version(used).public != Version(version).public:
+        if used is not None and _public(used) != _public(version):
             others.append((release, used))
     return others
+
+
+def _public(version: str) -> str:
+    """Return a version without the name of its build, such as `+cpu`."""
+    try:
+        return Version(version).public
+    except InvalidVersion:
+        return version.partition("+")[0]
 
 
 def _import_advice(arm: str, message: str) -> str:

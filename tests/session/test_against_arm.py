@@ -298,6 +298,8 @@ def test_a_release_that_was_not_used_is_not_compared(launches: Launches) -> None
     )
     launches.observed = {"A": SEEN.replace(environment={"torch": "2.12.0+cu130"}), "B": SEEN}
     assert launches.measure(arms=(names_a_release, B)).outcome == "passed"
+    launches.observed = {"A": SEEN.replace(environment={"torch": "a fork of 2.12"}), "B": SEEN}
+    assert "its launch used a fork of 2.12" in launches.measure(arms=(names_a_release, B)).verdict.reasons[0]
 
 
 @pytest.mark.parametrize(
