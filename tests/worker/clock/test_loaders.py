@@ -65,8 +65,7 @@ def step(wait: DataWait, *work: Callable[[], object]) -> None:
 
 def test_settings_of_loaders_are_recorded(wait: DataWait) -> None:
     assert loaders.settings() == {}, "no loader has begun yet"
-    small = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
-    next(iter(small))
+    next(iter(DataLoader(Slow(), batch_size=2)))  # type: ignore[arg-type]
     one = "num_workers=0, batch_size=2, prefetch_factor=None, pin_memory=False, persistent_workers=False"
     assert loaders.settings() == {"loader": one}
     next(iter(DataLoader(Slow(), batch_size=4)))  # type: ignore[arg-type]
