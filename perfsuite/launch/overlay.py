@@ -112,19 +112,19 @@ class Wanted:
         words = [*self.releases]
         for file in self.lists:
             exported = _exported(file, store) if file.name == UV_LOCK else file.absolute()
-            if not _lines(files.read_text(exported, errors="backslashreplace")):
+            if not _installs_something(files.read_text(exported, errors="backslashreplace")):
                 raise PackageError(f"{file} names no package, so the launches would not change")
             words += ["-r", str(exported)]
         return words
 
 
-def _lines(requirements: str) -> list[str]:
-    """Return the lines of a requirements file that name packages or other files.
+def _installs_something(requirements: str) -> bool:
+    """Return whether a line of a requirements file names a package or another file.
 
     Comments, and options such as `--extra-index-url` or `-c constraints.txt`, install nothing.
     """
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
-    return [line for line in lines if line and re.match(r"[^-]|-r|--requirement|-e|--editable", line)]
+    return any(re.match(r"[^-]|-r|--requirement|-e|--editable", line) for line in lines)
 
 
 def _exported(lock: Path, store: Path) -> Path:

@@ -81,6 +81,9 @@ class Flops(Data):
     per_token_float8: float | None = None  # the part of `per_token` in float8; None: unknown
 
 
+LOADER = "loader"  # name of the settings of `DataLoader`s in `Observed.environment`
+
+
 class Observed(Data):
     """The settings and environment that a worker observed, as opposed to what was requested."""
 

@@ -73,8 +73,7 @@ class TwoArms(Mode):
 
     def refused(self, task: Task) -> None:
         """Refuse no case, because none needs a baseline. Print a warning if both arms are the same."""
-        a, b = self.arms
-        if self.options.inject is None and a.acts_as(b):
+        if self._are_equal:
             self.setup.progress.say(f"{task.case.id}: {SAME_ARMS}, so this comparison can {self.of_equals}")
 
     def excuse(self, case: Case, launches: Launches, verdict: Verdict) -> Excuse | None:
@@ -96,11 +95,11 @@ class TwoArms(Mode):
         others = [
             f"{name} names {release}, but its launch used {used}, which comes first on its path"
             for name, arm, run in zip(names, self.arms, runs, strict=True)
-            for release, used in _other_releases(arm, run)
+            for release, used in other_releases(arm, run)
         ]
         if others:
             return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
-        if self.options.inject is None and self.arms[0].acts_as(self.arms[1]):
+        if self._are_equal:
             verdict = verdict.replace(reasons=(*verdict.reasons, SAME_ARMS))
         elif self._ran_the_same(*runs):
             verdict = verdict.replace(reasons=(*verdict.reasons, SAME_CODE))
@@ -113,13 +112,19 @@ class TwoArms(Mode):
         ]
         return verdict.replace(reasons=(*verdict.reasons, *filter(None, advice)))
 
+    @property
+    def _are_equal(self) -> bool:
+        """Whether both arms are the same environment, and no fault is injected into one of them."""
+        first, second = self.arms
+        return self.options.inject is None and first.acts_as(second)
+
     def _ran_the_same(self, a: Run, b: Run) -> bool:
         """Return whether the arms ran the same code in the same environment, although their words differ.
 
         A variable that perfsuite does not record can still differ.
         """
         first, second = self.arms
-        if first.acts_as(second) or first.given != second.given or self.options.inject is not None:
+        if first.given != second.given or self.options.inject is not None:
             return False
         seen = a.observed
         return seen is not None and seen.code is not None and seen == b.observed
@@ -319,18 +324,23 @@ class ByDryRuns(ByCounts):
         return {arm: future.result() for arm, future in begun.items()}
 
 
-def _other_releases(arm: Arm, run: Run) -> list[tuple[str, str]]:
+def other_releases(arm: Arm, run: Run) -> list[tuple[str, str]]:
     """Return each release that an arm names, and the other version that its run used instead."""
-    if run.failure is not None or run.observed is None:
-        return []
-    versions = {canonicalize_name(name): value for name, value in run.observed.environment.items()}
+    releases = [*filter(RELEASE.fullmatch, arm.text.split())] if run.failure is None else []
     others = []
-    for release in filter(RELEASE.fullmatch, arm.text.split()):
+    for release in releases:
         name, _, version = release.partition("==")
-        used = versions.get(canonicalize_name(name))
+        used = used_version(run, name)
         if used is not None and _public(used) != _public(version):
             others.append((release, used))
     return others
+
+
+def used_version(run: Run, package: str) -> str | None:
+    """Return the version of a package that a run used. None if it did not use the package."""
+    environment = {} if run.observed is None else run.observed.environment
+    versions = {canonicalize_name(name): version for name, version in environment.items()}
+    return versions.get(canonicalize_name(package))
 
 
 def _public(version: str) -> str:

@@ -12,6 +12,9 @@ from perfsuite.report.console import say
 MOST_SAID = 2000  # maximum length of pytest's message, in characters
 
 
+CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine, on which a measurement can wait
+
+
 def run(module: str, *arguments: str) -> int:
     """Run a module of this environment in a separate process and return its exit status."""
     say(f"$ {module} {' '.join(arguments)}")

@@ -67,6 +67,93 @@ NOT_HELPED = (
 UNKNOWN_EXPONENT = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SequentialCheck:
+    """A metric that the sequential test decides."""
+
+    metric: Metric
+    check: Check  # not judged yet
+    device: str
+    policy: Policy
+    sessions: Sequence[int]  # number of launches in each session of the baseline
+
+    def decided(
+        self,
+        now: Sequence[float],
+        then: Sequence[float],
+        noise: Noise | None,
+        corrects: Correction | None = None,
+    ) -> Check:
+        """Judge the costs of tonight's launches against those of the baseline's launches.
+
+        If the session has a reference, its launches show how far the machine has shifted, and `corrects` is
+        the correction for this shift. There are three cases:
+
+        - The noise between sessions is known, and the correction lowers it: the corrected costs decide.
+        - The noise between sessions is unknown, because every baseline is of one session. The corrected costs
+          decide if their own noise is low enough for an unchanged case to pass.
+        - In all other cases the measured costs decide, but the corrected costs must show a change too.
+        """
+        if noise is None:
+            return self.check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
+        own = against(noise, self.sessions)
+        measured = self._with_noise(now, then, own)
+        if corrects is None:
+            return measured
+        shifted = [cost / math.exp(corrects.shift) for cost in now]
+        beside = self._with_noise(shifted, then, corrects.noise)
+        if own.session_sigma:
+            decides = corrects.noise.session_sigma < own.session_sigma
+        else:
+            decides = can_pass(
+                tolerance=self.tolerance,
+                noise=corrects.noise,
+                baseline_launches=len(then),
+                max_launches=max(self.policy.most, FEWEST_LAUNCHES),
+            )
+        if decides:
+            return beside_reference(measured, beside)
+        check = unless_refuted(measured, beside)
+        is_unhelped = own.session_sigma and check.outcome == "inconclusive" and check.note is None
+        return check.replace(note=NOT_HELPED) if is_unhelped else check
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative growth of the cost that passes."""
+        return self.policy.tolerance_of(self.metric, self.device)
+
+    def _with_noise(self, now: Sequence[float], then: Sequence[float], noise: Noise) -> Check:
+        """Judge these costs. `noise` includes the noise of a new session against the baseline."""
+        metric = self.metric
+        most = max(self.policy.most, FEWEST_LAUNCHES)
+        decision = decide(then, now, tolerance=self.tolerance, noise=noise, max_launches=most)
+        decided = self.check.replace(
+            outcome=decision.outcome,
+            change=metric.change(decision.estimate),
+            interval=metric.interval(decision.interval),
+            minimum_detectable=metric.bound(decision.minimum_detectable_drop),
+        )
+        if is_negligible(metric, decision.outcome, decision.estimate):
+            return decided.replace(outcome="passed", note=negligible(metric))
+        is_change = decision.outcome in ("regressed", "improved")
+        if is_change and not noise.session_sigma and self._is_usual_between_sessions(decision.estimate):
+            return decided.replace(outcome="inconclusive", note=ONE_SESSION)
+        if self.policy.most >= FEWEST_LAUNCHES:
+            return decided
+        decided = decided.replace(minimum_detectable=None)  # so few launches cannot detect any slowdown
+        if decided.outcome == "undecided" and len(now) >= self.policy.most:
+            return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
+        return decided
+
+    def _is_usual_between_sessions(self, change: float) -> bool:
+        """Return whether two sessions of the same code can differ this much without a baseline showing it."""
+        is_of_span = isinstance(self.metric, SpanSeconds)
+        is_time = isinstance(self.metric, PartOfStep) or self.metric in MACHINE_METRICS
+        is_of_host = self.device == "cpu" or is_of_span
+        can_differ = (is_time or is_of_span) and is_of_host
+        return can_differ and abs(math.log1p(change)) < math.log1p(SESSIONS_APART)
+
+
 def check_metric(
     metric: Metric,
     runs: Sequence[Run],
@@ -130,7 +217,7 @@ def without_verdict(metric: Metric, runs: Sequence[Run], baseline: Baseline | No
 
 
 def _corrected_for_drift(
-    sequential: "SequentialCheck",
+    sequential: SequentialCheck,
     runs: Sequence[Run],
     baseline: Baseline,
     noise: ClassNoise,
@@ -244,90 +331,3 @@ def _span_check(
     costs_now = [metric.cost(value) for value in now]
     costs_then = [metric.cost(value) for value in then]
     return sequential.decided(costs_now, costs_then, noise.of(metric))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequentialCheck:
-    """A metric that the sequential test decides."""
-
-    metric: Metric
-    check: Check  # not judged yet
-    device: str
-    policy: Policy
-    sessions: Sequence[int]  # number of launches in each session of the baseline
-
-    def decided(
-        self,
-        now: Sequence[float],
-        then: Sequence[float],
-        noise: Noise | None,
-        corrects: Correction | None = None,
-    ) -> Check:
-        """Judge the costs of tonight's launches against those of the baseline's launches.
-
-        If the session has a reference, its launches show how far the machine has shifted, and `corrects` is
-        the correction for this shift. There are three cases:
-
-        - The noise between sessions is known, and the correction lowers it: the corrected costs decide.
-        - The noise between sessions is unknown, because every baseline is of one session. The corrected costs
-          decide if their own noise is low enough for an unchanged case to pass.
-        - In all other cases the measured costs decide, but the corrected costs must show a change too.
-        """
-        if noise is None:
-            return self.check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
-        own = against(noise, self.sessions)
-        measured = self._with_noise(now, then, own)
-        if corrects is None:
-            return measured
-        shifted = [cost / math.exp(corrects.shift) for cost in now]
-        beside = self._with_noise(shifted, then, corrects.noise)
-        if own.session_sigma:
-            decides = corrects.noise.session_sigma < own.session_sigma
-        else:
-            decides = can_pass(
-                tolerance=self.tolerance,
-                noise=corrects.noise,
-                baseline_launches=len(then),
-                max_launches=max(self.policy.most, FEWEST_LAUNCHES),
-            )
-        if decides:
-            return beside_reference(measured, beside)
-        check = unless_refuted(measured, beside)
-        is_unhelped = own.session_sigma and check.outcome == "inconclusive" and check.note is None
-        return check.replace(note=NOT_HELPED) if is_unhelped else check
-
-    @property
-    def tolerance(self) -> float:
-        """The largest relative growth of the cost that passes."""
-        return self.policy.tolerance_of(self.metric, self.device)
-
-    def _with_noise(self, now: Sequence[float], then: Sequence[float], noise: Noise) -> Check:
-        """Judge these costs. `noise` includes the noise of a new session against the baseline."""
-        metric = self.metric
-        most = max(self.policy.most, FEWEST_LAUNCHES)
-        decision = decide(then, now, tolerance=self.tolerance, noise=noise, max_launches=most)
-        decided = self.check.replace(
-            outcome=decision.outcome,
-            change=metric.change(decision.estimate),
-            interval=metric.interval(decision.interval),
-            minimum_detectable=metric.bound(decision.minimum_detectable_drop),
-        )
-        if is_negligible(metric, decision.outcome, decision.estimate):
-            return decided.replace(outcome="passed", note=negligible(metric))
-        is_change = decision.outcome in ("regressed", "improved")
-        if is_change and not noise.session_sigma and self._is_usual_between_sessions(decision.estimate):
-            return decided.replace(outcome="inconclusive", note=ONE_SESSION)
-        if self.policy.most >= FEWEST_LAUNCHES:
-            return decided
-        decided = decided.replace(minimum_detectable=None)  # so few launches cannot detect any slowdown
-        if decided.outcome == "undecided" and len(now) >= self.policy.most:
-            return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
-        return decided
-
-    def _is_usual_between_sessions(self, change: float) -> bool:
-        """Return whether two sessions of the same code can differ this much without a baseline showing it."""
-        is_of_span = isinstance(self.metric, SpanSeconds)
-        is_time = isinstance(self.metric, PartOfStep) or self.metric in MACHINE_METRICS
-        is_of_host = self.device == "cpu" or is_of_span
-        can_differ = (is_time or is_of_span) and is_of_host
-        return can_differ and abs(math.log1p(change)) < math.log1p(SESSIONS_APART)

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import CPU_S_PER_STEP, DATA_WAIT, TOKENS_PER_S, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import BY_THE_MACHINE, Check, Outcome, Verdict
+from perfsuite.results.rank_report import LOADER
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 
 TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)}
 """Metrics that a machine can change, in addition to the times of spans. The data wait is one of them only if
 the settings of the loader are known on both sides. Otherwise, these settings might have changed."""
-LOADER = "loader"  # name of the loader's settings in `Observed.environment`
 UNKNOWN_CODE = "it is unknown whether the same code ran"
 NOT_OBSERVED = "settings and versions were not observed on both sides"
 MIGHT_BE_THE_MACHINE = "the machine might be the cause, but {why}"

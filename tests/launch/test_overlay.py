@@ -246,20 +246,16 @@ def test_what_pins_torch_moves_with_it(
     assert made.notes == ("library 1 needs torch>=2, but is not changed", "vision changes from 1 to 0.5")
 
 
+@pytest.mark.parametrize(
+    ("why", "note"),
+    [("wrong results", "torch 1 was yanked: wrong results"), ("", "torch 1 was yanked")],
+    ids=["with a reason", "without a reason"],
+)
 def test_a_yanked_release_is_named(
-    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, why: str, note: str
 ) -> None:
-    torch = Package(name="torch", version="1", url="", yanked="wrong results")
-    made = planned(monkeypatch, below, tmp_path, torch)
-    assert "torch 1 was yanked: wrong results" in made.notes
-
-
-def test_a_reason_for_yanking_can_be_unknown(
-    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path
-) -> None:
-    torch = Package(name="torch", version="1", url="", yanked="")
-    made = planned(monkeypatch, below, tmp_path, torch)
-    assert "torch 1 was yanked" in made.notes
+    torch = Package(name="torch", version="1", url="", yanked=why)
+    assert note in planned(monkeypatch, below, tmp_path, torch).notes
 
 
 def test_another_text_of_a_list_needs_another_directory(below: Environment, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import BY_THE_MACHINE, CountCheck, Outcome, Verdict
-from perfsuite.results.rank_report import Observed
+from perfsuite.results.rank_report import LOADER, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.overall import with_counts
-from perfsuite.verdict.unchanged import LOADER, changes, unless_unchanged
+from perfsuite.verdict.unchanged import changes, unless_unchanged
 from tests.samples import metric_check
 from tests.twin_counts import baseline_of, counts, launch
 

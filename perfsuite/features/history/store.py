@@ -271,6 +271,11 @@ def _read(file: Path, kind: type[D]) -> D:
     return document
 
 
+def no_case(history: Path, pattern: str) -> FileError:
+    """Return the error for a pattern of case ids that matches no case of the history."""
+    return FileError(f"{history} has no case that matches {pattern!r}. See: perfsuite history list")
+
+
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
     """Return the names of the cases whose id matches. `*` matches any text, and `?` matches one character."""
     return {name for name, case in cases.items() if fnmatchcase(case.id, pattern)}

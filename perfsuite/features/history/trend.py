@@ -90,7 +90,7 @@ def trend(
     sessions = read(places, directory, repo=repo, branch=branch)
     wanted = {sessions.cases[name].id for name in store.matching(sessions.cases, case)}
     if not any(key.case in wanted for key in sessions.series):
-        raise FileError(f"{directory} has no case that matches {case!r}. See: perfsuite history list")
+        raise store.no_case(directory, case)
     return changes(sessions, cases=wanted, since=since, baselines=baselines, period=period)
 
 

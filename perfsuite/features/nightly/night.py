@@ -30,10 +30,8 @@ from perfsuite.features.nightly.plan import show_plan
 from perfsuite.report.console import say
 from perfsuite.results.store import BaselineStore, Store
 from perfsuite.session.by_command import check_asked
-from perfsuite.session.jobs import refused, run
+from perfsuite.session.jobs import CANNOT_TELL, refused, run
 from perfsuite.session.plan import shard as shard_of
-
-CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the nightly run continues
 
 
 def gate(out: Path) -> list[str]:
@@ -73,7 +71,7 @@ def night(
     ] = False,
     shared: Shared,
 ) -> None:
-    """NightCheck the machine and the gate, measure every case for the given hardware, and report.
+    """Check the machine and the gate, measure every case for the given hardware, and report.
 
     If GITHUB_STEP_SUMMARY names a file, the summary is appended to this file. The exit status is 1 if
     a case is worse, fails or has no baseline, if fewer than 90% of the cases were judged, or if the self-test

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
@@ -32,6 +31,7 @@ from perfsuite.report.text import plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.against_arm import other_releases, used_version
 from perfsuite.session.by_command import UNDECIDED, selected
 from perfsuite.session.setup import DryHost, Host, Setup
 from perfsuite.verdict.judge import why_failed
@@ -195,7 +195,7 @@ class _Runs:
                 outcome = self._run(case, [*earlier, arm])
                 if isinstance(outcome, str):
                     step.unknown.append(f"- {text(case.id)}: {text(outcome)}")
-                elif _used(outcome[-1], self.package) is None:
+                elif used_version(outcome[-1], self.package) is None:
                     self.setup.progress.say(f"left out: {case.id} does not use {self.package}")
                     left.remove(case)
                 else:
@@ -264,8 +264,7 @@ class _Runs:
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
             raise CaseError(f"with {arm.text}: {'; '.join(why)}")
-        used = _used(run, self.package)
-        if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
+        for _, used in other_releases(arm, run):
             raise CaseError(
                 f"with {arm.text}: the run used {self.package} {used}, which comes first on its path"
             )
@@ -275,11 +274,3 @@ class _Runs:
 def _counted_steps(run: Run) -> int:
     """Return the largest number of steps that one rank counted. `run` must have counts."""
     return max(1 + len(entry.counts.also_counted) for entry in run.counts)
-
-
-def _used(run: Run, package: str) -> str | None:
-    """Return the version of a package that a run used. None if it did not use the package."""
-    environment = {} if run.observed is None else run.observed.environment
-    return {canonicalize_name(name): environment[name] for name in environment}.get(
-        canonicalize_name(package)
-    )

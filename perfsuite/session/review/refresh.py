@@ -11,7 +11,7 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs.files import read_bytes
 from perfsuite.report.console import say
 from perfsuite.results.store import BEFORE_AFTER
-from perfsuite.session.jobs import refused, run
+from perfsuite.session.jobs import CANNOT_TELL, refused, run
 
 REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
 LAUNCHES = 10  # number of launches per refreshed case
@@ -32,8 +32,7 @@ def refreshed(
     problem = refused(*chosen)
     if problem is not None:
         raise CaseError(problem)
-    # 3: the machine is busy now. pytest waits for it.
-    if run("perfsuite.cli", "doctor", f"--expect={hardware}") not in (0, 3):
+    if run("perfsuite.cli", "doctor", f"--expect={hardware}") not in (0, CANNOT_TELL):
         return False
     shutil.rmtree(REFRESHED, ignore_errors=True)
     status = run("pytest", *chosen)

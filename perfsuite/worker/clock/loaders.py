@@ -20,6 +20,7 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.private import loader_dataset, loader_workers
 from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.rank_report import LOADER
 from perfsuite.worker.clock import startup_clock
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.hooks.named import NamedFunction
@@ -87,7 +88,7 @@ def is_loading(thread: int) -> bool:
 
 def settings() -> dict[str, str]:
     """Return the settings of all `DataLoader`s that have yielded batches, as one entry; {} without any."""
-    return {"loader": "; ".join(sorted(_settings))} if _settings else {}
+    return {LOADER: "; ".join(sorted(_settings))} if _settings else {}
 
 
 def _note_settings(loader: Any) -> None:
