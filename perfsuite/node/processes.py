@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.errors import LaunchError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05  # seconds between checks whether a child has ended
 KILL_S = 60  # seconds within which a killed process must be gone
-STACKS_S = 5  # maximum seconds to wait for stacks and collective calls
+STACKS_S = 5  # maximum seconds to wait for stacks, and then for collective calls
 STACKS_POLL_S = 0.1
 # Environment variable that a job's processes inherit. Its value is different for each job.
 JOB_MARK = "PERFSUITE_JOB"
@@ -100,27 +101,35 @@ def ask_for_stacks(
 ) -> None:
     """Make processes of a node write their stacks and collective calls, if they have called `leash.listen`.
 
-    Returns when all of them have written their calls, and when the files of stacks have stopped growing.
-    Waits at most `wait_s`.
+    The calls are requested after the files of stacks have stopped growing, because a thread that reads the
+    calls can start the garbage collector, which the stacks would then show. Waits at most `wait_s` for the
+    stacks, and at most `wait_s` for the calls.
     """
     import psutil
 
     # If a process has two files, use the later one, which names its rank.
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}
-    expected = []
-    calls = []
+    pids = []
     for process in processes:
         if process.pid in files:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(STACKS_SIGNAL)
-                expected.append(files[process.pid])
-                if _takes_request(run_dir.request_address(process.pid)):
-                    calls.append(run_dir.collectives(process.pid, node))
-    before: list[int] = []
+                pids.append(process.pid)
+    _wait_until_written([files[pid] for pid in pids], wait_s)
+
+    calls = [run_dir.collectives(pid, node) for pid in pids if _takes_request(run_dir.request_address(pid))]
     until = time.monotonic() + wait_s
-    while expected and time.monotonic() < until:
-        sizes = [file.stat().st_size for file in expected]
-        if all(sizes) and sizes == before and all(file.exists() for file in calls):
+    while not all(file.exists() for file in calls) and time.monotonic() < until:
+        time.sleep(STACKS_POLL_S)
+
+
+def _wait_until_written(files: Sequence[Path], wait_s: float) -> None:
+    """Wait until no file is empty or still grows, but at most `wait_s`."""
+    until = time.monotonic() + wait_s
+    before: list[int] = []
+    while files and time.monotonic() < until:
+        sizes = [file.stat().st_size for file in files]
+        if all(sizes) and sizes == before:
             return
         before = sizes
         time.sleep(STACKS_POLL_S)

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -178,6 +179,25 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = RunDir(tmp_path).stacks(0, os.getpid())
     file.write_text("")
     return file
+
+
+def test_asks_for_calls_only_after_the_stacks(tmp_path: Path, file: Path, passing: Passing) -> None:
+    """The thread that reads the calls could start the garbage collector, which the stacks would then show."""
+    calls = RunDir(tmp_path).collectives(os.getpid(), 0)
+    is_asked = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(RunDir(tmp_path).request_address(os.getpid()))
+
+        def look(count: int) -> None:
+            is_asked.append(bool(select.select([listener], [], [], 0)[0]))
+            if count == 3:
+                file.write_text("Thread 1")
+            if count == 5:
+                calls.touch()
+
+        passing.meanwhile = look
+        ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
+    assert is_asked == [False, False, False, False, True]
 
 
 @pytest.mark.usefixtures("file")
