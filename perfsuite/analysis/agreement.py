@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from perfsuite.case.case import Case
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, other_inputs
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of their change during training
@@ -165,6 +165,25 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         )
     vary = " (which vary, according to the case)" if case.framework.promises.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}. In the second step, the model was given {seen}",)
+
+
+def input_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
+    """Return a note if counted steps of a launch have different inputs, although they should not."""
+    if case.framework.promises.tokens_vary:
+        return ()
+    for report in reports:
+        if report.counts is None:
+            continue
+        for number in report.counts.also_counted:
+            step = report.counts.in_step(number)
+            inputs = "" if step is None else other_inputs(report.counts, step)
+            if inputs:
+                return (
+                    f"{case.unit}/s counts {report.tokens_per_step} {case.unit} in every step, but the input "
+                    f"of step {number} is {inputs} in step {report.counts.step}. If the number of "
+                    f"{case.unit} varies, give Script(tokens='vary')",
+                )
+    return ()
 
 
 def not_checked(

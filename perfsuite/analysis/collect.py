@@ -232,6 +232,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *_notes(reports, steady=window.steady),
             *dict.fromkeys(note for report in reports for note in report.notes),
             *agreement.token_notes(reports, case),
+            *agreement.input_notes(reports, case),
             *agreement.claim_notes(reports, case),
             *core_notes(bare, reports),
         ),

@@ -59,6 +59,8 @@ class SpanRow:
     this field has the mean instead of the median."""
     share: float | None = None
     """Total seconds of all occurrences, as a share (0 to 1) of the start-up and all steps."""
+    input: str | None = None
+    """The input of a step, such as `2 x int64[4, 1024]`, on the first rank that has one."""
     kernels: int | None = None
     """Calls of kernels."""
     host_reads: int | None = None
@@ -147,12 +149,13 @@ class _Launch:
         ]
 
     def in_step(self, step: int) -> Amounts:
-        """Return the maximum of each count of a step over the ranks; empty if the step was not counted.
+        """Return the input of a step, and the maximum of each count over the ranks.
 
         Kernels in compiled code are not seen, so the number of kernels is unknown if there is such code.
         """
         of_ranks = (entry.counts.in_step(step) for entry in self.counts)
         amounts = _most(_in_step(counts) for counts in of_ranks if counts is not None)
+        amounts = {**amounts, "input": self.input_of(step)}
         is_compiled = any(entry.counts.compiled is not None for entry in self.counts)
         return {**amounts, "kernels": None} if is_compiled else amounts
 
@@ -174,6 +177,12 @@ class _Launch:
             return SpanRow(name=name)
         seconds = [self.step_s[step - 1] for step in counted if step <= len(self.step_s)]
         return replace(self.row(name, seconds, self.in_step(counted[0])), times=len(counted))
+
+    def input_of(self, step: int) -> str | None:
+        """Return the input of a step, on the first rank that has one; None if no rank has one."""
+        of_ranks = (entry.counts.in_step(step) for entry in self.counts)
+        inputs = next((counts.inputs for counts in of_ranks if counts is not None and counts.inputs), {})
+        return " and ".join(f"{number} x {shape}" for shape, number in inputs.items()) or None
 
     def span(self, name: str) -> SpanRow:
         """Return the row of a span that is not a step."""
@@ -413,6 +422,7 @@ _COLUMNS: Mapping[str, Callable[[SpanRow], str | None]] = {
     "times": lambda row: _amount(row.times, "calls"),
     "median": lambda row: _cell(row.median_s, _time),
     "share": lambda row: _cell(row.share, "{:.1%}".format),
+    "input": lambda row: row.input,
     "kernels": lambda row: _amount(row.kernels, "calls"),
     "host reads": lambda row: _amount(row.host_reads, "calls"),
     "Python": lambda row: _amount(row.python_calls, "calls"),

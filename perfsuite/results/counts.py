@@ -39,6 +39,7 @@ that is not counted has created this storage."""
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
 done every 10th step."""
+MOST_INPUTS = 4  # maximum number of inputs in a sentence
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
 """Minimum number of steps that must remain in a launch to count kept objects. In the first of these steps,
@@ -168,6 +169,9 @@ class Counts(Data):
     method: str = METHOD
     step: int = COUNTED_STEP
     collectives: tuple[Collective, ...] = ()
+    # The input of the forward passes: number of embedding lookups by dtype and shape of the tokens, such as
+    # `int64[4, 1024]`. In a model without embeddings, the input of the first convolution. None: unknown.
+    inputs: dict[str, int] | None = None
     # FLOPs of matmuls, convolutions and attention, from torch's formulas.
     flops: dict[Phase, int] = Field(default_factory=dict)
     # Calls of operators that do work on the device. For a compiled model: only calls outside compiled code.
@@ -236,6 +240,30 @@ class Counts(Data):
         if counted.in_step(counts.step) == counts:
             return counted
         return counted.replace(spans={**self.spans, step_name(counts.step): counts})
+
+
+def other_inputs(before: Counts, now: Counts) -> str:
+    """Return `int64[4, 64] instead of int64[4, 128]` if the inputs of two steps differ.
+
+    If only the number of inputs differs, the result is `int64[4, 128] 2 -> 4`. It is empty if the inputs are
+    equal or unknown.
+    """
+    if before.inputs is None or now.inputs is None or before.inputs == now.inputs:
+        return ""
+    new = [shape for shape in now.inputs if shape not in before.inputs]
+    old = [shape for shape in before.inputs if shape not in now.inputs]
+    if new and old:
+        return f"{_joined(new)} instead of {_joined(old)}"
+    counts = {
+        shape: (before.inputs.get(shape, 0), now.inputs.get(shape, 0)) for shape in [*before.inputs, *new]
+    }
+    return _joined([f"{shape} {then} -> {today}" for shape, (then, today) in counts.items() if then != today])
+
+
+def _joined(shapes: Sequence[str]) -> str:
+    """Join shapes with `and`, because they contain commas."""
+    more = len(shapes) - MOST_INPUTS
+    return " and ".join(shapes[:MOST_INPUTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def step_name(step: int) -> str:

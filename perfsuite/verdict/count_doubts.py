@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.counts import COUNTED_STEP, EVENTS, Counts, RankCounts, step_name
+from perfsuite.results.counts import COUNTED_STEP, EVENTS, Counts, RankCounts, other_inputs, step_name
 from perfsuite.results.outcome import in_span
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_findings import Launches, alike
@@ -39,10 +39,10 @@ def _missing_work(
 ) -> Iterator[str]:
     """Yield FLOPs and bytes that are missing, and might have been done without being counted.
 
-    If FLOPs are missing, they might be those of new operators without a FLOP formula. If more than half of
-    the FLOPs or bytes are missing, the work might be done without being counted. The second rule is not
-    applied to FLOPs that have already been compared with the model's own formula
-    (`perfsuite.analysis.agreement`).
+    If FLOPs are missing, the step might have a smaller input, or the FLOPs might be those of new operators
+    without a FLOP formula. If more than half of the FLOPs or bytes are missing, the work might be done
+    without being counted. The last rule is not applied to FLOPs that have already been compared with the
+    model's own formula (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
@@ -58,7 +58,10 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
     then = sum(before.flops.values())
     today = max(sum(counts.flops.values()) for counts in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
-    if today < then and new:
+    inputs = other_inputs(before, max(now, key=lambda counts: sum(counts.flops.values())))
+    if today < then and inputs:
+        yield f"FLOPs {arrow(then, today, 'FLOP')}: the input is {inputs}"
+    elif today < then and new:
         rest = f"the rest might be in {', '.join(new)}, whose FLOPs are unknown because there is no formula"
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"
     elif today < GONE * then and not is_known:
@@ -107,12 +110,16 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
     usual = [_least_share(entry.counts)[0] for entry in before if entry.counts.also_counted]
     if not now or not usual:
         return None
-    share, step = min(map(_least_share, now))
+    counts = min(now, key=_least_share)
+    share, number = _least_share(counts)
     if share >= min(usual) - LATER_LESS:
         return None
+    step = counts.in_step(number)
+    inputs = "" if step is None else other_inputs(counts, step)
+    because = f"its input is {inputs}" if inputs else "it might have fewer tokens"
     return (
-        f"step {step} does {1 - share:.0%} fewer FLOPs than step {COUNTED_STEP} of the same launch: it might "
-        "have fewer tokens, so less work and less time do not count as an improvement"
+        f"step {number} does {1 - share:.0%} fewer FLOPs than step {COUNTED_STEP} of the same launch: "
+        f"{because}, so less work and less time do not count as an improvement"
     )
 
 

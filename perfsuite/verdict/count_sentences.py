@@ -6,7 +6,7 @@ from typing import Literal
 
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
-from perfsuite.results.counts import Collective, Counts
+from perfsuite.results.counts import Collective, Counts, other_inputs
 from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
 MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a sentence, largest change first
@@ -38,6 +38,9 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     today = quantity.parts(now)
     if then is not None and today is not None:
         return _parts(then, today, quantity.unit)
+    if quantity is quantities.FLOPS:
+        inputs = other_inputs(before, now)
+        return f" (input: {inputs})" if inputs else ""
     if quantity is quantities.PEAK and before.memory is not None and now.memory is not None:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:

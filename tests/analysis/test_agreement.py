@@ -205,6 +205,19 @@ def test_no_tokens_are_claimed_without_reports() -> None:
         assert (agreement.tokens_differ(silent, case), agreement.token_notes(silent, case)) == (None, ())
 
 
+def test_notes_an_input_that_changes_later() -> None:
+    shorter = Counts(step=24, inputs={"int64[2, 32]": 1})
+    counts = Counts(inputs={"int64[2, 64]": 1}, also_counted=(23, 24), spans={"step 24": shorter})
+    ranks = [make_report(0), make_report(1, counts=counts)]
+    assert agreement.input_notes(ranks, case_of()) == (
+        f"tokens/s counts {ranks[0].tokens_per_step} tokens in every step, but the input of step 24 is "
+        "int64[2, 32] instead of int64[2, 64] in step 4. If the number of tokens varies, give "
+        "Script(tokens='vary')",
+    )
+    assert agreement.input_notes(ranks, case_of(tokens="vary")) == ()
+    assert agreement.input_notes([make_report(0, counts=counts.replace(spans={}))], case_of()) == ()
+
+
 def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
     """This is only a note, because the first dimension of a model's input need not be its samples."""
     said = (

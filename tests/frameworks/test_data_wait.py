@@ -63,6 +63,83 @@ if __name__ == "__main__":
 """
 
 
+SLOW_ROW_S = 0.02
+OF_SLOW_ROWS = f"""
+import time, torch
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, row):
+        time.sleep({SLOW_ROW_S})
+        return torch.ones(8)
+"""
+BY_THE_TRAINER = f"""{OF_SLOW_ROWS}
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+class Tokens(Rows):
+    def __getitem__(self, row):
+        tokens = super().__getitem__(row).long()
+        return {{"input_ids": tokens, "labels": tokens}}
+
+sizes = {{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}}
+arguments = TrainingArguments(
+    output_dir="out", per_device_train_batch_size=4, max_steps=100, report_to=[], use_cpu=True,
+    save_strategy="no",
+)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=32, num_key_value_heads=2, **sizes))
+Trainer(model=model, args=arguments, train_dataset=Tokens()).train()
+"""
+BY_LIGHTNING = f"""{OF_SLOW_ROWS}
+from lightning.pytorch import LightningModule, Trainer
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def training_step(self, batch):
+        return (self.layer(batch) - 1).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+quiet = {{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}}
+trainer = Trainer(accelerator="cpu", devices=1, max_steps=100, **quiet)
+trainer.fit(Net(), torch.utils.data.DataLoader(Rows(), batch_size=4))
+"""
+IN_A_LOOP = """
+for batch in loader:
+    optimizer.zero_grad()
+    (model(batch) - 1).square().mean().backward()
+    optimizer.step()
+"""
+BY_ACCELERATE = f"""{OF_SLOW_ROWS}
+from accelerate import Accelerator
+
+model = torch.nn.Linear(8, 8)
+plain = torch.utils.data.DataLoader(Rows(), batch_size=4)
+optimizer = torch.optim.AdamW(model.parameters())
+model, optimizer, loader = Accelerator(cpu=True).prepare(model, optimizer, plain)
+{IN_A_LOOP}"""
+BY_TORCHDATA = f"""{OF_SLOW_ROWS}
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+model = torch.nn.Linear(8, 8)
+loader = StatefulDataLoader(Rows(), batch_size=4)
+optimizer = torch.optim.AdamW(model.parameters())
+{IN_A_LOOP}"""
+BY_LIGHTNING_FABRIC = f"""{OF_SLOW_ROWS}
+from lightning.fabric import Fabric
+
+fabric = Fabric(accelerator="cpu", devices=1)
+model = torch.nn.Linear(8, 8)
+model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
+loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(Rows(), batch_size=4))
+{IN_A_LOOP}"""
+
+
 def launched(directory: Path, *, loader: str | None = None, **env: Any) -> Run:
     return net_scripts.launched(directory, TRAIN, env=env, loader=loader)
 
@@ -79,6 +156,23 @@ def test_a_dataset_that_became_slow_regresses(tmp_path: Path, workers: int) -> N
     verdict = judge_pairs([fast] * PAIRS, [slow] * PAIRS)
     assert known(verdict.check("data_wait_s")).outcome == verdict.outcome == "regressed"
     assert known(slow.figures.data_wait) > known(fast.figures.data_wait)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(BY_THE_TRAINER, id="Trainer"),
+        pytest.param(BY_ACCELERATE, id="accelerate"),
+        pytest.param(BY_LIGHTNING, id="Lightning", marks=pytest.mark.nightly),
+        pytest.param(BY_LIGHTNING_FABRIC, id="Fabric", marks=pytest.mark.nightly),
+        pytest.param(BY_TORCHDATA, id="torchdata", marks=pytest.mark.nightly),
+    ],
+)
+def test_times_the_loader_of_a_library(tmp_path: Path, text: str) -> None:
+    """A batch has four rows, and each of them sleeps."""
+    run = net_scripts.that_went_well(net_scripts.launched(tmp_path, text, env={}))
+    assert known(run.figures.data_wait_s) >= 4 * SLOW_ROW_S
 
 
 def with_worker(directory: Path, **env: Any) -> Run:

@@ -287,3 +287,15 @@ def test_a_short_event_makes_no_step_long() -> None:
 def test_a_launch_without_steps_held_nothing() -> None:
     assert spans.held([launch(step_s=(), window=(0, 0), spans=EVENTS)]) == []
     assert spans.held([]) == []
+
+
+def test_rows_of_steps_show_their_input() -> None:
+    usual = make_counts(inputs={"int64[4, 128]": 2, "int64[1, 128]": 1})
+    shorter = make_counts(step=5, inputs={"int64[4, 64]": 1})
+    rows = cells(launch(usual.with_step(shorter)))
+    assert {row["input"] for row in rows.values()} == {
+        "2 x int64[4, 128] and 1 x int64[1, 128]",
+        "1 x int64[4, 64]",
+        spans.NONE,
+    }
+    assert all("input" not in row for row in cells(launch(make_counts())).values())

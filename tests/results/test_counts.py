@@ -1,8 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.results import counts
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, other_inputs
 from tests.samples import deterministic
 
 
@@ -24,3 +25,25 @@ def test_ranks_with_equal_counts_share_an_entry() -> None:
 @deterministic
 def test_spans_name_every_number_once(named: set[int]) -> None:
     assert counts.numbers(counts.spans(sorted(named))) == sorted(named)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({"int64[4, 128]": 2}, {"int64[4, 64]": 2}, "int64[4, 64] instead of int64[4, 128]"),
+        ({"int64[4, 128]": 2}, {"int64[4, 128]": 4}, "int64[4, 128] 2 -> 4"),
+        ({"int64[4]": 2}, {"int64[4]": 2, "int64[1]": 1}, "int64[1] 0 -> 1"),
+        (
+            {f"int64[{size}]": 1 for size in range(6)},
+            {"int64[4]": 2},
+            "int64[0] 1 -> 0 and int64[1] 1 -> 0 and int64[2] 1 -> 0 and int64[3] 1 -> 0 and 2 more",
+        ),
+        ({"int64[4]": 1}, {"int64[4]": 1}, ""),
+        ({"int64[4]": 1}, None, ""),
+        (None, {"int64[4]": 1}, ""),
+    ],
+)
+def test_names_other_inputs_of_steps(
+    before: dict[str, int] | None, now: dict[str, int] | None, words: str
+) -> None:
+    assert other_inputs(Counts(inputs=before), Counts(inputs=now)) == words

@@ -301,6 +301,17 @@ def test_steps_that_shrink_later_are_no_faster() -> None:
     assert judge_counts(whole[0], shrunk[0]).outcome == "inconclusive"
 
 
+def test_steps_that_shrink_later_name_their_input() -> None:
+    usual = later(10**9)
+    shorter = Counts(step=24, flops={"forward": 6 * 10**8}, inputs={"int64[4, 64]": 1})
+    shrunk = {**usual, "inputs": {"int64[4, 128]": 1}, "spans": {"step 24": shorter}}
+    verdict = compared(counted(1.0, **usual), counted(1.5, **shrunk))
+    assert verdict.reasons[0].startswith(
+        "step 24 does 40% fewer FLOPs than step 4 of the same launch: its input is int64[4, 64] instead of "
+        "int64[4, 128], so less work"
+    )
+
+
 # Judged by counts alone
 
 

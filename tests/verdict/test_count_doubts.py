@@ -50,6 +50,17 @@ def test_what_vanished_is_not_improved(now: Counts, reason: str) -> None:
     assert "improved" not in {finding.outcome for finding in more.findings}
 
 
+def test_less_work_on_a_smaller_input_is_no_improvement() -> None:
+    before = counts(inputs={"int64[4, 128]": 1})
+    check = judged(FEW_FLOPS.replace(inputs={"int64[4, 121]": 1}), before=before)
+    assert check.outcome == "not counted"
+    assert check.notes[0] == f"{FEWER}: the input is int64[4, 121] instead of int64[4, 128]"
+    more = before.replace(flops={"forward": 10**12}, inputs={"int64[4, 999]": 1})
+    (finding,) = judged(more, before=before).findings
+    assert finding.outcome == "regressed"
+    assert finding.sentence.endswith("(input: int64[4, 999] instead of int64[4, 128])")
+
+
 def test_fewer_known_flops_are_improved() -> None:
     flops = Flops(formula="palm-1", per_token=6, parameters=1, matmul_parameters=1)
     few = counts(flops={"forward": 1_000})

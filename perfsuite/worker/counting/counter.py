@@ -116,6 +116,8 @@ written to the masked elements, because this fills the tensor in place."""
 DEVICE = torch.ops.prim.device.default
 """The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
+LOOKUPS = frozenset({"aten.embedding", "aten._embedding_bag", "aten._embedding_bag_forward_only"})
+"""Operators that look up tokens. Their second argument is the tokens."""
 NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
     "aten._local_scalar_dense", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.empty_strided",
@@ -207,6 +209,7 @@ class StepCounter(TorchDispatchMode):
 
     def _begin(self) -> None:
         self._calls: list[Collective] = []
+        self._first_convolved = ""  # dtype and shape of the input of the first convolution in forward
         self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # field of `Counts` -> its totals
 
     def __enter__(self) -> Any:
@@ -277,6 +280,7 @@ class StepCounter(TorchDispatchMode):
             alike[call.kind, call.ranks, call.apart, call.dtype, call.phase, of_none].append(call)
         totals: dict[str, Any] = {name: dict(sorted(total.items())) for name, total in self._totals.items()}
         totals.setdefault("blocking_copies", {})
+        totals.setdefault("inputs", {self._first_convolved: 1} if self._first_convolved else {})
         counts = Counts(
             step=step,
             collectives=tuple(
@@ -378,6 +382,8 @@ class StepCounter(TorchDispatchMode):
         elif is_work:
             self._totals["kernels"][phase] += 1
             self._totals["ops"][operator] += 1
+        if phase == "forward":
+            self._note_input(operator, args)
         for tensor in made:
             self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
         if any(map(self._is_waited_for, read_by_the_host(operator, args, kwargs, given))):
@@ -406,6 +412,12 @@ class StepCounter(TorchDispatchMode):
             self._listener.see_call(
                 OperatorCall(func, operator, phase, args, kwargs, given, made, flops, collective)
             )
+
+    def _note_input(self, operator: str, args: Sequence[Any]) -> None:
+        if operator in LOOKUPS:
+            self._totals["inputs"][_dtype_and_shape(args[1])] += 1
+        elif operator == "aten.convolution" and not self._first_convolved:
+            self._first_convolved = _dtype_and_shape(args[0])
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
         """Record results that were computed from other tensors.
@@ -527,6 +539,11 @@ def written(func: Any, args: Sequence[Any]) -> list[Tensor]:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _dtype_and_shape(tensor: Tensor) -> str:
+    """Return the dtype and the shape of a tensor, such as `int64[4, 1024]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _is_meta(tensor: Tensor) -> bool:

@@ -73,6 +73,31 @@ def test_counts_products_by_phase_and_recompute() -> None:
     assert flops["forward"] == 2 * PRODUCT
 
 
+def test_the_input_is_what_embeddings_look_up() -> None:
+    table = nn.Embedding(9, WIDTH)
+    layer = nn.Conv1d(BATCH, BATCH, 1)
+    tokens = torch.zeros(2, BATCH, dtype=torch.int64)
+
+    def inputs(step: Callable[[], Tensor]) -> dict[str, int] | None:
+        def whole(counter: StepCounter) -> None:
+            step().sum().backward()
+            counter.before_optimizer()
+
+        return Training().counted(whole).inputs
+
+    assert inputs(lambda: layer(table(tokens)) + table(tokens[:1]) + table(tokens[:1])) == {
+        "int64[2, 4]": 1,
+        "int64[1, 4]": 2,
+    }
+    images = torch.ones(3, BATCH, WIDTH)
+    assert inputs(lambda: layer(layer(images[:2]))) == {"float32[2, 4, 8]": 1}, "only the first convolution"
+    weight = torch.ones(WIDTH, requires_grad=True)
+    assert inputs(lambda: images * weight) == {}
+    assert inputs(lambda: checkpoint(lambda: table(tokens).square(), use_reentrant=False)) == {
+        "int64[2, 4]": 1
+    }, "recomputation is no further input"
+
+
 MASK = torch.tensor([True, False, True, False])
 TIMES = torch.tensor([1, 2, 1, 1])
 
