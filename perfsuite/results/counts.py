@@ -140,13 +140,6 @@ class PythonCalls(Data):
         return sum(self.calls.values())
 
 
-class WorkerBatch(Data):
-    """Counts of one batch in the first worker process of each data loader of a rank."""
-
-    python: PythonCalls  # counted in the third batch
-    ops: dict[str, int]  # calls of operators that do work, by name, counted in the second batch
-
-
 class KeptObjects(Data):
     """Objects, tracked by Python's garbage collector, that each step of a launch leaves behind."""
 
@@ -161,6 +154,15 @@ class KeptObjects(Data):
     def total(self) -> int:
         """Number of kept objects of all types, per step."""
         return sum(self.by_type.values())
+
+
+class WorkerBatch(Data):
+    """Counts of one batch in the first worker process of each data loader of a rank."""
+
+    python: PythonCalls  # counted in the third batch
+    ops: dict[str, int]  # calls of operators that do work, by name, counted in the second batch
+    # Objects that each batch leaves behind; None: not counted, for example because the launch was timed.
+    kept: KeptObjects | None = None
 
 
 class Counts(Data):

@@ -235,12 +235,22 @@ def _of_memory(name: str, read: Callable[[StepMemory], int], share_of: str, floo
     )
 
 
-def _of_kept(name: str, read: Callable[[KeptObjects], int | None]) -> Quantity:
+def _of_kept(
+    name: str,
+    read: Callable[[KeptObjects], int | None],
+    kept_of: Callable[[Counts], KeptObjects | None] = attrgetter("kept"),
+) -> Quantity:
     def fields(counts: Counts) -> Mapping[str, int] | None:
-        number = None if counts.kept is None else read(counts.kept)
+        kept = kept_of(counts)
+        number = None if kept is None else read(kept)
         return None if number is None else {name: number}
 
     return Quantity(name=name, unit="objects", read=fields)
+
+
+def kept_by_worker(counts: Counts) -> KeptObjects | None:
+    """Return the objects that a loader's worker keeps per batch; None if they are unknown."""
+    return None if counts.worker_batch is None else counts.worker_batch.kept
 
 
 def _of_compiled(name: str, read: Callable[[Compiled], int | None]) -> Quantity:
@@ -321,6 +331,11 @@ KEPT = _of_kept("objects kept per step", attrgetter("total"))
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 KEPT_GRAPHS = _of_kept("tensors with an autograd graph kept per step", attrgetter("graphs"))
 """A graph takes more memory than the tensor that keeps it, because it keeps activations."""
+WORKER_KEPT = replace(
+    _of_kept("objects kept by a loader's worker per batch", attrgetter("total"), kept_by_worker),
+    of_worker=True,
+)
+"""Counted only if nothing is timed."""
 MODULES = Quantity(
     name="modules imported",
     unit="modules",
@@ -390,6 +405,7 @@ _OTHERS = (
     MODULES,
     *COMPILED,
     WORKER_KERNELS,
+    WORKER_KEPT,
     *OF_SPANS,
 )
 

@@ -22,7 +22,14 @@ Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 MANY_MORE = 2  # the same bytes are `regressed` if sent in more than this many times the baseline's calls
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
-_OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT, quantities.KEPT_GRAPHS)
+_OF_MEMORY = (
+    quantities.PEAK,
+    quantities.SAVED,
+    quantities.GROWTH,
+    quantities.KEPT,
+    quantities.KEPT_GRAPHS,
+    quantities.WORKER_KEPT,
+)
 
 
 def findings_of(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:

@@ -47,8 +47,13 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
     if quantity is quantities.KEPT_GRAPHS and now.kept is not None:
         return held_by(now.kept.graph_holders)
-    if quantity is quantities.KEPT and before.kept is not None and now.kept is not None:
-        return _parts(before.kept.by_type, now.kept.by_type, "objects") + held_by(now.kept.holders)
+    if quantity in (quantities.KEPT, quantities.WORKER_KEPT):
+        of_worker = quantity is quantities.WORKER_KEPT
+        kept, kept_now = (
+            quantities.kept_by_worker(counts) if of_worker else counts.kept for counts in (before, now)
+        )
+        if kept is not None and kept_now is not None:
+            return _parts(kept.by_type, kept_now.by_type, "objects") + held_by(kept_now.holders)
     return ""
 
 

@@ -157,8 +157,9 @@ def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[
         is_rare = quantity in (quantities.STALLS, quantities.KEPT_GRAPHS)
         if is_rare and not is_in_baseline and not any(quantity.value(counts) for counts in after):
             continue  # most training runs have none, and older baselines did not record them
-        if quantity is quantities.WORKER_KERNELS:
-            continue  # missing whenever the worker's Python calls are missing: one note is enough
+        is_worker_missing = _only_on_one_side(quantities.WORKER_KERNELS, before, after) is not None
+        if is_worker_missing and quantity in (quantities.WORKER_KERNELS, quantities.WORKER_KEPT):
+            continue  # the worker's Python calls are missing as well: one note is enough
         if quantity is quantities.KEPT_GRAPHS and is_in_baseline:
             continue  # missing whenever kept objects or their types are missing: one note is enough
         if quantity is quantities.HOST_READS:

@@ -128,7 +128,8 @@ def _watch(rank: Rank) -> None:
         with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
             from perfsuite.worker.counting import loader_workers
 
-            loader_workers.watch(rank.run_dir)
+            objects = rank.request.counted_steps is not None  # nothing is timed
+            loader_workers.watch(rank.run_dir, counts_objects=objects)
 
 
 def _after_build(rank: Rank, device: Any) -> None:

@@ -296,6 +296,6 @@ def test_rows_of_steps_show_their_input() -> None:
     assert {row["input"] for row in rows.values()} == {
         "2 x int64[4, 128] and 1 x int64[1, 128]",
         "1 x int64[4, 64]",
-        spans.NONE,
+        NONE,
     }
     assert all("input" not in row for row in cells(launch(make_counts())).values())

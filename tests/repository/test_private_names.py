@@ -36,6 +36,8 @@ ALLOWED_NAMES = {
     "_forkserver_pid": "node/ranks.py: the same",
     "_resource_tracker": "node/agent.py: without it, the tracker is ended with the job",
     "_pid": "node/agent.py: the same",
+    "_resource_sharer": "counting/loader_workers.py: without it, objects that a worker keeps are unknown",
+    "_cache": "counting/loader_workers.py: the same",
     "_slotnames": "dry/values.py: of copyreg, as torch.utils.swap_tensors uses it",
     # Names of torch
     "_HYBRID_SHARD_ZERO2": "a documented member of ShardingStrategy",

@@ -1,4 +1,6 @@
-"""Count the work of a `DataLoader`'s worker process for a batch, and pass it to the rank. Imports torch.
+"""Count what a `DataLoader`'s worker process does for a batch, and what it keeps. Pass it to the rank.
+
+Imports torch.
 
 All workers, however they are started, make batches with the `fetch` method of one of two private classes of
 torch. The workers of torchdata's StatefulDataLoader do so too. If torch does not have these classes, workers
@@ -11,8 +13,12 @@ import contextlib
 import functools
 import os
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from socket import socket
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -24,11 +30,12 @@ from perfsuite.frameworks.common.private import (
     current_dispatch_mode_stack,
     overloadpacket,
 )
-from perfsuite.results.counts import WorkerBatch
+from perfsuite.results.counts import KeptObjects, WorkerBatch
 from perfsuite.results.rank_report import WorkerBatchFile
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.counting import python_calls
 from perfsuite.worker.counting.counter import StepCounter, does_work
+from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.counting.steps import leave
 
@@ -36,11 +43,19 @@ OPERATORS_IN = 2
 CALLS_IN = 3
 """A worker's operators are counted in its second batch, and its Python calls in its third batch. The first
 batch is not counted, because it opens files and fills caches."""
+KEPT_BETWEEN = (3, 7)
+"""The objects that a worker keeps are counted after these batches, and in the middle between them."""
+IDLE_S = 30.0  # maximum seconds to wait until the rank has taken all batches of a worker
+IDLE_POLL_S = 0.01
 
 
-def watch(run_dir: RunDir) -> None:
-    """Count batches of loader workers: of this process if it is a worker, and of workers that it forks."""
-    counting = _Counting(run_dir)
+def watch(run_dir: RunDir, *, counts_objects: bool = False) -> None:
+    """Count batches of loader workers: of this process if it is a worker, and of workers that it forks.
+
+    With `counts_objects`, also count the objects that a worker keeps. This takes a few tenths of a second, so
+    it is only for launches that time nothing.
+    """
+    counting = _Counting(run_dir, Growth(*KEPT_BETWEEN) if counts_objects else None)
     for name in ("MapDatasetFetcher", "IterableDatasetFetcher"):
         fetcher = private.or_none(name)
         if fetcher is not None:
@@ -67,7 +82,18 @@ def _sum(batches: list[WorkerBatch]) -> WorkerBatch:
         calls.update(batch.python.calls)
         functions.update(batch.python.functions)
     python = batches[0].python.replace(calls=calls, functions=functions)
-    return WorkerBatch(python=python, ops=ops)
+    return WorkerBatch(python=python, ops=ops, kept=_sum_of_kept([batch.kept for batch in batches]))
+
+
+def _sum_of_kept(of_workers: list[KeptObjects | None]) -> KeptObjects | None:
+    known = [kept for kept in of_workers if kept is not None]
+    if len(known) < len(of_workers):
+        return None
+    by_type = Counter[str]()
+    for kept in known:
+        by_type.update(kept.by_type)
+    holders = dict.fromkeys(holder for kept in known for holder in kept.holders)
+    return KeptObjects(by_type=by_type, holders=tuple(holders))
 
 
 def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., Any]:
@@ -88,16 +114,23 @@ def _is_first_worker() -> bool:
 
 
 class _Counting:
-    """Counts two batches of this process, which is the first worker of a loader."""
+    """Counts two batches of this process, which is the first worker of a loader.
 
-    def __init__(self, run_dir: RunDir) -> None:
+    `growth` counts the objects that the worker keeps. None: they are not counted.
+    """
+
+    def __init__(self, run_dir: RunDir, growth: Growth | None) -> None:
         self._run_dir = run_dir
+        self._growth = growth
+        self._batch: WorkerBatch | None = None  # the counts so far
         self._made = 0
         self._operators = _Operators()
         self._python = PythonCounter(lambda: "forward")
 
     def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
         """Make a batch, and count its work if this is batch 2 or 3. Raises only the errors of `fetch`."""
+        if self._growth is not None and self._growth.is_due(self._made):
+            self._count_objects(self._growth)
         self._made += 1
         if self._made == 1:
             _leave_counters_of_the_rank()
@@ -111,15 +144,69 @@ class _Counting:
             batch = fetch(*args)
         finally:
             self._python.stop()
-        self._hand_over()
-        return batch
-
-    def _hand_over(self) -> None:
         python = self._python.result()
         if python is not None and self._operators.is_whole:
-            batch = WorkerBatch(python=python, ops=dict(sorted(self._operators.calls.items())))
-            with contextlib.suppress(Exception):  # if the disk is full, for example, nothing is counted
-                documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
+            self._hand_over(WorkerBatch(python=python, ops=dict(sorted(self._operators.calls.items()))))
+        return batch
+
+    def _count_objects(self, growth: Growth) -> None:
+        """Count the objects that are alive between two batches."""
+        if self._batch is None or not _is_idle():
+            growth.give_up("the worker could not be counted between two batches")
+            return
+        growth.count()
+        if growth.is_over:
+            self._hand_over(self._batch.replace(kept=growth.result()))
+
+    def _hand_over(self, batch: WorkerBatch) -> None:
+        self._batch = batch
+        with contextlib.suppress(Exception):  # if the disk is full, for example, nothing is counted
+            documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
+
+
+def _is_idle() -> bool:
+    """Wait until the rank has taken all batches of this worker. Return False if it has not within `IDLE_S`.
+
+    The rank needs the next batch, so it takes the earlier ones soon. Until then, threads of multiprocessing
+    and the files that share the memory of tensors keep objects of these batches alive.
+    """
+    until = time.monotonic() + IDLE_S
+    while not (_do_others_wait() and _are_files_taken()):
+        if time.monotonic() > until:
+            return False
+        time.sleep(IDLE_POLL_S)
+    return True
+
+
+def _do_others_wait() -> bool:
+    """Return whether all other Python threads wait for another thread or for a connection."""
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident())
+    return all(map(_waits, frames.values()))
+
+
+def _waits(frame: FrameType) -> bool:
+    """Return whether a thread waits. `frame` is its innermost frame.
+
+    The thread that sends batches can have been notified of a batch without running yet. Its caller's variable
+    `buffer` then has this batch.
+    """
+    if frame.f_code is threading.Condition.wait.__code__:
+        caller = frame.f_back
+        return caller is None or not caller.f_locals.get("buffer")
+    return frame.f_code is socket.accept.__code__
+
+
+def _are_files_taken() -> bool:
+    """Return whether the rank has opened all files in which this worker shares the memory of tensors.
+
+    Returns False if this is unknown.
+    """
+    sharer = sys.modules.get("multiprocessing.resource_sharer")
+    try:
+        return sharer is None or not sharer._resource_sharer._cache
+    except AttributeError:
+        return False
 
 
 class _Operators(TorchDispatchMode):

@@ -148,7 +148,8 @@ class Attached:
             with contextlib.suppress(Exception):  # the import can fail
                 from perfsuite.worker.counting import loader_workers
 
-                loader_workers.watch(run_dir)
+                objects = request.counted_steps is not None  # nothing is timed
+                loader_workers.watch(run_dir, counts_objects=objects)
         events.watch()
         self._search = Search(named_functions(self.case.framework))
         self._search.begin()

@@ -5,6 +5,8 @@
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from perfsuite.results.counts import WorkerBatch
+from perfsuite.results.counts import KeptObjects, PythonCalls, WorkerBatch
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.counting import loader_workers
 from perfsuite.worker.counting.counter import StepCounter
-from perfsuite.worker.counting.loader_workers import _Counting, batch_of
+from perfsuite.worker.counting.loader_workers import _Counting, _sum, batch_of
 from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.hooks.named import Search
 from tests.samples import known
@@ -60,11 +62,46 @@ class Failing(Rows):
         return super().__getitem__(row)
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+class Keeping(Rows):
+    """A dataset that keeps two objects for each row, a list and its tensor. It keeps more for one row."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.kept: list[list[torch.Tensor]] = []
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        self.kept += [[torch.ones(1)] for _ in range(99 if row == 9 else 1)]
+        return super().__getitem__(row)
+
+
+class Busy(Rows):
+    """A dataset with a thread that never waits."""
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        if row == 0:
+            threading.Thread(target=self._spin, daemon=True).start()
+        return super().__getitem__(row)
+
+    def _spin(self) -> None:
+        while True:
+            time.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def _original_fetchers(monkeypatch: pytest.MonkeyPatch) -> None:
     for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
         monkeypatch.setattr(fetcher, "fetch", fetcher.fetch)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
     loader_workers.watch(RunDir(tmp_path))
+    return RunDir(tmp_path)
+
+
+@pytest.fixture
+def untimed(tmp_path: Path) -> RunDir:
+    loader_workers.watch(RunDir(tmp_path), counts_objects=True)
     return RunDir(tmp_path)
 
 
@@ -169,9 +206,47 @@ def test_worker_forked_in_a_loader_search_is_alike(run_dir: RunDir) -> None:
         sys.setprofile(profiler)
 
 
+@pytest.mark.parametrize("options", [{}, {"prefetch_factor": 4}])
+def test_objects_that_a_worker_keeps_are_counted(untimed: RunDir, options: dict[str, Any]) -> None:
+    kept = known(known(counted(untimed, Keeping(), **options)).kept)
+    assert kept.by_type == {"list": 2, "Tensor": 2}
+    assert kept.holders == ("`Keeping.kept`",)
+
+
+def test_a_worker_that_keeps_nothing_has_no_growth(untimed: RunDir) -> None:
+    assert known(known(counted(untimed, Rows(3))).kept).by_type == {}
+
+
+def test_timed_launches_count_no_kept_objects(run_dir: RunDir) -> None:
+    assert known(counted(run_dir, Keeping())).kept is None
+
+
+def test_kept_objects_are_unknown_in_a_busy_worker(untimed: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_workers, "IDLE_S", 0.1)
+    batch = known(counted(untimed, Busy(3)))
+    assert (batch.kept, batch.ops["aten.mul"]) == (None, 2)
+
+
+def test_shared_files_are_not_taken_if_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no public name for the files that a worker shares."""
+    assert loader_workers._are_files_taken()
+    monkeypatch.setattr("multiprocessing.resource_sharer._resource_sharer", object())
+    assert not loader_workers._are_files_taken()
+
+
+def test_kept_objects_of_several_loaders_add_up() -> None:
+    def batch(kept: KeptObjects | None) -> WorkerBatch:
+        return WorkerBatch(python=PythonCalls(version="3.11", calls={}, functions={}), ops={}, kept=kept)
+
+    one = batch(KeptObjects(by_type={"list": 2}, holders=("`a`",)))
+    two = batch(KeptObjects(by_type={"list": 1, "dict": 1}, holders=("`a`", "`b`")))
+    assert _sum([one, two]).kept == KeptObjects(by_type={"list": 3, "dict": 1}, holders=("`a`", "`b`"))
+    assert _sum([one, batch(None)]).kept is None
+
+
 def test_one_unknown_loader_makes_all_unknown(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    counting = _Counting(run_dir)
+    counting = _Counting(run_dir, None)
     for _ in range(3):
         counting.make(lambda: torch.ones(2).mul(tokenize(2)))
     mine = os.getpid()
