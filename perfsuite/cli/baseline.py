@@ -142,8 +142,8 @@ def diff(
     files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
     if not files and not shared.baselines.is_dir():
         raise FileError(
-            f"--baselines {shared.baselines}: there is no such directory, and there was none at {ref}. Give the "
-            "directory of your reviewed baselines"
+            f"--baselines {shared.baselines}: there is no such directory, and there was none at {ref}. Give "
+            "the directory of your reviewed baselines"
         )
     changes = list[tuple[Text, dict[str, object]]]()
     for file in files:

@@ -414,8 +414,8 @@ OPTIONS = (
 )
 BY_NAME = {option.name: option for option in OPTIONS}
 GIVEN_ONCE = ("against", "reference", "baselines")
-"""Options that choose what is compared. With pytest, the last value of an option wins, but nobody means that if
-one of these is twice on a command line."""
+"""Options that choose what is compared. If a command line has one of these twice, pytest would silently use
+the last value."""
 EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "dry runs cannot be resumed"),
