@@ -60,8 +60,8 @@ SAME_CODE = (
     "as you intended"
 )
 COPIES = (
-    "{} was installed from this repository without -e, so an arm might have run this copy instead of the code "
-    "of its commit or of the working tree: install it with pip install -e, and compare again"
+    "{} was installed from this repository without -e, so an arm might have run this copy instead of the "
+    "code of its commit or of the working tree: install it with pip install -e, and compare again"
 )
 FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
 """Matches the message of a failed import. The group is the package from which something was imported."""

@@ -75,7 +75,7 @@ def tolerance(value: str) -> float:
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
     outcomes = frozenset(outcome.strip() for outcome in value.split(",") if outcome.strip())
-    if not outcomes <= set(STRICT):
+    if not outcomes or not outcomes <= set(STRICT):
         raise ValueError(f"{' or '.join(STRICT)}, or both, separated by a comma")
     return outcomes
 
