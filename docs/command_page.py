@@ -26,7 +26,8 @@ The exit status of a command of `perfsuite` shows the result:
 - 3: the result is unknown. Only `compare`, `bisect`, `releases`, `dry-run`, `doctor`, `first-night`, `judge`
   (for logs) and `selftest` use this status
 
-The option `--help` of a command explains the command in full. An option with a value can be given only once.
+The option `--help` of a command explains the command in full. An option with a value can be given only once,
+except `--baseline` of `judge`.
 
 Several commands have these options:
 

@@ -464,7 +464,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
     With -v, pytest shows words instead of letters.
     """
-    unmatched = ", ".join(config.stash.get(UNMATCHED, ()))
-    lines = [f"perfsuite: -k {config.option.keyword!r}: no test matches {unmatched}"] if unmatched else []
+    unmatched = config.stash.get(UNMATCHED, ())
+    names = ", ".join(unmatched)
+    lines = [f"perfsuite: -k {config.option.keyword!r}: no test matches {names}"] if unmatched else []
     shows_letters = config.get_verbosity() <= 0 and not runs_no_test(config)
     return [*lines, f"perfsuite: {LETTERS}"] if shows_letters and any(map(uses_bench, items)) else lines
