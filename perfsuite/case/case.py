@@ -320,6 +320,7 @@ class CaseList(Document):
     schema_version: Literal[1] = 1
     cases: tuple[Case, ...]  # cases of the selected tests
     tests: tuple[CollectedTest, ...]  # all collected tests
+    unmatched: tuple[str, ...] = ()  # names in `-k` that match no collected test
 
 
 class CaseFile(Document):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +51,7 @@ class _LazyCommands(Mapping[str, Any]):
             raise KeyError(name)
         command.name = name
         _join_lines(command)
+        _refuse_repeats(command)
         command.rich_help_panel = _PANEL_OF.get(name, OTHERS)
         return command
 
@@ -59,6 +61,25 @@ def _join_lines(command: Any) -> None:
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) or None
     for below in getattr(command, "commands", {}).values():
         _join_lines(below)
+
+
+def _refuse_repeats(command: Any) -> None:
+    """Make a command refuse an option that is given twice, of which click would silently use the last."""
+    for below in getattr(command, "commands", {}).values():
+        _refuse_repeats(below)
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        _, _, order = command.make_parser(ctx).parse_args(args=[*args])
+        for parameter, times in Counter(order).items():
+            is_value = parameter.param_type_name == "option" and not (parameter.is_flag or parameter.multiple)
+            if is_value and times > 1:
+                name = parameter.opts[0]
+                why = f"it is given {times} times, but takes one value. Give {name} once"
+                raise typer.BadParameter(why, ctx=ctx, param=parameter)
+        return parse(ctx, args)
+
+    command.parse_args = parse_args
 
 
 def command_of(extension: Extension) -> Any:

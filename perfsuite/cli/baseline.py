@@ -14,7 +14,7 @@ from perfsuite.errors import CaseError, FileError, PerfsuiteError
 from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect
 from perfsuite.report import spans
-from perfsuite.report.console import console, plain_table, print_json
+from perfsuite.report.console import console, plain_table, print_json, say
 from perfsuite.report.noise import sentence as noise_sentence
 from perfsuite.report.terminal import spans_of, step_of
 from perfsuite.results.baseline import Baseline
@@ -27,6 +27,7 @@ from perfsuite.session.review.accept import counted, measured
 from perfsuite.session.review.counts import COUNTS
 from perfsuite.session.review.refresh import refreshed
 from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
+from perfsuite.session.setup import missing_baselines
 from perfsuite.verdict.noise import class_noise
 
 J = TypeVar("J", Baseline, CountBaseline)
@@ -45,6 +46,9 @@ ANOTHER_MACHINE = (
 @shares("baselines", "store", "as_json")
 def list_baselines(*, shared: Shared) -> None:
     """List all baselines, reviewed or recorded here: first times and memory, then counts."""
+    missing = missing_baselines(shared.baselines, Path())
+    if missing is not None:
+        say(missing)
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     listed = [_listed(TIMES, store), _listed(COUNTS, store.counts)]
     if shared.as_json:
@@ -136,6 +140,11 @@ def diff(
     )
     listed += git("ls-files", "--others", "--exclude-standard", "--", str(store), cwd=root)
     files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
+    if not files and not shared.baselines.is_dir():
+        raise FileError(
+            f"--baselines {shared.baselines}: there is no such directory, and there was none at {ref}. Give "
+            "the directory of your reviewed baselines"
+        )
     changes = list[tuple[Text, dict[str, object]]]()
     for file in files:
         if file.parent.parent == store.profiles.reviewed:

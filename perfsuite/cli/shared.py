@@ -85,7 +85,7 @@ def launcher_of(name: str | None) -> AnyLauncher:
     """Return the launcher that `--launcher` names, or the default. Report launchers that cannot be used."""
     for problem in launchers.installed(BY_NAME).problems.values():
         say(problem)
-    return launchers.launcher(name)
+    return launchers.launcher(read("launcher", name))
 
 
 def tolerance(text: str) -> float:
@@ -140,7 +140,9 @@ def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> Non
 
 
 def read(name: str, value: str | None) -> Any:
-    """Parse the value of a pytest option. Raises `CaseError` if it is invalid."""
+    """Parse the value of a pytest option. Raises `CaseError` if it is invalid or empty."""
+    if value == "":  # for example, because a shell variable is not set
+        raise CaseError(f"--{name} is empty: give a value, or leave the option out")
     return BY_NAME[name].read(f"--{name}", value)
 
 
@@ -163,7 +165,7 @@ def options(**given: Path | str | float | None) -> Options:
         if value is None and option.ini and option.name != "report":
             values[option.name] = option.read(option.key, ini.get(option.key))
         else:
-            values[option.name] = option.read(f"--{option.name}", None if value is None else str(value))
+            values[option.name] = read(option.name, None if value is None else str(value))
     return options_of(Path.cwd(), values)
 
 

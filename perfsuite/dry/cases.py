@@ -21,7 +21,7 @@ NO_TESTS_COLLECTED = 5  # pytest's exit status for an empty selection
 
 def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
     """Return the cases with these ids in the tests of `directory`. Raises `CaseError` for an unknown id."""
-    cases = {case.id: case for case in _collected(directory)}
+    cases = {case.id: case for case in _collected(directory).cases}
     for case_id in ids:
         if case_id not in cases:
             near = get_close_matches(case_id, cases, n=3, cutoff=0.4)
@@ -33,18 +33,24 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
 
 
 def by_expression(directory: Path, expression: str, marker: str = "") -> list[Case]:
-    """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` if none is selected."""
+    """Return the cases that `-k` and `-m` select in `directory`.
+
+    Raises `CaseError` if no case is selected, or if a name in `-k` matches no test, as in `llama or typo`.
+    """
     given = [word for option in (("-k", expression), ("-m", marker)) if option[1] for word in option]
-    cases = _collected(directory, *given)
-    if not cases:
+    collected = _collected(directory, *given)
+    if not collected.cases:
         raise CaseError(f"{shlex.join(given)} selects no case in {directory}")
-    return cases
+    if collected.unmatched:
+        names = ", ".join(collected.unmatched)
+        raise CaseError(f"-k {expression!r}: no test in {directory} matches {names}. Correct or remove it")
+    return [*collected.cases]
 
 
-def _collected(directory: Path, *selection: str) -> list[Case]:
+def _collected(directory: Path, *selection: str) -> CaseList:
     """Return the cases of the selected tests. If pytest fails, raises `CaseError` with pytest's message."""
     with tempfile.TemporaryDirectory() as temporary:
-        return list(collect([str(directory)], *selection, file=Path(temporary) / "cases.json").cases)
+        return collect([str(directory)], *selection, file=Path(temporary) / "cases.json")
 
 
 def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> CaseList:

@@ -29,7 +29,7 @@ from perfsuite.errors import CaseError, DryRunError, FileError, PredictionError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm, ask
 from perfsuite.node.processes import KILL_S, has_ended, wait_for, wait_until
-from perfsuite.node.ranks import rank_variables, without_rank
+from perfsuite.node.ranks import moved_variables, rank_variables, without_rank
 from perfsuite.results import device_log_file
 from perfsuite.results.counts import merged
 from perfsuite.results.dry_facts import DryFacts
@@ -149,7 +149,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**_environment(case, rank), **arm.variables},
+            env={**_environment(case, rank, arm), **arm.variables},
             cwd=arm.directory,
             start_new_session=True,
         )
@@ -169,7 +169,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
     return RankReport(rank=rank, world_size=world_size, host="", clock="none", failure=failure)
 
 
-def _environment(case: Case, rank: int) -> dict[str, str]:
+def _environment(case: Case, rank: int, arm: Arm) -> dict[str, str]:
     """Return the environment of a rank. A script gets the same launcher variables as in a launch."""
     topology = case.topology
     plan = framework_of(case).plan(case)
@@ -187,5 +187,5 @@ def _environment(case: Case, rank: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **variables,
-        **plan.environment,
+        **moved_variables(plan.environment, arm.variables),
     }

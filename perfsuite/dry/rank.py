@@ -26,12 +26,13 @@ from perfsuite.results.device_log import DeviceLog, EmptyCache, EndOfStep
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.startup_clock import process_started_at
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.counting.flops import count_known
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.counting.steps import Counting
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import frozen, software
+from perfsuite.worker.observation import code, frozen, software
 from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.observe import owner, wrapping
 
@@ -138,7 +139,11 @@ class DryRank:
             fit=predict(self.log.entries, counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
-            observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
+            observed=Observed(
+                settings=settings,
+                environment={**software.imported(), **self.environment},
+                code=code.digest(process_started_at()),
+            ),
             tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=(
                 *self.workload.notes,

@@ -27,6 +27,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
@@ -74,6 +75,9 @@ class Arm:
     lock: str = ""
     dirty: bool = False
     perfsuite: str = __version__
+    # Packages of the repository that are installed without -e. An arm can import such a copy instead of the
+    # code of its commit.
+    copies: tuple[str, ...] = ()
     is_installed: bool = True  # False if packages that the user named must still be installed
     # A function that asks a package index, and returns the packages that must be installed. None if nothing
     # is missing.
@@ -282,6 +286,7 @@ def _moved(arm: Arm, commit: str, worktree: Path, top: Path) -> Arm:
         arm,
         paths=_import_paths(arm.python, top, worktree),
         moved=(str(top), str(worktree)),
+        copies=_copies(arm.python, top),
         directory=_place(worktree, top),
         commit=commit,
         dirty=False,
@@ -378,6 +383,36 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     ]
     below = dict.fromkeys([Path(), Path("src"), *(path.relative_to(top) for path in ours)])
     return tuple(str(worktree / path) for path in below)
+
+
+_ASK_ORIGINS = """
+import importlib.metadata, json
+origins = {}
+for package in importlib.metadata.distributions():
+    text = package.read_text("direct_url.json")
+    if text:
+        origins[package.metadata["Name"]] = json.loads(text)
+print(json.dumps(origins))
+"""
+"""Code that prints the origins (PEP 610) of all packages that were not installed from an index."""
+
+
+def _copies(python: str, top: Path) -> tuple[str, ...]:
+    """Return the packages that were installed from directories of the repository without -e.
+
+    Directories that git does not know, such as a clone of another project, do not belong to the commit.
+    perfsuite itself is left out, because its version is one of the facts about an arm.
+    """
+    copies = []
+    for name, origin in json.loads(ask(Arm(python=python), _ASK_ORIGINS)).items():
+        place = urlsplit(origin["url"])
+        directory = Path(unquote(place.path))
+        is_copy = "dir_info" in origin and not origin["dir_info"].get("editable", False)
+        if not is_copy or name == "perfsuite" or not directory.is_relative_to(top):
+            continue
+        if git("ls-files", "--", str(directory), cwd=top):
+            copies.append(name)
+    return tuple(sorted(copies))
 
 
 def _place(worktree: Path, top: Path) -> Path:

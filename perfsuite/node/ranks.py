@@ -109,7 +109,7 @@ def run(job: AgentJob) -> list[Failure]:
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
         del os.environ[name]
     # Use the variables of the perfsuite version in this process, which can differ from the driver's version.
-    ours = {**cpu.node_variables(case, job.request.device), **plan.environment}
+    ours = {**cpu.node_variables(case, job.request.device), **moved_variables(plan.environment, os.environ)}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
     if plan.command is not None:
         return _run(plan.command, job)
@@ -235,14 +235,40 @@ def _start(
 def moved(word: str) -> str:
     """If `word` is the path of a file in the repository, return its path in the worktree of this arm.
 
-    Files of this Python environment keep their paths. If there is no worktree, all words are kept.
+    In `--config=/repository/file`, the path is replaced only if the worktree has such a file: data that git
+    ignores, or a directory of results, is shared by both arms. Files of this Python environment keep their
+    paths. If there is no worktree, all words are kept.
     """
-    top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
+    path = _in_worktree(word, os.environ)
+    if path != word:
+        return path
+    name, equals, value = word.partition("=")
+    return f"{name}{equals}{_if_there(value, os.environ)}"
+
+
+def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a case for an arm with these variables.
+
+    Values that are paths in the repository are replaced in the same way as in `moved`, if the worktree has
+    such a file.
+    """
+    return {name: _if_there(value, arm) for name, value in given.items()}
+
+
+def _if_there(path: str, environment: Mapping[str, str]) -> str:
+    """Return the path in the worktree if the file exists there, and otherwise the unchanged path."""
+    there = _in_worktree(path, environment)
+    return there if os.path.exists(there) else path
+
+
+def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
+    """Return the path of a file of the repository in the worktree that `environment` names."""
+    top, _, worktree = environment.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
-    path = word + os.sep
+    whole = path + os.sep
     stay = tuple(prefix + os.sep for prefix in (sys.prefix, worktree) if (prefix + os.sep).startswith(inside))
-    is_moved = worktree and path.startswith(inside) and not path.startswith(stay)
-    return worktree + word.removeprefix(top) if is_moved else word
+    is_moved = worktree and whole.startswith(inside) and not whole.startswith(stay)
+    return worktree + path.removeprefix(top) if is_moved else path
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:

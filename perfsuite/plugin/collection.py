@@ -48,6 +48,7 @@ SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
 BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # tests that use `bench`, before any is deselected
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, but other jobs measure all of them
 UNWRITTEN = pytest.StashKey[str]()  # why the files with the results could not be written
+UNMATCHED = pytest.StashKey[tuple[str, ...]]()  # names in `-k` that match no collected test
 REFUSED = pytest.StashKey[str]()  # why the workers of pytest-xdist run nothing
 
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
@@ -62,6 +63,8 @@ NO_BENCH = "no_bench"  # mark of a test that has a case but measures nothing, su
 MORE_LAUNCHES = "To launch each case at least N times, do not repeat its test, but give --perf-min-launches=N"
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
 """The group matches the names in `-m` that select tests. It matches no names in arguments or after `not`."""
+KEYWORD_NAME = re.compile(r"\bnot\s+[^\s()]+|([^\s()]+)")
+"""The group matches the names in `-k` that select tests, and the words `and` and `or`."""
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -253,7 +256,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
         tests = _collected_tests(session.config.stash.get(BENCHMARKS, []), benchmarks)
         with usage_error():
-            documents.write(Path(file), CaseList(cases=tuple(by_id.values()), tests=tests))
+            unmatched = session.config.stash.get(UNMATCHED, ())
+            content = CaseList(cases=tuple(by_id.values()), tests=tests, unmatched=unmatched)
+            documents.write(Path(file), content)
 
 
 def _install(config: pytest.Config) -> None:
@@ -347,6 +352,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 f"{first.nodeid} and {item.nodeid} measure the same case, {case.id}, and would share a "
                 f"baseline: leave one of them out, or change a field of its case{more}"
             )
+    config.stash[UNMATCHED] = names_without_a_test(config.option.keyword, items)
     config.stash[COLLECTED] = {case_id: case for case_id, (_, case) in by_id.items()}
     config.stash[SESSION].record.collected = frozenset(by_id)
     _check_marker_names(config, items)
@@ -439,7 +445,27 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
             )
 
 
-def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
-    """Return a line that explains pytest's letters, or None with -v, when pytest shows words instead."""
+def names_without_a_test(expression: str, items: Iterable[pytest.Item]) -> tuple[str, ...]:
+    """Return the names in `-k` that match no test: in `llama or typo`, the second name selects nothing.
+
+    Names after `not` are left out: excluding a test that does not exist changes nothing. An expression in
+    which `not` precedes a parenthesis is not examined.
+    """
+    if not expression or re.search(r"\bnot\s*\(", expression):
+        return ()
+    names = dict.fromkeys(KEYWORD_NAME.findall(expression))
+    wanted = [name for name in names if name and name not in ("and", "or")]
+    keywords = {keyword.lower() for item in items for keyword in (item.nodeid, *item.keywords)}
+    return tuple(name for name in wanted if not any(name.lower() in keyword for keyword in keywords))
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Return a line for names in `-k` that match nothing, and a line that explains pytest's letters.
+
+    With -v, pytest shows words instead of letters.
+    """
+    unmatched = config.stash.get(UNMATCHED, ())
+    names = ", ".join(unmatched)
+    lines = [f"perfsuite: -k {config.option.keyword!r}: no test matches {names}"] if unmatched else []
     shows_letters = config.get_verbosity() <= 0 and not runs_no_test(config)
-    return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None
+    return [*lines, f"perfsuite: {LETTERS}"] if shows_letters and any(map(uses_bench, items)) else lines

@@ -33,7 +33,7 @@ from perfsuite.report.safe_text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
-from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, options_of
+from perfsuite.session.option_table import BY_NAME, GIVEN_ONCE, OPTIONS, check_together, options_of
 from perfsuite.session.reference import ReferenceArm
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
@@ -92,9 +92,27 @@ def values(config: pytest.Config) -> dict[str, Any]:
     # If a launcher cannot be used, its settings are unknown. Keys that begin with its name are then not
     # checked.
     check_settings(config, ours, [Setting(name=f"{name}-", help="").key for name in launchers.problems])
+    _check_given_once(config)
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}
+
+
+def _check_given_once(config: pytest.Config) -> None:
+    """Raise `UsageError` for an option in `GIVEN_ONCE` that the command line has twice.
+
+    An option on the command line may still override the same option in `addopts` or PYTEST_ADDOPTS.
+    """
+    words = [str(word).partition("=")[0] for word in config.invocation_params.args]
+    for name in GIVEN_ONCE:
+        spelled = BY_NAME[name].spelled
+        times = words.count(spelled)
+        if times > 1:
+            of_command = f" If a perfsuite command gave one of them, use its --{name} instead."
+            raise pytest.UsageError(
+                f"{spelled} is given {times} times on the command line, but takes one value: give it once."
+                f"{of_command if name == 'baselines' else ''}"
+            )
 
 
 def _value(config: pytest.Config, option: Setting) -> Any:

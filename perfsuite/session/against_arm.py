@@ -59,6 +59,10 @@ SAME_CODE = (
     "both arms ran the same code with the same versions, variables and settings: check that the arms differ "
     "as you intended"
 )
+COPIES = (
+    "{} was installed from this repository without -e, so an arm might have run this copy instead of the "
+    "code of its commit or of the working tree: install it with pip install -e, and compare again"
+)
 FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
 """Matches the message of a failed import. The group is the package from which something was imported."""
 
@@ -103,6 +107,9 @@ class TwoArms(Mode):
             verdict = verdict.replace(reasons=(*verdict.reasons, SAME_ARMS))
         elif self._ran_the_same(*runs):
             verdict = verdict.replace(reasons=(*verdict.reasons, SAME_CODE))
+        copies = sorted({name for arm in self.arms for name in arm.copies})
+        if copies:
+            verdict = verdict.replace(reasons=(*verdict.reasons, COPIES.format(", ".join(copies))))
         if verdict.failure != "crash":
             return verdict
         advice = [

@@ -75,7 +75,7 @@ def tolerance(value: str) -> float:
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
     outcomes = frozenset(outcome.strip() for outcome in value.split(",") if outcome.strip())
-    if not outcomes <= set(STRICT):
+    if not outcomes or not outcomes <= set(STRICT):
         raise ValueError(f"{' or '.join(STRICT)}, or both, separated by a comma")
     return outcomes
 
@@ -413,6 +413,9 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
+GIVEN_ONCE = ("against", "reference", "baselines")
+"""Options that choose what is compared. If a command line has one of these twice, pytest would silently use
+the last value."""
 EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "dry runs cannot be resumed"),

@@ -11,6 +11,7 @@ from perfsuite.report.terminal import explanation, table
 from perfsuite.report.text import wrapped
 from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.session.record import Record
+from perfsuite.session.setup import missing_baselines
 
 
 def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> list[str]:
@@ -22,6 +23,9 @@ def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> lis
     measurements = record.results
     printed = [f"note: {note}" for note in summary.machine_notes(measurements)]
     printed += [f"note: {remark}" for remark in record.remarks]
+    if not record.mode.arms:
+        missing = missing_baselines(record.options.baselines, record.options.root)
+        printed += [] if missing is None else [f"note: {missing}"]
     printed += summary.judge_change_lines([record.judge_changes])
     printed += [f"{name}: {arm}" for name, arm in summary.arm_descriptions(record.arm_facts).items()]
     printed = [printable(line) for line in printed]

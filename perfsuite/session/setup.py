@@ -23,7 +23,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import preflight_text
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.session_file import Measurement, Preflight
-from perfsuite.results.store import STORE, BaselineStore, Store
+from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
 from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.plan import Budget
 from perfsuite.verdict.policy import Policy
@@ -75,6 +75,19 @@ class Options:
     def fails_session(self, measurement: Measurement) -> bool:
         """Return whether this measurement fails its session, or would fail it without `shadow`."""
         return self.is_failing(measurement) or (measurement.excused is None and measurement.is_empty)
+
+
+def missing_baselines(directory: Path, root: Path) -> str | None:
+    """Return a message if `directory`, chosen for reviewed baselines, does not exist, or None.
+
+    The default directory may be missing, because it is created when a baseline is accepted.
+    """
+    if directory.is_dir() or directory == root / BASELINES:
+        return None
+    return (
+        f"no case has a reviewed baseline, because there is no directory {directory}. Correct "
+        "--perf-baselines, --baselines or perf_baselines, unless you have not accepted a baseline yet"
+    )
 
 
 @dataclass

@@ -7,7 +7,6 @@ from perfsuite.analysis import health
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import find_metric
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -187,7 +186,6 @@ def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
         *_probe_changes(run, baseline),
         *_clock_change(run, baseline),
         *_device_memory_grew(run, baseline),
-        *_metrics_gone(baseline),
     )
 
 
@@ -252,12 +250,6 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
         return []
     grown = f"{amount(then, 'bytes')} -> {amount(now, 'bytes')} ({signed(now - then, 'bytes')})"
     return [f"GPU memory in use according to NVML, including memory outside torch's allocator: {grown}"]
-
-
-def _metrics_gone(baseline: Baseline) -> list[str]:
-    measured = sorted({name for launch in baseline.launches for name in launch.figures.extra})
-    gone = "in the baseline, but not judged, because the package that measures it is not installed"
-    return [f"metric {name}: {gone}" for name in measured if find_metric(name) is None]
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from perfsuite.case.case import Case
+from perfsuite.case.case import Case, CaseList
 from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.launch import arm
@@ -49,7 +49,7 @@ def rows(printed: str) -> list[dict[str, Any]]:
 def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
     """Make these the cases of the current directory, on a CPU machine that nobody else uses."""
     Path("bench_cases").mkdir(exist_ok=True)
-    monkeypatch.setattr(cases, "_collected", lambda directory, *selection: [*held])
+    monkeypatch.setattr(cases, "_collected", lambda *selection: CaseList(cases=held, tests=()))
     monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
     monkeypatch.setattr(MachineLock, "take", lambda self, say: None)
 
@@ -57,4 +57,9 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
 def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all arms use this interpreter, so that no process has to find out its paths and versions."""
     paths = json.dumps([sys.prefix, *sys.path])
-    monkeypatch.setattr(arm, "ask", lambda of, code: paths if "sys.path" in code else "0.1")
+    answers = {"sys.path": paths, "direct_url": "{}"}
+
+    def answer(of: arm.Arm, code: str) -> str:
+        return next((answer for word, answer in answers.items() if word in code), "0.1")
+
+    monkeypatch.setattr(arm, "ask", answer)

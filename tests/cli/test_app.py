@@ -74,6 +74,23 @@ def test_explains_a_bad_value_in_plain_words() -> None:
     assert "Value error" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("compare --against main --against=v1.2 a", "--against"),
+        ("compare --against main --arm . --arm v2 a", "--arm"),
+        ("baseline list --baselines one --baselines two", "--baselines"),
+    ],
+)
+def test_an_option_given_twice_is_refused(words: str, name: str) -> None:
+    said = flat(run(*words.split(), status=2).stderr)
+    assert f"for '{name}': it is given 2 times, but takes one value. Give {name} once" in said
+
+
+def test_a_repeated_flag_is_accepted() -> None:
+    run("baseline", "list", "--json", "--json")
+
+
 def test_help_names_the_exit_statuses() -> None:
     assert "Exit status: 0; 1 for a finding" in flat(run("--help").stdout)
 

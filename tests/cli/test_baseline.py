@@ -71,6 +71,16 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     assert "no-such-ref" in told("diff", "no-such-ref", status=2)
 
 
+def test_diff_needs_a_directory_of_baselines(repository: Path) -> None:
+    said = told("diff", "--baselines", "typo", status=2)
+    assert "--baselines typo: there is no such directory, and there was none at HEAD" in said
+
+
+def test_list_says_that_a_directory_is_missing(repository: Path) -> None:
+    assert "there is no directory typo" in told("list", "--baselines", "typo")
+    assert "there is no directory" not in told("list")
+
+
 def test_diff_lists_what_the_launches_computed(repository: Path) -> None:
     figures = make_figures(unclipped_norm=7.0)
     seen: dict[str, Any] = {"counts": launch(counts()).counts, "dtypes": {"parameters": {"float32": 1000}}}

@@ -308,6 +308,10 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
     [
         ("nosuch", "--against 'nosuch': 'nosuch' is not a commit of"),
         (". --arm=", "--arm is empty. Give one"),
+        *(
+            (f". --{name}=", f"--{name} is empty: give a value")
+            for name in ("inject", "launcher", "max-pairs")
+        ),
         (f". {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
         (". -k any", "give case ids or -k, not both"),
         (". --tolerance 0", "for '--tolerance': '0', expected more than 0%"),

@@ -48,6 +48,17 @@ def test_missing_name_suggests_similar_ones(directory: Path) -> None:
         cases.by_expression(directory, "nosuch")
 
 
+@pytest.mark.parametrize("expression", ["ddp or nosuch", "fsdp2 and llama or nosuch", "ddp or (nosuch)"])
+def test_refuses_an_alternative_without_a_case(directory: Path, expression: str) -> None:
+    with pytest.raises(CaseError, match=r"no test in .* matches nosuch\. Correct or remove it"):
+        cases.by_expression(directory, expression)
+
+
+@pytest.mark.parametrize("expression", ["ddp or FSDP2", "ddp and not nosuch", "ddp and not (nosuch)", "h100"])
+def test_accepts_names_that_match_or_exclude(directory: Path, expression: str) -> None:
+    assert cases.by_expression(directory, expression)
+
+
 def test_reports_what_pytest_cannot_read(directory: Path) -> None:
     with pytest.raises(CaseError, match=r"(?s)pytest cannot collect the cases in .*Wrong expression"):
         cases.by_expression(directory, "a or or")

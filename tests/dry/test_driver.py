@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -73,6 +74,18 @@ def test_rank_finds_its_place_in_the_environment(tmp_path: Path) -> None:
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in given.items()} <= set(variables)
     assert "--rank 5" in (tmp_path / "run" / "words").read_text()
+
+
+def test_variable_of_a_script_is_the_worktrees(tmp_path: Path) -> None:
+    worktree = tmp_path / "arms"
+    worktree.mkdir()
+    (worktree / "a.yaml").touch()
+    made = with_process('env > "$3/environment"', tmp_path)
+    arm = replace(made, paths=(str(worktree),), moved=(str(tmp_path), str(worktree)))
+    script = Script(path=__file__, env={"CONFIG": str(tmp_path / "a.yaml")})
+    dry_run(CASE.replace(framework=script), tmp_path / "run", ranks=[0], arm=arm)
+    variables = (tmp_path / "run" / "environment").read_text().splitlines()
+    assert f"CONFIG={worktree}/a.yaml" in variables
 
 
 def test_a_given_gpu_replaces_that_of_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,13 @@ def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
     assert environment["threads"] == "3"
 
 
+@pytest.mark.smoke
+def test_dry_run_identifies_its_code(hybrid: tuple[Run, RunDir]) -> None:
+    observed = hybrid[0].observed
+    assert observed is not None
+    assert observed.code is not None
+
+
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, RunDir]:
     """Return a dry run of hybrid sharding as on a GPU, and its directory."""

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def arm(text: str, repo: Path) -> Arm:
 def python(repo: Path, script: str) -> Path:
     """Return an interpreter that runs this shell script."""
     return executable(repo / "python", script)
+
+
+def answering(repo: Path, paths: Sequence[str], origins: Mapping[str, object] | None = None) -> Path:
+    """Return an interpreter with these paths, these origins of packages, and perfsuite 0.0.7."""
+    answers = {"direct_url": json.dumps(origins or {}), "sys.path": json.dumps(paths), "": "0.0.7"}
+    cases = "".join(f"*{word}*) echo '{answer}';; " for word, answer in answers.items())
+    return python(repo, f'case "$2" in {cases}esac')
 
 
 def worktree_of(text: str, repo: Path) -> Path:
@@ -161,11 +169,34 @@ def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.Mo
 )
 def test_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str]) -> None:
     """Paths below the interpreter's prefix do not move, unless the repository itself is below the prefix."""
-    python(repo, f"echo '{json.dumps([path.format(repo) for path in (prefix, *below, '/usr')])}'")
+    answering(repo, [path.format(repo) for path in (prefix, *below, "/usr")])
     first = arm("first ./python", repo)
     worktree = str(first.directory)
     assert first.paths == (worktree, f"{worktree}/src", f"{worktree}/packages/a")
     assert first.variables["PERFSUITE_MOVED"] == f"{repo}:{worktree}"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "editable", "copies"),
+    [
+        ("lib", "mylib", False, ("mylib",)),
+        ("lib", "mylib", True, ()),
+        ("lib", "perfsuite", False, ()),
+        ("untracked", "mylib", False, ()),
+        ("../elsewhere", "mylib", False, ()),
+    ],
+    ids=["a copy", "editable", "perfsuite", "not of the commit", "of another project"],
+)
+def test_finds_copies_of_the_repository(
+    repo: Path, folder: str, name: str, editable: bool, copies: tuple[str, ...]
+) -> None:
+    (repo / "lib").mkdir()
+    (repo / "lib" / "pyproject.toml").touch()
+    commit(repo)
+    url = (repo / folder).resolve().as_uri()
+    origins = {name: {"url": url, "dir_info": {"editable": editable}}, "from-git": {"url": url}}
+    answering(repo, ["/usr"], origins)
+    assert arm("first ./python", repo).copies == copies
 
 
 def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +211,7 @@ def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest
 
 
 def test_other_interpreter_must_have_perfsuite(repo: Path) -> None:
-    file = python(repo, 'case $2 in *json*) echo \'["/", "/lib"]\';; *) echo 0.0.7;; esac')
+    file = answering(repo, ["/", "/lib"])
     other = arm("./python", repo)
     assert (other.python, other.perfsuite) == (str(file), "0.0.7")
     assert worktree_of(f"first {file}", repo)

@@ -117,7 +117,8 @@ def test_refuses_a_lock_file_without_perfsuite(repo: Path, monkeypatch: pytest.M
         if "venv" in command:
             python = Path(command[-1], "bin", "python")
             python.parent.mkdir(parents=True)
-            executable(python, "case $2 in *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;; esac")
+            answers = "*direct_url*) echo '{}';; *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;;"
+            executable(python, f"case $2 in {answers} esac")
         return ""
 
     (repo / "empty.txt").touch()

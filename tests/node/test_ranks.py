@@ -336,6 +336,29 @@ def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest
     assert bound == [(pid, near[0], 2) for pid in (71, 72, 81, 82)]
 
 
+@pytest.fixture
+def worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the worktree of an arm of the repository `tmp_path`. It has one file, `new.yaml`."""
+    made = tmp_path / ".perfsuite" / "arms" / "abc"
+    made.mkdir(parents=True)
+    (made / "new.yaml").touch()
+    monkeypatch.setenv("PERFSUITE_MOVED", f"{tmp_path}:{made}")
+    return made
+
+
+def test_path_in_an_option_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    assert ranks.moved(f"--config={tmp_path}/new.yaml") == f"--config={worktree}/new.yaml"
+    for kept in (f"--data={tmp_path}/data", "--steps=3", f"--config={worktree}/new.yaml"):
+        assert ranks.moved(kept) == kept
+
+
+def test_path_in_a_variable_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    given = {"CONFIG": f"{tmp_path}/new.yaml", "DATA": f"{tmp_path}/data", "N": "1"}
+    assert ranks.moved_variables(given, {}) == given
+    moved = ranks.moved_variables(given, os.environ)
+    assert moved == {**given, "CONFIG": f"{worktree}/new.yaml"}
+
+
 REPO = ("/repo", "/repo/.perfsuite/arms/abc", "/repo/.venv")
 USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
 """The top of a repository, the worktree that replaces it, and the prefix of the interpreter."""

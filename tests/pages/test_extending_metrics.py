@@ -103,12 +103,12 @@ def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], 
     baseline = documents.read(tmp_path / "b.json", Baseline)
     assert baseline.median("weight_bytes") == 104_858_000  # rounded to six digits
     verdict = judge([BEFORE], baseline, NOISE, Policy())
-    assert verdict.outcome == "passed"
-    assert verdict.changed == tuple(
-        f"metric {name}: in the baseline, but not judged, "
-        "because the package that measures it is not installed"
-        for name in ("step_s_p99", "weight_bytes")
-    )
+    assert verdict.outcome == "inconclusive"
+    unknown = "its value is unknown: install its package, or accept a new baseline without this metric"
+    words = " ".join(explanation(make_result(BEFORE, verdict=verdict)).split())
+    assert "step_s_p99 (its package is not installed): " in words
+    assert "weight_bytes (its package is not installed): " in words
+    assert words.count(f": inconclusive; {unknown}") == 2
     assert "weight_bytes (its package is not installed): 104,857,600.00 (not judged)" in explanation(old)
     assert "weights: 100.0 MiB, baseline 100.0 MiB" in explanation(old)
     assert "weight_bytes (its package is not installed)" in page.render(

@@ -47,6 +47,12 @@ def test_refuses_cases_that_would_be_mismeasured(
     result.stdout.no_fnmatch_line("*nothing was measured*")
 
 
+def test_names_a_keyword_that_matches_no_test(suite: pytest.Pytester) -> None:
+    said = run(suite, "--collect-only", "-k", "fake or typo").stdout
+    said.fnmatch_lines(["perfsuite: -k 'fake or typo': no test matches typo"])
+    run(suite, "--collect-only", "-k", "fake or test_it").stdout.no_fnmatch_line("*no test matches*")
+
+
 def test_comparison_asks_arm_a_for_the_same_tests(pytester: pytest.Pytester) -> None:
     pytester.mkdir("perf")
     pytester.makepyfile(test_a="", test_b="")

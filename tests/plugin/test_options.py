@@ -66,6 +66,18 @@ def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, sa
     assert fnmatch(str(caught.value), said)
 
 
+@pytest.mark.parametrize("name", ["against", "reference", "baselines"])
+def test_refuses_to_choose_between_two_values(pytester: pytest.Pytester, name: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        pytester.parseconfigure(f"--perf-{name}", "A=1", f"--perf-{name}=A=2")
+    assert f"--perf-{name} is given 2 times on the command line, but takes one value" in str(caught.value)
+
+
+def test_command_line_overrides_addopts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--perf-baselines=one")
+    assert options(pytester.parseconfigure("--perf-baselines=two")).baselines.name == "two"
+
+
 def test_leaves_a_too_long_path_to_pytest(pytester: pytest.Pytester) -> None:
     pytester.parseconfigure("a" * 5000)
 

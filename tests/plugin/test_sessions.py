@@ -57,6 +57,11 @@ def _in_this_process(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("simulated")
 
 
+def test_names_a_baseline_directory_that_is_missing(suite: pytest.Pytester) -> None:
+    said = run_cpu(suite, "--perf-baselines=typo", "--perf-record-launches=1").stdout
+    said.fnmatch_lines(["note: no case has a reviewed baseline, because there is no directory typo.*"])
+
+
 @pytest.mark.smoke("fake")
 def test_first_run_records_second_compares(suite: pytest.Pytester) -> None:
     run_cpu(suite).stdout.fnmatch_lines(

@@ -11,6 +11,7 @@ from perfsuite import DDP, Framework, Script, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.dry.driver import _environment
 from perfsuite.launch import driving
+from perfsuite.launch.arm import HERE
 from perfsuite.launch.job import Job
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
@@ -28,7 +29,7 @@ def test_forks_a_dry_rank_in_the_tests_environment() -> None:
 
 
 def test_forks_a_dry_rank_with_torchrun_variables() -> None:
-    environment = _environment(make_case(), 1)
+    environment = _environment(make_case(), 1, HERE)
     assert environment["TORCHELASTIC_RUN_ID"]
     assert kind_of(DRY_RUN, environment)
 

@@ -29,7 +29,7 @@ from perfsuite.results.rank_report import Failure, FailureKind, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import against_arm
-from perfsuite.session.against_arm import SAME_ARMS, SAME_CODE, AgainstArm, ByDryRuns, by_counts
+from perfsuite.session.against_arm import COPIES, SAME_ARMS, SAME_CODE, AgainstArm, ByDryRuns, by_counts
 from perfsuite.session.mode import Launches as LaunchesSoFar
 from perfsuite.session.mode import Task
 from perfsuite.session.session import Session
@@ -126,7 +126,9 @@ class Launches:
             raise self.error
         if self.error is not None:
             assert stop.wait(30), "the other arm failed"
-        return launch(LESS if arm == A else MORE, dry=True)
+        name = "AB"[self.arms.index(arm)]
+        run = launch(self.counts.get(name, LESS if arm == A else MORE), dry=True)
+        return run.replace(observed=self.observed.get(name, run.observed))
 
     def session(self, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any) -> Session:
         self.arms = arms
@@ -318,6 +320,21 @@ def test_says_that_both_arms_ran_the_same(
 ) -> None:
     launches.observed = {"A": observed, "B": SEEN.replace(code=observed.code and SEEN.code)}
     assert (SAME_CODE in launches.measure(arms=(arm, B)).verdict.reasons) == is_said
+
+
+@pytest.mark.parametrize("code", ["c0de", "other"])
+def test_dry_arms_that_ran_the_same_code_say_so(launches: Launches, code: str) -> None:
+    launches.arms = (Arm(text="main", commit="a"), B)
+    launches.counts = {"A": LESS, "B": LESS}
+    launches.observed = {"A": SEEN, "B": SEEN.replace(code=code)}
+    reasons = launches.compare_counts(dry=True).verdict.reasons
+    assert (SAME_CODE in reasons) == (code == SEEN.code)
+
+
+def test_names_an_installed_copy_of_the_repository(launches: Launches) -> None:
+    arm = Arm(text="main", commit="a", copies=("mylib",))
+    reasons = launches.measure(arms=(arm, B)).verdict.reasons
+    assert COPIES.format("mylib") in reasons
 
 
 @pytest.mark.parametrize(("tolerance", "outcome"), [(None, "passed"), (0.01, "regressed")])

@@ -66,6 +66,7 @@ def test_quick_look_allows_no_unhealthy_launch() -> None:
     ("name", "value", "said"),
     [
         ("missing-baseline", "no", "--perf-missing-baseline=no: give record or fail"),
+        ("strict", ",", "--perf-strict=,: give improved or inconclusive, or both, separated by a comma"),
         ("strict", "all", "--perf-strict=all: give improved or inconclusive, or both, separated by a comma"),
         ("budget", "2", "--perf-budget=2: give a time above 0 in s, min or h, such as 90s, 40min or 2.5h"),
         ("budget", "0h", "--perf-budget=0h: give a time above 0"),

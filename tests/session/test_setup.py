@@ -13,6 +13,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
+from perfsuite.session.setup import missing_baselines
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run, never_run
 from tests.session.making import HELD, Sessions
 
@@ -36,6 +37,14 @@ def test_which_outcomes_fail(sessions: Sessions, strict: frozenset[str]) -> None
     for outcome in ("regressed", "failed", "passed", "unhealthy", "improved", "inconclusive"):
         result = never_run().replace(verdict=never_run().verdict.replace(outcome=outcome))
         assert options.is_failing(result) is (outcome in {"regressed", "failed", *strict})
+
+
+def test_chosen_baselines_must_exist(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert missing_baselines(tmp_path / "mine", tmp_path) is None
+    assert missing_baselines(tmp_path / "baselines", tmp_path) is None, "accepting creates the default"
+    there = tmp_path / "typo"
+    assert f"because there is no directory {there}. " in str(missing_baselines(there, tmp_path))
 
 
 def test_cpu_case_sees_gpu_machine_as_cpu_machine(sessions: Sessions) -> None:

@@ -303,8 +303,6 @@ GROWN = (
     "GPU memory in use according to NVML, including memory outside torch's allocator: "
     "18.6 GiB -> 18.9 GiB (+257.0 MiB)"
 )
-GONE = "in the baseline, but not judged, because the package that measures it is not installed"
-METRICS = [run_with(extra={name: 1.0}) for name in ("zz_gone", "aa_gone", "zz_gone")]
 NO_NODE = "did not measure the baseline, which was measured on n1, n2, n3"
 NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
 
@@ -323,7 +321,6 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
                 *((then, 0.01, []) for then in (0.0, None)),
             )
         ),
-        (METRICS, make_run(), [f"metric {name}: {GONE}" for name in ("aa_gone", "zz_gone")]),
         *(
             (NODES, on_nodes(*now), [f"nodes: {new} {NO_NODE}"])
             for now, new in ((["n2", "n7"], "n7"), (["n8", "n7"], "n8, n7"))

@@ -17,6 +17,7 @@ from perfsuite.verdict.metric_checks import (
     NOT_HELPED,
     ONE_SESSION,
     TOO_FEW_LAUNCHES,
+    UNINSTALLED,
     SequentialCheck,
     without_verdict,
 )
@@ -429,6 +430,16 @@ def test_does_not_judge_a_span_new_to_the_baseline() -> None:
 def test_vanished_span_is_not_better() -> None:
     verdict = session(NO_SPAN, from_runs(lasting("save", 6)[:5]), OF_SPANS)
     assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("inconclusive", "inconclusive")
+
+
+def test_metric_without_its_package_is_no_pass() -> None:
+    before = usual(extra={"aa_gone": 2.0, "zz_gone": 3.0})
+    assert judged(usual(), from_runs(usual())).outcome == "passed"
+    verdict = judged(usual(), from_runs(before))
+    assert verdict.outcome == "inconclusive"
+    assert [check.metric for check in verdict.checks if check.outcome != "passed"] == ["aa_gone", "zz_gone"]
+    check = check_of(verdict, "aa_gone")
+    assert (check.measured, check.baseline, check.note) == (None, 2.0, UNINSTALLED)
 
 
 def test_occasional_span_decides_no_case() -> None:

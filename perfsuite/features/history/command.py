@@ -193,6 +193,12 @@ def failures(
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     if not nights and case != "*" and not verdicts.by_case(history_dir, case=case):
         raise history.no_case(history_dir, case)
+    if (
+        not nights
+        and hardware_class != "*"
+        and not history.places(history_dir, hardware_class=hardware_class)
+    ):
+        raise FileError(f"{history_dir} has no session on {hardware_class}. See: perfsuite history list")
     failed_nights = [failure for case_nights in nights for failure in verdicts.failures(case_nights)]
     names = ("hardware_class", "case", "night", "verdict", "taken_back")
     grid = plain_table(name.replace("_", " ") for name in names)

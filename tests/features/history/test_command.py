@@ -68,6 +68,12 @@ def test_add_names_broken_files_and_takes_others() -> None:
     assert "already added: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
+def test_failures_refuses_unknown_hardware() -> None:
+    invoke("add", write_session(Path("night"), make_result(RUN)))
+    said = commands.error_of("history", "failures", "--hardware-class", "h1000*")
+    assert ".perfsuite/history has no session on h1000*. See: perfsuite history list" in said
+
+
 def test_failures_shows_later_retractions() -> None:
     good = make_result(RUN, before=None, judged_by="a")
     good = good.replace(verdict=good.verdict.replace(outcome="passed"))
