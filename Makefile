@@ -112,11 +112,12 @@ release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lor
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
-release-torch: WHAT = --from 2.11.0 --minors -k "accelerate or fabric or llama_train or trainer"
+release-torch: WHAT = --from 2.11.0 --minors
+release-torch: CASES = torch_cases
 release-trl: WHAT = --from 1.4.0 --minors -k trl
 release-%: .venv/installed  # uses its own lock, because counting work does not need a quiet machine
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
-		--cases tests/benchmarks/hindsight/cases.py > docs/releases/$*.new || [ $$? -eq 3 ]
+		--cases tests/benchmarks/hindsight/$(or $(CASES),cases).py > docs/releases/$*.new || [ $$? -eq 3 ]
 	.venv/bin/python -m tests.benchmarks.hindsight.release_page $* < docs/releases/$*.new > docs/releases/$*.md
 	rm docs/releases/$*.new
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar
@@ -27,7 +28,7 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
-from perfsuite.results.counts import COUNTED_STEP, Counts, merged
+from perfsuite.results.counts import COUNTED_STEP, Counts, merged, spans
 from perfsuite.results.metric import find_metric
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
@@ -53,6 +54,7 @@ LOSS_STEPS = 3
 this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
 runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only the first and the last step are
 compared, it falls in 46 of these runs."""
+OF_EACH_RANK = ("cores", FLIGHT_RECORDER_FILE)  # parts of the environment that differ between ranks
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if the model stopped learning"
 )
@@ -219,7 +221,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         window=(window.start, end),
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
-        observed=_with_machine(_with_all_code(reports), bare),
+        observed=_with_machine(_of_all_ranks(reports), bare),
         autotuned=reports[0].autotuned,
         dtypes=summed_dtypes(report.dtypes for report in reports),
         device_probe=lowest_device_probe(reports),
@@ -294,8 +296,8 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
     writes a log, the rank with the most seconds represents all ranks.
     """
     longest: dict[str, SpanTimes] = {}
-    for name in dict.fromkeys(name for spans in of_ranks for name in spans):
-        times = [spans[name] for spans in of_ranks if name in spans]
+    for name in dict.fromkeys(name for of_rank in of_ranks for name in of_rank):
+        times = [of_rank[name] for of_rank in of_ranks if name in of_rank]
         whole = max(times, key=lambda span_times: sum(span_times.seconds))
         if (
             len({(span_times.steps, span_times.waits) for span_times in times})
@@ -310,15 +312,30 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
     return longest
 
 
-def _with_all_code(reports: Sequence[RankReport]) -> Observed | None:
-    """Return rank 0's observations with a digest of all ranks' code. It is None if any code is unknown."""
+def _of_all_ranks(reports: Sequence[RankReport]) -> Observed | None:
+    """Return rank 0's observations, with the code and the environments of all ranks.
+
+    The code is a digest of all ranks' code, or None if any of it is unknown. A version or variable that
+    another rank has with another value is added as `kernel of ranks 8-15`.
+    """
     observed = reports[0].observed
     if observed is None:
         return None
     codes = [None if report.observed is None else report.observed.code for report in reports]
-    if None in codes:
-        return observed.replace(code=None)
-    return observed.replace(code=documents.digest([*codes]))
+    others = defaultdict[tuple[str, str], list[int]](list)
+    for report in reports[1:]:
+        environment = {} if report.observed is None else report.observed.environment
+        for name, value in environment.items():
+            if name not in OF_EACH_RANK and value != observed.environment.get(name):
+                others[name, value].append(report.rank)
+    of_others = {
+        f"{name} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}": value
+        for (name, value), ranks in sorted(others.items())
+    }
+    return observed.replace(
+        code=None if None in codes else documents.digest([*codes]),
+        environment={**observed.environment, **of_others},
+    )
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:

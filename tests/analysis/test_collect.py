@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import Script, documents
+from perfsuite import Script, Topology, documents
 from perfsuite.analysis.collect import LOSS_NOT_OBSERVED, collect_profile, newest_profile
 from perfsuite.analysis.figures import NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
@@ -370,6 +370,24 @@ def test_code_of_all_ranks_must_be_known(
     of_ranks[1] = {"observed": Observed(settings={}, environment={}, code="c")}
     other = known(collected(of_two(tmp_path / "other", *of_ranks)).observed)
     assert (other.code != seen.code) == (codes[0] is not None)
+
+
+def test_environments_of_other_nodes_are_recorded(tmp_path: Path) -> None:
+    """A night in which another node has another kernel is not a night in which nothing changed."""
+    usual = {"kernel": "6.1", "torch": "2.13.0", "cores": "0-7"}
+    ranks = [
+        make_report(rank, world_size=4, observed=Observed(settings={}, environment={**usual, **more}))
+        for rank, more in enumerate(
+            ({}, {"cores": "8-15"}, {"kernel": "6.8", "NCCL_DEBUG": "INFO"}, {"kernel": "6.8"})
+        )
+    ]
+    case = make_case(topology=Topology(processes_per_node=4))
+    run_dir = write_launch(tmp_path, *ranks, case=case)
+    assert known(collected(run_dir).observed).environment == {
+        **usual,
+        "kernel of ranks 2-3": "6.8",
+        "NCCL_DEBUG of rank 2": "INFO",
+    }
 
 
 def test_reports_why_a_launch_was_killed(tmp_path: Path) -> None:

@@ -37,13 +37,17 @@ LLAMA = Case(
     topology=Topology(processes_per_node=8),
     hardware="h100",
 )
+
+
+def case_of(script: str, **more: Any) -> Case:
+    """Return the case of a script. `more` are fields of `Pair`."""
+    pair = Pair(name=script.replace(" ", "_"), good="", bad="", script=script, **more)
+    # With the usual numbers of steps, the id is shorter.
+    return pair.measured().replace(max_warmup_steps=LLAMA.max_warmup_steps, steps=LLAMA.steps)
+
+
 CASES = [
-    *(
-        Pair(name=script.replace(" ", "_"), good="", bad="", script=script, **more)
-        .measured()
-        .replace(max_warmup_steps=LLAMA.max_warmup_steps, steps=LLAMA.steps)  # for a shorter id
-        for script, more in SCRIPTS.items()
-    ),
+    *(case_of(script, **more) for script, more in SCRIPTS.items()),
     LLAMA,
     LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
