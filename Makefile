@@ -112,7 +112,7 @@ release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lor
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
-release-torch: WHAT = --from 2.11.0 --minors
+release-torch: WHAT = --from 2.11.0 --minors -k releases
 release-torch: CASES = torch_cases
 release-trl: WHAT = --from 1.4.0 --minors -k trl
 release-%: .venv/installed  # uses its own lock, because counting work does not need a quiet machine

@@ -42,6 +42,10 @@ NOT_A_CANARY = (
     "--perf-canaries names {names}, but a canary must be a selected case with a baseline on this "
     "machine: name such cases, or give the number of canaries"
 )
+OF_OTHER_CLASSES = (
+    "the reference is launched only on {largest}, which has the most cases. Cases on {others} are judged "
+    "without it, unless --perf-canaries names some of them"
+)
 UNKNOWN_SHIFT = (
     "it is unknown how much a case varies within a session, so cases are judged without the reference: give "
     "three canaries or more (--perf-canaries), or accept a baseline of two sessions"
@@ -101,7 +105,7 @@ class ReferenceArm:
         """Return the canaries that the user wants. Reports ids that cannot be canaries."""
         candidates = self._candidates(cases)
         if isinstance(self.wanted, int):
-            return chosen(candidates, self.wanted)
+            return chosen(self._of_largest_class(candidates), self.wanted)
         by_id = {candidate.case.id: candidate for candidate in candidates}
         names = dict.fromkeys(self.wanted)
         unknown = [case_id for case_id in names if case_id not in by_id]
@@ -202,10 +206,7 @@ class ReferenceArm:
         )
 
     def _candidates(self, cases: Iterable[Case]) -> list[Candidate]:
-        """Return the cases that have a baseline here.
-
-        If the baselines are of several hardware classes, only the class with the most cases is used.
-        """
+        """Return the cases that have a baseline here."""
         past = plan.past_of(self.setup.store.results())
         candidates = []
         for case in {case.id: case for case in cases}.values():
@@ -220,8 +221,15 @@ class ReferenceArm:
                         launch_s=None if last is None else last.launch_s,
                     )
                 )
+        return candidates
+
+    def _of_largest_class(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return the candidates of the hardware class with the most cases. Reports the other classes."""
         classes = Counter(candidate.baseline.hardware_class for candidate in candidates)
         largest = max(classes, key=lambda name: (classes[name], name), default="")
+        others = sorted(classes.keys() - {largest})
+        if others:
+            self._report(OF_OTHER_CLASSES.format(largest=largest, others=" and ".join(others)))
         return [candidate for candidate in candidates if candidate.baseline.hardware_class == largest]
 
     def _baseline_of(self, case: Case) -> FoundBaseline | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.launch.arm import Arm
 from perfsuite.results.baseline import Baseline, from_runs
@@ -17,7 +18,7 @@ from perfsuite.session import reference as flow
 from perfsuite.session.plan import Budget
 from perfsuite.session.reference import NO_CANARY, UNKNOWN_SHIFT, ReferenceArm
 from perfsuite.verdict.noise import ClassNoise, class_noise
-from tests.samples import DISTURBED, make_case, make_figures, make_run
+from tests.samples import DISTURBED, known, make_case, make_figures, make_run
 from tests.session.making import make_setup
 
 ARM = Arm(text="v1:uv.lock", commit="0123abcd" * 5)
@@ -134,6 +135,39 @@ def test_a_user_can_name_the_canaries(nights: Nights) -> None:
     nights.accept(*CASES)
     reference = nights.reference(wanted=(CASES[4].id, CASES[1].id))
     assert [canary.candidate.case for canary in reference.canaries] == [CASES[4], CASES[1]]
+
+
+@pytest.fixture
+def two_classes(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    """Return nights on a machine that is of another hardware class for the first two cases."""
+    host = nights.setup.host
+    usual = host.machine_for(CASES[0])
+    other = usual.replace(hardware_class="cpu-test-2c-eth100")
+
+    def machine_for(_: Any, case: Case) -> Machine:
+        return other if case in CASES[:2] else usual
+
+    monkeypatch.setattr(type(host), "machine_for", machine_for)
+    nights.accept(*CASES)
+    return nights
+
+
+def test_names_hardware_classes_without_a_reference(two_classes: Nights) -> None:
+    reference = two_classes.reference()
+    assert {canary.candidate.case.micro_batch for canary in reference.canaries} == {3, 4, 5, 6}
+    [problem] = reference.problems
+    assert problem.endswith(
+        "Cases on cpu-test-2c-eth100 are judged without it, unless --perf-canaries names some of them"
+    )
+
+
+def test_named_canaries_can_be_of_several_classes(two_classes: Nights) -> None:
+    reference = two_classes.reference(wanted=(CASES[0].id, CASES[5].id))
+    reference.keep_up(two_classes.session)
+    for case in (CASES[0], CASES[5]):
+        hardware = two_classes.setup.host.machine_for(case).hardware_class
+        assert [*known(reference.tonight(hardware)).canaries] == [case.id]
+    assert reference.problems == []
 
 
 def test_a_name_that_is_given_twice_is_one_canary(nights: Nights) -> None:
