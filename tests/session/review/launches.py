@@ -39,7 +39,9 @@ def measured(
     return keep(session, runs, against)
 
 
-def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list[Run]:
+def keep(
+    session: str, runs: list[Run], against: Baseline | None = None, noise: ClassNoise | None = None
+) -> list[Run]:
     """Write launches of one case into the store, and add their verdict to the session's results."""
     directory = Path(".perfsuite/runs", session)
     case = runs[0].case
@@ -47,7 +49,7 @@ def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list
         documents.write(directory / case.id / f"launch-{number}" / "run.json", run)
     results = directory / "results.json"
     earlier = documents.read(results, SessionFile).results if results.exists() else ()
-    verdict = judge(runs, against, ClassNoise(), Policy())
+    verdict = judge(runs, against, noise or ClassNoise(), Policy())
     result = make_result(*runs, verdict=verdict, directory=f"/elsewhere/{case.id}")
     write_session(directory, *(stored for stored in earlier if stored.case_id != case.id), result)
     return runs

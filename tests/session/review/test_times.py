@@ -6,9 +6,13 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.results.baseline import from_runs
+from perfsuite.results.outcome import CountCheck
 from perfsuite.results.profile import Profile, ProfileBaseline, RankProfileFile
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import SessionFile
+from perfsuite.verdict.noise import class_noise
+from perfsuite.verdict.unchanged import unless_unchanged
 from tests.packages import Packages
 from tests.samples import DISTURBED, make_figures, make_run, write_session
 from tests.session.review.launches import CASE, MACHINE, REVIEWED, accept, accepted, keep, measured, told
@@ -64,6 +68,24 @@ def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
     keep("2", [USUAL] * 5 + [USUAL.replace(figures=SLOW)] * 3, local)
     assert f"left out: 3 {SET_ASIDE}" in told("accept", "--reason", "the first baseline")
     assert {launch.figures.probe_s_p50 for launch in accepted().launches} == {0.002}
+
+
+def test_accepts_a_slower_night_on_which_nothing_changed(repository: Path) -> None:
+    """Its verdict is `unhealthy`, but none of its launches was set aside: it is a session of the baseline."""
+    same = Observed(settings={}, environment={"torch": "2.13.0"}, code="0123456789ab")
+    accept("1", 5, observed=same)
+    before = accepted()
+    slower = [run.replace(observed=same) for run in measured("2", 5, tokens_per_s=20_000)]
+    keep("2", slower, before, class_noise([before]))
+    file = Path(".perfsuite/runs/2/results.json")
+    (result,) = documents.read(file, SessionFile).results
+    with_counts = result.verdict.replace(counts=CountCheck(outcome="passed"))
+    verdict = unless_unchanged(with_counts, slower, before)
+    assert (with_counts.outcome, verdict.outcome) == ("regressed", "unhealthy")
+    write_session(file.parent, result.replace(verdict=verdict))
+    told("accept", "--sessions", "2", "--reason", "nights differ")
+    assert len({launch.session for launch in accepted().launches}) == 2
+    assert len(accepted().launches) == 10
 
 
 def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
