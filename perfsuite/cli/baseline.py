@@ -22,13 +22,13 @@ from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.store import BaselineFiles, BaselineStore, Found, Store, is_there
 from perfsuite.session.by_command import check_asked
+from perfsuite.session.past_nights import noise_of_class
 from perfsuite.session.review.accept import accept as write_accepted
 from perfsuite.session.review.accept import counted, measured
 from perfsuite.session.review.counts import COUNTS
 from perfsuite.session.review.refresh import refreshed
 from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
 from perfsuite.session.setup import missing_baselines
-from perfsuite.verdict.noise import class_noise
 
 J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(no_args_is_help=True, help="Review baselines, which are the accepted results of each case.")
@@ -102,7 +102,7 @@ def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared
         times = store.read(file)
         profile = store.profile_of(Found(times, file))
         _show(TIMES, times, file, [] if profile is None else profile_lines(profile))
-    noise = class_noise(store.of_class(machine_class)).of(TOKENS_PER_S) if files else None
+    noise = noise_of_class(machine_class, store, Store(shared.store)).of(TOKENS_PER_S) if files else None
     if noise is not None:
         console().print(noise_sentence(noise, machine_class))
     for file in count_files:

@@ -18,10 +18,11 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionReference
 from perfsuite.results.store import FoundBaseline, SessionDir
 from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
+from perfsuite.session.past_nights import noise_of_class
 from perfsuite.session.prediction import predicted
 from perfsuite.session.reference import ReferenceArm
 from perfsuite.session.setup import MISSING_FAILS
-from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
 from perfsuite.verdict.tonight import Tonight
@@ -92,9 +93,9 @@ class AgainstBaseline(Mode):
         return self.reference.tonight(task.machine.hardware_class)
 
     def noise(self, hardware_class: str) -> ClassNoise:
-        """Return the noise, pooled over the baselines that the hardware class had at the first call."""
+        """Return the noise, from the baselines and sessions that there were at the first call."""
         if hardware_class not in self._noise:
-            self._noise[hardware_class] = class_noise(self.baselines.of_class(hardware_class))
+            self._noise[hardware_class] = noise_of_class(hardware_class, self.baselines, self.setup.store)
         return self._noise[hardware_class]
 
     def write_baselines(self, result: Measurement) -> None:

@@ -59,8 +59,12 @@ class ClassNoise:
         return noise if corrected else self.uncorrected.get(metric.name, noise)
 
 
-def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
-    """Estimate the noise from the launches of all baselines of one hardware class."""
+def class_noise(baselines: Sequence[Baseline], nights: Sequence[Baseline] = ()) -> ClassNoise:
+    """Estimate the noise from the launches of all baselines of one hardware class.
+
+    `nights` has the launches of later sessions that ran the code of the baselines. They only add to what is
+    known about the noise between sessions, and of a case within a session.
+    """
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
     probed = [group for group in groups if group]
@@ -69,11 +73,14 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     uncorrected = {}
     for metric in judged_metrics(itertools.chain(*by_baseline)):
         noise = measured = pooled_over_sessions(
-            [costs_by_session(baseline, metric) for baseline in baselines]
+            [costs_by_session(baseline, metric) for baseline in baselines],
+            nights=[costs_by_session(night, metric) for night in nights],
         )
         if exponent and metric in PROBE_CORRECTED:
             noise = pooled_over_sessions(
-                [costs_by_session(baseline, metric, exponent) for baseline in baselines], fitted=1
+                [costs_by_session(baseline, metric, exponent) for baseline in baselines],
+                nights=[costs_by_session(night, metric, exponent) for night in nights],
+                fitted=1,
             )
             if measured is not None:
                 uncorrected[metric.name] = measured
@@ -87,12 +94,18 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     )
 
 
-def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int = 0) -> Noise | None:
+def pooled_over_sessions(
+    baselines: Sequence[LaunchesBySession], *, nights: Sequence[LaunchesBySession] = (), fitted: int = 0
+) -> Noise | None:
     """Estimate the noise within and between sessions, from the seconds per step of several baselines.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom. `fitted` is the number of parameters
     already fitted to these launches. If most sessions have only one launch, the noise between sessions cannot
     be separated from the noise within sessions. In that case, the total noise is used for both.
+
+    `nights` are further sessions of the same cases. They are compared with each other, and not with the
+    baselines. Because many of them have one launch per case, the noise within sessions is not estimated from
+    them.
     """
     by_session = [launches for baseline in baselines for launches in baseline.values()]
     by_baseline = [[*itertools.chain(*baseline.values())] for baseline in baselines if baseline]
@@ -102,7 +115,7 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
     separable = 2 * degrees_within >= max(degrees, 2 * MIN_DEGREES)
     noise = pooled_noise(by_session if separable else by_baseline, fitted=fitted)
     sigma = noise.sigma if separable else 0.0
-    cases_of = _by_sessions(baselines)
+    cases_of = _by_sessions([*baselines, *(nights if separable else ())])
     of_session, per_case = _of_sessions(cases_of, sigma)
     return replace(
         noise,

@@ -255,6 +255,34 @@ def test_cases_of_other_sessions_add_witnesses() -> None:
         assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
 
 
+def test_later_nights_add_witnesses_of_sessions() -> None:
+    """The baselines have one session. Three later nights with one launch of each case scatter by 5%."""
+    baselines = [of_sessions(LAUNCHES), of_sessions(LAUNCHES)]
+    nights = [of_sessions((100.0,), (95.0,), (100.0,), names="xyz")] * 2
+    alone = class_noise(baselines).by_metric[TOKENS_PER_S.name]
+    noise = class_noise(baselines, nights).by_metric[TOKENS_PER_S.name]
+    assert (alone.session_sigma, alone.of_session, alone.of_case) == (0, None, None)
+    assert known(noise.of_session).degrees == 2
+    assert known(noise.of_case).degrees == 2
+    assert noise.session_sigma > 0.05
+    assert (noise.sigma, noise.degrees_of_freedom) == (alone.sigma, alone.degrees_of_freedom)
+
+
+def test_nights_are_not_compared_with_the_baseline() -> None:
+    """The level of the nights can differ from that of the baseline, for example because of the driver."""
+    baselines = [of_sessions(LAUNCHES, LAUNCHES)] * 2
+    nights = [of_sessions((50.0,), (50.0,), names="xy")] * 2
+    with_nights = class_noise(baselines, nights).by_metric[TOKENS_PER_S.name]
+    assert known(with_nights.of_session).observed == pytest.approx(0)
+    assert known(with_nights.of_session).degrees == 2
+
+
+def test_nights_are_ignored_if_launches_have_no_known_noise() -> None:
+    baseline = of_sessions(*[(speed,) for speed in LAUNCHES])
+    nights = [of_sessions((100.0,), (50.0,), names="xy")]
+    assert class_noise([baseline], nights) == class_noise([baseline])
+
+
 def test_one_launch_sessions_count_as_both_noises() -> None:
     noise = of_speed(of_sessions(*[(speed,) for speed in LAUNCHES]))
     alone = of_speed(ALIKE)

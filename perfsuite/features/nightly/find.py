@@ -14,9 +14,10 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.store import BaselineStore, Store
 from perfsuite.session.canaries import Candidate, chosen
+from perfsuite.session.past_nights import noise_of_class
 from perfsuite.session.plan import Planned as Cost
 from perfsuite.session.plan import past_of, planned
-from perfsuite.verdict.noise import class_noise, costs_by_session
+from perfsuite.verdict.noise import costs_by_session
 from perfsuite.verdict.planning import (
     CasePlan,
     NightPlan,
@@ -83,7 +84,7 @@ def planned_to_find(
     """Plan a night that finds a change. Raises `CaseError` if nothing is known about the noise."""
     hardware_class = _hardware_class(cases, baselines)
     of_class = baselines.of_class(hardware_class)
-    known = class_noise(of_class)
+    known = noise_of_class(hardware_class, baselines, store)
     noise = known.of(TOKENS_PER_S)
     if noise is None:
         raise CaseError(UNKNOWN_NOISE.format(hardware_class=hardware_class))

@@ -1,0 +1,91 @@
+"""Find past sessions that launched the code of the baselines, to estimate the noise from them as well.
+
+There are two kinds: sessions in which nothing changed, and launches of a session's reference.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from perfsuite import documents
+from perfsuite.results import baseline
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Canary, Measurement, SessionFile
+from perfsuite.results.store import BaselineStore, Store
+from perfsuite.verdict.comparability import launch_problems
+from perfsuite.verdict.noise import ClassNoise, class_noise
+from perfsuite.verdict.tonight import other_than_baseline
+from perfsuite.verdict.unchanged import changes
+
+SESSIONS_READ = 30  # only this many of the newest sessions in the store are read
+
+
+def noise_of_class(hardware_class: str, baselines: BaselineStore, store: Store) -> ClassNoise:
+    """Estimate the noise of a hardware class from its baselines and from past sessions with their code."""
+    of_class = baselines.of_class(hardware_class)
+    return class_noise(of_class, nights_of(of_class, store.results()))
+
+
+def nights_of(baselines: Sequence[Baseline], files: Sequence[Path]) -> list[Baseline]:
+    """Return the launches of past sessions that ran the code of these baselines, as one baseline per case.
+
+    `files` are the results of all past sessions, oldest first. Sessions whose launches are part of a baseline
+    are left out. A case is left out if only one session has such launches, because one session shows nothing
+    about the noise between sessions.
+    """
+    by_case = {stored.case.id: stored for stored in baselines}
+    runs: dict[str, dict[str, list[Run]]] = {}  # id of a case -> name of a session -> its launches
+    for file in files[-SESSIONS_READ:]:
+        session = documents.read_or_none(file, SessionFile)  # it can be of another version, or cut off
+        for case_id, launches in () if session is None else _unchanged(session, by_case):
+            if file.parent.name not in {launch.session for launch in by_case[case_id].launches}:
+                runs.setdefault(case_id, {}).setdefault(file.parent.name, []).extend(launches)
+    return [
+        baseline.from_runs(
+            [run for launches in by_session.values() for run in launches],
+            sessions=[name for name, launches in by_session.items() for _ in launches],
+        )
+        for by_session in runs.values()
+        if len(by_session) > 1
+    ]
+
+
+def _unchanged(session: SessionFile, by_case: dict[str, Baseline]) -> Iterator[tuple[str, list[Run]]]:
+    """Yield the ids of cases whose code is unchanged, with their healthy launches."""
+    for result in session.results:
+        stored = by_case.get(result.case_id)
+        if stored is not None and _is_of(stored, result.runs) and _did_nothing_change(result, stored):
+            yield result.case_id, result.verdict.healthy(result.runs)
+    if session.reference is not None:
+        commit = session.reference.arm.facts.get("commit")
+        for canary in session.reference.canaries:
+            stored = by_case.get(canary.case_id)
+            if stored is not None and _is_of(stored, canary.runs):
+                launches = [run for run in canary.runs if _is_reference(run, canary, stored, commit)]
+                if launches:
+                    yield canary.case_id, launches
+
+
+def _is_of(stored: Baseline, runs: Iterable[Run]) -> bool:
+    """Return whether there are launches, and all of them ran on the hardware class of the baseline."""
+    classes = {run.machine.hardware_class for run in runs}
+    return classes == {stored.hardware_class}
+
+
+def _did_nothing_change(result: Measurement, stored: Baseline) -> bool:
+    verdict = result.verdict
+    return (
+        not (result.dry or result.before or verdict.outcome == "failed")
+        and verdict.is_same_work
+        and bool(verdict.healthy(result.runs))
+        and not any(change for run in result.runs for change in changes(run, stored))
+    )
+
+
+def _is_reference(run: Run, canary: Canary, stored: Baseline, commit: str | None) -> bool:
+    """Return whether a launch of a reference shows the speed of the baseline's code."""
+    if canary.unused is not None or run.failure is not None or launch_problems(run, stored):
+        return False
+    accepted = None if stored.accepted is None else stored.accepted.commit
+    is_at_commit = accepted is not None and commit == accepted[:12]
+    return not other_than_baseline(run, stored, accepted if is_at_commit else None)
