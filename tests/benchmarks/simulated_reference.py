@@ -3,7 +3,8 @@
 The launches are judged by the same code as real launches. The logarithm of a launch's cost is the sum of
 three normal effects: of the session, of the case within the session, and of the launch. A night judges
 tokens/s of 20 cases, each against a baseline of 10 launches. Five of the cases are canaries. On each night,
-one case is also judged with a regression.
+one case is also judged with a regression. If a case looks slower than the reference, the reference is also
+launched on this case, as often as the case.
 
     python -m tests.benchmarks.simulated_reference   # docs/evidence/statistics.md, "A reference"
 """
@@ -23,7 +24,8 @@ from perfsuite.verdict.metric_checks import SequentialCheck
 from perfsuite.verdict.noise import LaunchesBySession, at_one_level, pooled_over_sessions
 from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
-from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_shift, shares
+from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_shift, own_correction, shares
+from perfsuite.verdict.tonight import looks_slower
 from tests.benchmarks import show_table
 
 CASES = 20
@@ -107,14 +109,14 @@ def simulate(setting: Setting, *, nights: int, has_reference: bool, seed: int = 
         reference = _Reference(night, noise, setting.canaries if has_reference else 0)
         made = 0
         for case in range(CASES):
-            shift = reference.keep_up(made)
-            check, used = judged(metric, night.baselines[case], night.launches[case], noise, shift)
+            reference.keep_up(made)
+            check, used, confirming = judged(metric, night, case, noise, reference)
             total["alarms"] += check.outcome == "regressed"
             total["passed"] += check.outcome in ("passed", "improved")
+            total["confirming"] += confirming
             made += used
             if case == CHANGED:
-                slower = [(1 + BEYOND[setting.tolerance]) * cost for cost in night.launches[case]]
-                check, _ = judged(metric, night.baselines[case], slower, noise, shift)
+                check, *_ = judged(metric, night, case, noise, reference, 1 + BEYOND[setting.tolerance])
                 total["found"] += check.outcome == "regressed"
         total["launches"] += made
         total["reference"] += reference.count
@@ -123,7 +125,7 @@ def simulate(setting: Setting, *, nights: int, has_reference: bool, seed: int = 
         found=total["found"] / nights,
         passed=total["passed"] / nights / CASES,
         launches=total["launches"] / nights,
-        reference=total["reference"] / nights,
+        reference=(total["reference"] + total["confirming"]) / nights,
     )
 
 
@@ -136,14 +138,23 @@ class _Reference:
         step = CASES // canaries if canaries else 1
         self._costs: Mapping[int, list[float]] = {number * step: [] for number in range(canaries)}
         self._turn: Iterator[int] = itertools.cycle(self._costs)
-        self._shift: Shift | None = None
+        self.shift: Shift | None = None
 
     @property
     def count(self) -> int:
         return sum(map(len, self._costs.values()))
 
-    def keep_up(self, launches: int) -> Shift | None:
-        """Launch the reference as often as is due after `launches` launches of cases. Return the shift."""
+    def confirm(self, case: int, launches: int) -> tuple[list[float], int]:
+        """Launch the reference on a case until it has as many launches as the case.
+
+        Returns the costs of all its launches on this case, and the number of new ones.
+        """
+        so_far = self._costs.get(case, [])
+        more = [self._night.reference(case) for _ in range(launches - len(so_far))]
+        return [*so_far, *more], len(more)
+
+    def keep_up(self, launches: int) -> None:
+        """Launch the reference as often as is due after `launches` launches of cases."""
         before = self.count
         while self._costs and is_due(len(self._costs), self.count, launches):
             case = next(self._turn)
@@ -153,28 +164,41 @@ class _Reference:
                 str(case): canary_change(costs, self._night.baselines[case], self._noise, str(case))
                 for case, costs in self._costs.items()
             }
-            self._shift = estimated_shift(changes, self._noise)
-        return self._shift
+            self.shift = estimated_shift(changes, self._noise)
 
 
 def judged(
-    metric: Metric, baseline: LaunchesBySession, available: Sequence[float], noise: Noise, shift: Shift | None
-) -> tuple[Check, int]:
-    """Judge a case launch by launch. Returns its check and the number of its launches."""
+    metric: Metric, night: Night, case: int, noise: Noise, reference: "_Reference", slower: float = 1.0
+) -> tuple[Check, int, int]:
+    """Judge a case launch by launch, after its costs are multiplied by `slower`.
+
+    Returns its check, the number of its launches, and the number of launches of the reference on this case.
+    """
+    baseline = night.baselines[case]
+    available = [slower * cost for cost in night.launches[case]]
     then = at_one_level(baseline, noise.sigma)
+    shift = reference.shift
     corrects = None if shift is None else correction(noise, shares(baseline, "a case"), shift)
     sequential = SequentialCheck(
         metric=metric,
-        check=UNJUDGED,
+        check=UNJUDGED.replace(allowed=metric.bound(metric.tolerance("cuda"))),
         device="cuda",
         policy=Policy(),
         sessions=[len(launches) for launches in baseline.values()],
     )
-    for used in range(1, len(available) + 1):
+    used = 1
+    confirming = 0
+    is_confirmed = reference.count == 0
+    while True:
         check = sequential.decided(available[:used], then, noise, corrects)
-        if check.outcome != "undecided":
-            break
-    return check, used
+        if looks_slower(check) and not is_confirmed:
+            is_confirmed = True
+            costs, confirming = reference.confirm(case, used)
+            corrects = own_correction(noise, baseline, costs, "a case")
+        elif check.outcome == "undecided":
+            used += 1
+        else:
+            return check, used, confirming
 
 
 UNJUDGED = Check(
