@@ -78,8 +78,8 @@ def measure(
 
     If there is no time for another launch, the verdict is based on the launches so far.
 
-    `runs` has the launches so far, which are judged first. Each run is appended to it, so it contains the runs
-    so far if an error or an interrupt ends the function.
+    `runs` has the launches so far, which are judged first. Each run is appended to it, so it contains the
+    runs so far if an error or an interrupt ends the function.
     """
     made: list[Run] = [] if runs is None else runs
 

@@ -159,7 +159,8 @@ def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | Non
 def own_correction(noise: Noise, baseline: LaunchesBySession, now: list[float], case_id: str) -> Correction:
     """Return the correction of a case on which the reference was launched.
 
-    `now` has the costs of these launches. Their noise is at least `OWN_SPREAD` times their standard deviation.
+    `now` has the costs of these launches. Their noise is at least `OWN_SPREAD` times their standard
+    deviation.
     """
     logs = sorted_logs(now)
     spread = math.sqrt(clipped_variance(squares(logs), len(logs) - 1))

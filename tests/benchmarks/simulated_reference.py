@@ -86,6 +86,7 @@ class Night:
         tonight = self._draw.gauss(0, setting.session)
         self._levels = [tonight + self._within() for _ in range(CASES)]
         self.launches = [self._costs(level, MAX_LAUNCHES) for level in self._levels]
+        self.confirming = [self._costs(level, MAX_LAUNCHES) for level in self._levels]  # of the reference
 
     def reference(self, case: int) -> float:
         """Return the cost of one more launch of the reference."""
@@ -110,13 +111,13 @@ def simulate(setting: Setting, *, nights: int, has_reference: bool, seed: int = 
         made = 0
         for case in range(CASES):
             reference.keep_up(made)
-            check, used, confirming = judged(metric, night, case, noise, reference)
+            check, used, confirming = reference.judged(metric, case)
             total["alarms"] += check.outcome == "regressed"
             total["passed"] += check.outcome in ("passed", "improved")
             total["confirming"] += confirming
             made += used
             if case == CHANGED:
-                check, *_ = judged(metric, night, case, noise, reference, 1 + BEYOND[setting.tolerance])
+                check, *_ = reference.judged(metric, case, slower=1 + BEYOND[setting.tolerance])
                 total["found"] += check.outcome == "regressed"
         total["launches"] += made
         total["reference"] += reference.count
@@ -144,15 +145,6 @@ class _Reference:
     def count(self) -> int:
         return sum(map(len, self._costs.values()))
 
-    def confirm(self, case: int, launches: int) -> tuple[list[float], int]:
-        """Launch the reference on a case until it has as many launches as the case.
-
-        Returns the costs of all its launches on this case, and the number of new ones.
-        """
-        so_far = self._costs.get(case, [])
-        more = [self._night.reference(case) for _ in range(launches - len(so_far))]
-        return [*so_far, *more], len(more)
-
     def keep_up(self, launches: int) -> None:
         """Launch the reference as often as is due after `launches` launches of cases."""
         before = self.count
@@ -166,35 +158,43 @@ class _Reference:
             }
             self.shift = estimated_shift(changes, self._noise)
 
+    def judged(self, metric: Metric, case: int, *, slower: float = 1.0) -> tuple[Check, int, int]:
+        """Judge a case after its costs are multiplied by `slower`. Returns what `judged` returns."""
+        launches = [slower * cost for cost in self._night.launches[case]]
+        baseline = self._night.baselines[case]
+        of_reference = [*self._costs.get(case, []), *self._night.confirming[case]] if self.count else []
+        return judged(metric, baseline, launches, self._noise, self.shift, of_reference)
+
 
 def judged(
-    metric: Metric, night: Night, case: int, noise: Noise, reference: "_Reference", slower: float = 1.0
+    metric: Metric,
+    baseline: LaunchesBySession,
+    available: Sequence[float],
+    noise: Noise,
+    shift: Shift | None,
+    of_reference: Sequence[float],
 ) -> tuple[Check, int, int]:
-    """Judge a case launch by launch, after its costs are multiplied by `slower`.
+    """Judge a case launch by launch, and also against the reference on this case if it looks slower.
 
-    Returns its check, the number of its launches, and the number of launches of the reference on this case.
+    `of_reference` has the costs of the reference on this case, as many as for the case or more; empty: there
+    is no reference. Returns the check, the number of launches of the case, and how many of these were used.
     """
-    baseline = night.baselines[case]
-    available = [slower * cost for cost in night.launches[case]]
     then = at_one_level(baseline, noise.sigma)
-    shift = reference.shift
     corrects = None if shift is None else correction(noise, shares(baseline, "a case"), shift)
     sequential = SequentialCheck(
         metric=metric,
         check=UNJUDGED.replace(allowed=metric.bound(metric.tolerance("cuda"))),
         device="cuda",
-        policy=Policy(),
+        policy=Policy(max_launches=len(available)),
         sessions=[len(launches) for launches in baseline.values()],
     )
     used = 1
     confirming = 0
-    is_confirmed = reference.count == 0
     while True:
         check = sequential.decided(available[:used], then, noise, corrects)
-        if looks_slower(check) and not is_confirmed:
-            is_confirmed = True
-            costs, confirming = reference.confirm(case, used)
-            corrects = own_correction(noise, baseline, costs, "a case")
+        if looks_slower(check) and of_reference and not confirming:
+            confirming = used
+            corrects = own_correction(noise, baseline, [*of_reference[:used]], "a case")
         elif check.outcome == "undecided":
             used += 1
         else:

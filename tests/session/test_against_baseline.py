@@ -20,6 +20,7 @@ from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionReference
 from perfsuite.results.store import Store
 from perfsuite.session import against_baseline, setup
+from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.plan import Budget
 from perfsuite.session.reference import ReferenceArm
 from perfsuite.verdict.policy import Policy
@@ -490,6 +491,7 @@ def slower_case(sessions: Sessions, *outcomes: str) -> tuple[Mock, Mock]:
     reference = Mock(spec=ReferenceArm, launches_of_cases=0)
     reference.tonight.side_effect = [Tonight(), CONFIRMING]
     reference.facts.return_value = SessionReference(arm=ArmFacts(text="v1", facts={}))
+    assert isinstance(ours.mode, AgainstBaseline)
     ours.mode.reference = reference
     ours.measure(make_case(), "test")
     return reference, measure

@@ -254,7 +254,7 @@ def made_on(nights: Nights, batch: int) -> int:
 
 
 def confirmed(nights: Nights, batch: int, *, launches: int = 3) -> ReferenceArm:
-    """Return a reference with two canaries that was also launched on another case, or once more on a canary."""
+    """Return a reference with two canaries that was also launched on a case to confirm a change."""
     reference = nights.reference(wanted=2)
     reference.keep_up(nights.session)
     reference.confirm(CASES[batch - 1], launches, nights.session)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from perfsuite.verdict.noise import LaunchesBySession
 from perfsuite.verdict.sequential import Noise
 from perfsuite.verdict.shift import (
     CanaryChange,
@@ -128,7 +129,7 @@ def test_sessions_without_a_name_belong_to_one_case() -> None:
     assert shares({"a": [1.0], "b": [1.0, 1.0, 1.0]}, "x") == {"a": 0.25, "b": 0.75}
 
 
-OWN = {"a": [1.0, 1.003, 0.997], "b": [1.002, 0.998, 1.0]}
+OWN: LaunchesBySession = {"a": [1.0, 1.003, 0.997], "b": [1.002, 0.998, 1.0]}
 
 
 def test_a_reference_on_the_case_shows_its_whole_shift() -> None:
