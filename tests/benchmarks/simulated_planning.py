@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nights", type=int, default=1_000)
     heads = ["session, case within, launch", "sessions", "find", "plan reaches it", "found", "false alarms"]
-    show_table([*heads, "launches + canaries"], rows(parser.parse_args().nights))
+    show_table([*heads, "launches + reference"], rows(parser.parse_args().nights))
 
 
 if __name__ == "__main__":
