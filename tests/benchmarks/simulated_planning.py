@@ -59,7 +59,8 @@ class Night:
     is_found: bool  # whether the slower case regressed
     false_alarms: int  # number of other cases that regressed
     launches: int  # number of launches of all cases
-    canary_launches: int  # number of launches of the reference
+    canary_launches: int
+    confirming_launches: int  # of the reference on cases that look slower
 
 
 def night(machine: Machine, sessions: int, find: float, draw: random.Random) -> Night:
@@ -111,7 +112,8 @@ def _judged(
         is_found=slower in regressed,
         false_alarms=len(regressed - {slower}),
         launches=used,
-        canary_launches=plan.canary_launches * len(plan.canaries) + confirming,
+        canary_launches=plan.canary_launches * len(plan.canaries),
+        confirming_launches=confirming,
     )
 
 
@@ -127,7 +129,7 @@ def rows(nights: int) -> Iterator[list[str]]:
                 found = f"{fmean(result.is_found for result in reached):.1%}" if reached else "none"
                 alarms = sum(result.false_alarms > 0 for result in results) / nights
                 launches = fmean(result.launches for result in results)
-                extra = fmean(result.canary_launches for result in results)
+                extra = fmean(result.canary_launches + result.confirming_launches for result in results)
                 yield [
                     f"{session:.1%}, {case_within_session:.1%}, {launch:.1%}",
                     str(sessions),
