@@ -78,8 +78,8 @@ def measure(
 
     If there is no time for another launch, the verdict is based on the launches so far.
 
-    `runs` must be an empty list. Each run is appended to it, so it contains the runs so far if an error or an
-    interrupt ends the function.
+    `runs` has the launches so far, which are judged first. Each run is appended to it, so it contains the
+    runs so far if an error or an interrupt ends the function.
     """
     made: list[Run] = [] if runs is None else runs
 
@@ -99,7 +99,9 @@ def measure(
     def is_machine_free() -> bool:
         return is_free(made[-1], how)
 
-    verdict = until_decided(launch, verdict_so_far, is_machine_free)
+    verdict = verdict_so_far() if made else None
+    if verdict is None or verdict.outcome == "undecided":
+        verdict = until_decided(launch, verdict_so_far, is_machine_free)
     if needs_another(case, made, verdict, reference):
         verdict = until_decided(launch, verdict_so_far, is_machine_free)
     return made, verdict

@@ -1,6 +1,6 @@
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -46,9 +46,13 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     """Return a function that calls `measure` with these runs in place of launches, each in its directory."""
 
     def measured(
-        *runs: Run, case: Case = CASE, reference: Reference = NOTHING, **how: Any
+        *runs: Run,
+        case: Case = CASE,
+        reference: Reference = NOTHING,
+        earlier: Sequence[Run] = (),
+        **how: Any,
     ) -> tuple[list[Run], Verdict]:
-        left = list(enumerate(runs, 1))
+        left = list(enumerate(runs, len(earlier) + 1))
 
         def launch(case: Any, machine: Any, directory: Path, how: Launching) -> Run:
             number, run = left.pop(0)
@@ -56,7 +60,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
             return run
 
         monkeypatch.setattr(flow, "launch_once", launch)
-        return measure(case, MACHINE, tmp_path, reference, Launching(**how))
+        return measure(case, MACHINE, tmp_path, reference, Launching(**how), runs=[*earlier])
 
     return measured
 
@@ -169,6 +173,17 @@ def test_launches_until_the_reference_decides(measured: Measured) -> None:
     _, verdict = measured(*make_launches(1), reference=reference)
     assert verdict.outcome == "inconclusive"  # the noise is unknown
     assert verdict.checks[0].baseline == 1000
+
+
+def test_judges_earlier_launches_before_it_launches(measured: Measured) -> None:
+    earlier = make_launches(1, 1.01, 0.99)
+    runs, verdict = measured(earlier=earlier)
+    assert (runs, verdict.outcome) == (earlier, "recorded")
+
+
+def test_adds_to_earlier_launches_until_they_decide(measured: Measured) -> None:
+    runs, verdict = measured(*make_launches(0.99), earlier=make_launches(1, 1.01))
+    assert (len(runs), verdict.outcome) == (3, "recorded")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,10 @@ class ArmFacts(Data):
 
 
 class Canary(Data):
-    """A case that a session also launches with its reference, to see how fast the machine is."""
+    """A case on which a session also launches its reference.
+
+    The reference shows how fast the machine is or, if the case looked slower, how fast the case is tonight.
+    """
 
     case_id: str
     baseline_file: str

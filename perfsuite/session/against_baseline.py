@@ -1,6 +1,6 @@
 """Launch cases and judge them against their baselines, or record a baseline if there is none."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfsuite import documents
@@ -25,7 +25,7 @@ from perfsuite.session.setup import MISSING_FAILS
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
-from perfsuite.verdict.tonight import Tonight
+from perfsuite.verdict.tonight import Tonight, looks_slower
 
 MIN_RECORDED = 3  # minimum launches of a usable local baseline: smaller baselines are recorded again
 
@@ -67,6 +67,9 @@ class AgainstBaseline(Mode):
         runs = launches.runs
         how = self.setup.launching
         _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
+        if reference.tonight is not None and any(map(looks_slower, verdict.checks)):
+            reference = replace(reference, tonight=self._confirming(task, len(runs)))
+            _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
         if self.reference is not None:
             self.reference.launches_of_cases += len(runs)
         if required is not None and verdict.outcome == "recorded":
@@ -90,6 +93,12 @@ class AgainstBaseline(Mode):
         if self.reference is None:
             return None
         self.reference.keep_up(SessionDir(task.directory.parent))
+        return self.reference.tonight(task.machine.hardware_class)
+
+    def _confirming(self, task: Task, launches: int) -> Tonight | None:
+        """Launch the session's reference on a case that looks slower, and return its launches so far."""
+        assert self.reference is not None
+        self.reference.confirm(task.case, launches, SessionDir(task.directory.parent))
         return self.reference.tonight(task.machine.hardware_class)
 
     def noise(self, hardware_class: str) -> ClassNoise:

@@ -1,8 +1,9 @@
 """Launch the reference of a session on a few cases, which are called canaries.
 
 The reference is the environment and the commit of the reviewed baselines. Its code is unchanged, so if its
-speed changes, the machine is the cause. If the reference cannot be launched or used, the reason is reported,
-and the session continues without the reference.
+speed changes, the machine is the cause. If a case looks slower than the reference, the reference is also
+launched on this case, to exclude that only this case is slow tonight for another reason than its code. If the
+reference cannot be launched or used, the reason is reported, and the session continues without the reference.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ from perfsuite.session.setup import Setup
 from perfsuite.verdict.comparability import launch_problems
 from perfsuite.verdict.judge import why_failed
 from perfsuite.verdict.noise import ClassNoise
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES
 from perfsuite.verdict.tonight import (
     CanaryRuns,
     Tonight,
@@ -82,6 +84,7 @@ class ReferenceArm:
     wanted: int | tuple[str, ...] = CANARIES  # number of the canaries, or their ids
     arm: Arm | None = None  # None: not resolved yet, or impossible to resolve
     canaries: list[LaunchedCanary] = field(default_factory=list)
+    confirming: dict[str, LaunchedCanary] = field(default_factory=dict)  # cases that looked slower, by id
     problems: list[str] = field(default_factory=list)
     launches_of_cases: int = 0  # number of launches of the session's cases so far
 
@@ -123,6 +126,31 @@ class ReferenceArm:
             if not self.setup.has_time_for(canary.candidate.case, 1):
                 return
             self._launch(canary, session)
+
+    def confirm(self, case: Case, launches: int, session: SessionDir) -> None:
+        """Launch the reference on a case that looks slower, until it has as many launches as the case.
+
+        If the case is a canary, its launches so far count too. Fewer than `FEWEST_LAUNCHES` confirm nothing.
+        """
+        canary = self._launched_on(case) if launches >= FEWEST_LAUNCHES else None
+        if canary is None:
+            return
+        self.confirming[case.id] = canary
+        for _ in range(launches - len(canary.healthy)):
+            if canary.unused is not None or not self.setup.has_time_for(case, 1):
+                return
+            self._launch(canary, session)
+
+    def _launched_on(self, case: Case) -> LaunchedCanary | None:
+        """Return the canary that this case is, or a new one; None if the case has no baseline here."""
+        for canary in self.canaries:
+            if canary.candidate.case.id == case.id:
+                return canary
+        found = self._baseline_of(case)
+        if found is None:
+            return None
+        candidate = Candidate(case=case, baseline=found.baseline, baseline_file=str(found.file))
+        return LaunchedCanary(candidate, self.setup.host.machine_for(case))
 
     @property
     def _launches(self) -> int:
@@ -174,14 +202,9 @@ class ReferenceArm:
 
     def tonight(self, hardware_class: str) -> Tonight | None:
         """Return the launches that show how fast a hardware class is; None if there are none."""
-        canaries = {
-            canary.candidate.case.id: CanaryRuns(baseline=canary.candidate.baseline, runs=canary.healthy)
-            for canary in self.canaries
-            if canary.unused is None
-            and canary.healthy
-            and canary.candidate.baseline.hardware_class == hardware_class
-        }
-        return Tonight(canaries=canaries) if canaries else None
+        canaries = _usable(self.canaries, hardware_class, fewest=1)
+        confirming = _usable(self.confirming.values(), hardware_class, fewest=FEWEST_LAUNCHES)
+        return Tonight(canaries=canaries, confirming=confirming) if canaries else None
 
     def facts(self, noise: Callable[[str], ClassNoise]) -> SessionReference:
         """Return the facts about the reference for the results. `noise` gives a hardware class's noise."""
@@ -200,10 +223,16 @@ class ReferenceArm:
             arm=ArmFacts(text="not launched", facts={})
             if arm is None
             else ArmFacts(text=arm.text, facts=arm.facts),
-            canaries=tuple(canary.facts for canary in self.canaries),
+            canaries=tuple(canary.facts for canary in self._launched),
             changes=tuple(changes),
             problems=tuple(problems),
         )
+
+    @property
+    def _launched(self) -> list[LaunchedCanary]:
+        """The canaries, and then the other cases on which the reference was launched."""
+        others = [canary for canary in self.confirming.values() if canary not in self.canaries]
+        return [*self.canaries, *others]
 
     def _candidates(self, cases: Iterable[Case]) -> list[Candidate]:
         """Return the cases that have a baseline here."""
@@ -249,3 +278,14 @@ class ReferenceArm:
 
     def _say(self, text: str) -> None:
         self.setup.progress.say(text)
+
+
+def _usable(canaries: Iterable[LaunchedCanary], hardware_class: str, *, fewest: int) -> dict[str, CanaryRuns]:
+    """Return the canaries of a hardware class with at least `fewest` usable launches, by id of the case."""
+    return {
+        canary.candidate.case.id: CanaryRuns(baseline=canary.candidate.baseline, runs=canary.healthy)
+        for canary in canaries
+        if canary.unused is None
+        and len(canary.healthy) >= fewest
+        and canary.candidate.baseline.hardware_class == hardware_class
+    }

@@ -41,7 +41,7 @@ from perfsuite.verdict.noise import (
     probe_corrected,
 )
 from perfsuite.verdict.policy import Policy
-from perfsuite.verdict.sequential import FEWEST_LAUNCHES, Noise, can_pass, decide
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, Z_FUTILE, Z_HOPELESS, Noise, can_pass, decide
 from perfsuite.verdict.shift import Correction
 from perfsuite.verdict.tonight import MACHINE_METRICS, Tonight, beside_reference, unless_refuted
 
@@ -104,7 +104,7 @@ class SequentialCheck:
         if corrects is None:
             return measured
         shifted = [cost / math.exp(corrects.shift) for cost in now]
-        beside = self._with_noise(shifted, then, corrects.noise)
+        beside = self._with_noise(shifted, then, corrects.noise, z_hopeless=Z_FUTILE)
         if own.session_sigma:
             decides = corrects.noise.session_sigma < own.session_sigma
         else:
@@ -125,11 +125,15 @@ class SequentialCheck:
         """The largest relative growth of the cost that passes."""
         return self.policy.tolerance_of(self.metric, self.device)
 
-    def _with_noise(self, now: Sequence[float], then: Sequence[float], noise: Noise) -> Check:
+    def _with_noise(
+        self, now: Sequence[float], then: Sequence[float], noise: Noise, *, z_hopeless: float = Z_HOPELESS
+    ) -> Check:
         """Judge these costs. `noise` includes the noise of a new session against the baseline."""
         metric = self.metric
         most = max(self.policy.most, FEWEST_LAUNCHES)
-        decision = decide(then, now, tolerance=self.tolerance, noise=noise, max_launches=most)
+        decision = decide(
+            then, now, tolerance=self.tolerance, noise=noise, max_launches=most, z_hopeless=z_hopeless
+        )
         decided = self.check.replace(
             outcome=decision.outcome,
             change=metric.change(decision.estimate),

@@ -20,6 +20,7 @@ tests/verdict/test_simulated_gate.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Literal
 
 from perfsuite.verdict.robust import (
@@ -57,9 +58,13 @@ _Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
 _Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by more than this
-_Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more than this
+Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more than this
+Z_FUTILE = round(NormalDist().inv_cdf(0.9), 3)
+"""The same limit for a comparison with a reference. Launches stop if the chance of a decision is below 10%
+(conditional power: Lachin, Statistics in Medicine 24, 2005, 2747). The saved launches pay for the launches of
+the reference."""
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
-_OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
+OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
 _DISAGREEMENT = 0.5  # minimum noise, as a share of the standard deviation of today's launches
 
 
@@ -120,11 +125,13 @@ def decide(
     tolerance: float,
     noise: Noise,
     max_launches: int = MAX_LAUNCHES,
+    z_hopeless: float = Z_HOPELESS,
 ) -> Decision:
     """Compare today's launches with the baseline's. All are seconds per step, in the same unit.
 
     Call this after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
-    the largest relative slowdown that passes: 0.03 is 3%. Raises ValueError if it is out of range.
+    the largest relative slowdown that passes: 0.03 is 3%. Launches stop if a decision would need a shift of
+    the mean by more than `z_hopeless` standard errors. Raises ValueError if it is out of range.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")
@@ -150,7 +157,9 @@ def decide(
         # pragma: no mutate <=: no estimate is exactly the bound
         looks_faster = change < -_Z_LOOKS_FASTER * error and change - half <= -slow
         outcome = "undecided" if looks_faster and len(logs) < max_launches else "passed"
-    elif len(logs) == max_launches or _hopeless(change, slow, noise, len(reference), len(logs), max_launches):
+    elif len(logs) == max_launches or _hopeless(
+        change, slow, noise, len(reference), len(logs), max_launches, z_hopeless
+    ):
         outcome = "inconclusive"
     final = _later(noise, max_launches - len(logs))
     minimum = minimum_detectable_drop(
@@ -201,13 +210,13 @@ def can_pass(*, tolerance: float, noise: Noise, baseline_launches: int, max_laun
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
     """Average the noise of the hardware class and of the case, weighted by their degrees of freedom.
 
-    The result is at least `_OWN_SPREAD` times the standard deviation of the case's own launches.
+    The result is at least `OWN_SPREAD` times the standard deviation of the case's own launches.
     """
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
     variance = clipped_variance(today, degrees, noise.sigma**2, noise.degrees_of_freedom)
     own = clipped_variance(today + squares(reference), len(logs) + len(reference) - 2)
-    sigma = max(math.sqrt(variance), _OWN_SPREAD * math.sqrt(own), SIGMA_FLOOR)
+    sigma = max(math.sqrt(variance), OWN_SPREAD * math.sqrt(own), SIGMA_FLOOR)
     return _later(replace(noise, sigma=sigma), len(logs) - 1)
 
 
@@ -247,14 +256,17 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 
 
 def _hopeless(
-    change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
+    change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int, z: float
 ) -> bool:
-    """Return whether the remaining launches, up to `most` in total, would almost certainly not decide."""
+    """Return whether the remaining launches, up to `most` in total, would hardly decide.
+
+    Deciding would need a shift of the mean by more than `z` standard errors.
+    """
     if launches < FEWEST_LAUNCHES:
         return False
     final = _later(noise, most - launches)
     error = _error(final, baseline_launches, most)
-    shift = _Z_HOPELESS * noise.sigma * math.sqrt(1 / launches - 1 / most)
+    shift = z * noise.sigma * math.sqrt(1 / launches - 1 / most)
     # pragma: no mutate >: no estimate is exactly the bound
     regresses = change + shift > t_quantile(_Z_CHANGE, final.degrees_of_freedom) * error
     # pragma: no mutate <: no estimate is exactly the bound

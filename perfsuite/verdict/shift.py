@@ -10,6 +10,9 @@ tonight's session minus the effect of the baseline's sessions. This difference i
 variance of a case within a session is estimated from the scatter of the canaries around the shift, and from
 the scatter of cases between the sessions of their baselines. The shift does not remove this variance:
 `correction` adds it to the noise of a case that is judged against the reference.
+
+If the reference is also launched on the case itself, its launches have the same effect of the case within the
+session as tonight's launches. Only the noise between launches is left (`own_correction`).
 """
 
 import math
@@ -19,8 +22,14 @@ from statistics import fmean, variance
 
 from perfsuite.verdict.common_change import Change, common_change
 from perfsuite.verdict.noise import LaunchesBySession, at_one_level
-from perfsuite.verdict.robust import Z_99, location, sorted_logs
-from perfsuite.verdict.sequential import Noise
+from perfsuite.verdict.robust import (
+    Z_99,
+    clipped_variance,
+    location,
+    sorted_logs,
+    squares,
+)
+from perfsuite.verdict.sequential import OWN_SPREAD, Noise
 from perfsuite.verdict.variance import Component, pooled
 
 MIN_DEGREES = 2
@@ -145,6 +154,19 @@ def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | Non
         return None
     of_session = shift.error**2 + shift.case_variance * _times(sessions) + others * noise.session_sigma**2
     return Correction(shift=shift.estimate, noise=replace(noise, session_sigma=math.sqrt(of_session)))
+
+
+def own_correction(noise: Noise, baseline: LaunchesBySession, now: list[float], case_id: str) -> Correction:
+    """Return the correction of a case on which the reference was launched.
+
+    `now` has the costs of these launches. Their noise is at least `OWN_SPREAD` times their standard
+    deviation.
+    """
+    logs = sorted_logs(now)
+    spread = math.sqrt(clipped_variance(squares(logs), len(logs) - 1))
+    error = max(noise.sigma, OWN_SPREAD * spread) / math.sqrt(len(logs))
+    change = canary_change(now, baseline, noise, case_id)
+    return Correction(shift=change.estimate, noise=replace(noise, session_sigma=error))
 
 
 def _scatter(changes: Iterable[CanaryChange]) -> Component | None:

@@ -27,6 +27,7 @@ from perfsuite.verdict.shift import (
     canary_change,
     correction,
     estimated_shift,
+    own_correction,
     shares,
 )
 
@@ -58,6 +59,9 @@ class Tonight:
     """The launches of a session's reference on one hardware class, by id of the canary."""
 
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
+    confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
+    """The launches of the reference on cases that looked slower, by id of the case. They do not count for the
+    shift: such a case was chosen because it looked slower."""
 
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
         """Return how much the machine changed the cost of a metric; None if the launches do not show it.
@@ -74,25 +78,42 @@ class Tonight:
     def correction(
         self, metric: Metric, noise: Noise, baseline: Baseline, exponent: float = 0.0
     ) -> Correction | None:
-        """Return the correction of a case with this baseline; None if there can be none."""
+        """Return the correction of a case with this baseline; None if there can be none.
+
+        If the reference was launched on the case itself to confirm a regression, only these launches count.
+        """
+        case_id = baseline.case.id
+        confirming = self.confirming.get(case_id)
+        if confirming is not None:
+            then, now = _sides(confirming, metric, exponent)
+            if then and now:
+                return own_correction(noise, then, now, case_id)
         shift = self.shift(metric, noise, exponent)
         sessions = costs_by_session(baseline, metric, exponent)
         if shift is None or not sessions:
             return None
-        return correction(noise, shares(sessions, baseline.case.id), shift)
+        return correction(noise, shares(sessions, case_id), shift)
 
 
 def _change(
     case_id: str, canary: CanaryRuns, metric: Metric, noise: Noise, exponent: float
 ) -> CanaryChange | None:
     """Return the change of a canary since its baseline; None if either side lacks the metric."""
+    then, now = _sides(canary, metric, exponent)
+    return canary_change(now, then, noise, case_id) if now and then else None
+
+
+def _sides(
+    canary: CanaryRuns, metric: Metric, exponent: float
+) -> tuple[dict[str | None, list[float]], list[float]]:
+    """Return the costs of a canary's baseline, by session, and those of the reference's launches."""
     then = costs_by_session(canary.baseline, metric, exponent)
     figures = [run.figures for run in canary.runs]
     now = _costs(figures, metric)
     if exponent:
         before = pairs((launch.figures for launch in canary.baseline.launches), metric)
         now = probe_corrected(pairs(figures, metric), before, exponent) if before else []
-    return canary_change(now, then, noise, case_id) if now and then else None
+    return then, now
 
 
 def _costs(figures: Sequence[Figures], metric: Metric) -> list[float]:
@@ -170,6 +191,20 @@ def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
 def _is_of_machine(name: str) -> bool:
     """Return whether a recorded fact describes the machine. Reference and cases share the machine."""
     return name in ("kernel", "driver") or name.startswith("gpu_")
+
+
+def looks_slower(check: Check) -> bool:
+    """Return whether the reference should be launched on the case itself, before its verdict is final.
+
+    A metric that follows the machine's speed looks slower if it regressed, or if it is inconclusive although
+    its estimated change is not tolerated.
+    """
+    better = {metric.name: metric.better for metric in MACHINE_METRICS}
+    change = check.judged_change
+    if check.metric not in better or change is None:
+        return False
+    growth = -change if better[check.metric] == "higher" else change
+    return check.outcome == "regressed" or (check.outcome == "inconclusive" and growth > check.allowed)
 
 
 def beside_reference(measured: Check, beside: Check) -> Check:

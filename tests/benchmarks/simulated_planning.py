@@ -2,8 +2,9 @@
 
 Draws the baselines of a class of 20 cases, plans a night, and draws the launches of that night. The launches
 of the canaries (cases that are launched with the baselines' code) give an estimate of the machine's shift.
-The launches of all cases are judged one after another until there is a verdict. In one case that is not a
-canary, the code is slower by the change that the plan should find.
+The launches of all cases are judged one after another until there is a verdict. If a case looks slower, the
+reference is also launched on this case. In one case that is not a canary, the code is slower by the change
+that the plan should find.
 
     python -m tests.benchmarks.simulated_planning   # docs/evidence/statistics.md
 """
@@ -12,15 +13,16 @@ import argparse
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from perfsuite.verdict.noise import against, at_one_level, pooled_over_sessions
+from perfsuite.results.metric import TOKENS_PER_S
+from perfsuite.verdict.noise import pooled_over_sessions
 from perfsuite.verdict.planning import NightPlan, Planned, plan_night
 from perfsuite.verdict.sequential import Noise
-from perfsuite.verdict.shift import canary_change, correction, estimated_shift, shares
+from perfsuite.verdict.shift import canary_change, estimated_shift, shares
 from tests.benchmarks import show_table
-from tests.benchmarks.simulated_gate import in_turn
+from tests.benchmarks.simulated_reference import judged
 
 CASES = 20
 TOLERANCE = 0.03
@@ -58,6 +60,7 @@ class Night:
     false_alarms: int  # number of other cases that regressed
     launches: int  # number of launches of all cases
     canary_launches: int
+    confirming_launches: int  # of the reference on cases that look slower
 
 
 def night(machine: Machine, sessions: int, find: float, draw: random.Random) -> Night:
@@ -74,7 +77,8 @@ def night(machine: Machine, sessions: int, find: float, draw: random.Random) -> 
         for case, costs in baselines.items()
     }
     plan = plan_night(planned, noise, find, min(find, TOLERANCE), cases)
-    tonight = machine.session_of(cases, plan.max_launches + plan.canary_launches, draw)
+    # The reference is launched on a case that looks slower as often as the case.
+    tonight = machine.session_of(cases, plan.canary_launches + 2 * plan.max_launches, draw)
     return _judged(plan, baselines, tonight, noise, find)
 
 
@@ -89,21 +93,19 @@ def _judged(
         for case in plan.canaries
     }
     shift = estimated_shift(canaries, noise) if canaries else None
+    metric = replace(TOKENS_PER_S, tolerances={"cpu": 0.15, "cuda": tolerance})
     used = 0
+    confirming = 0
     regressed = set[str]()
     for case, costs in baselines.items():
-        of_case = against(noise, [len(launches) for launches in costs.values()])
-        cost = 1.0
-        corrects = None if shift is None else correction(noise, shares(costs, case), shift)
-        if corrects is not None and corrects.noise.session_sigma < of_case.session_sigma:
-            of_case = corrects.noise
-            cost = math.exp(-corrects.shift)
-        cost *= 1 + find if case == slower else 1
-        launches = [launch * cost for launch in tonight[case][plan.canary_launches :]]
-        before = at_one_level(costs, noise.sigma)
-        decision = in_turn(before, launches, tolerance=tolerance, noise=of_case)
-        used += decision.launches_used
-        if decision.outcome == "regressed":
+        slowdown = 1 + find if case == slower else 1
+        later = tonight[case][plan.canary_launches :]
+        launches = [slowdown * cost for cost in later[: plan.max_launches]]
+        of_reference = later[plan.max_launches :] if plan.canaries else []
+        check, made, made_by_reference = judged(metric, costs, launches, noise, shift, of_reference)
+        used += made
+        confirming += made_by_reference
+        if check.outcome == "regressed":
             regressed.add(case)
     return Night(
         is_reached=plan.cases[slower].is_reached,
@@ -111,6 +113,7 @@ def _judged(
         false_alarms=len(regressed - {slower}),
         launches=used,
         canary_launches=plan.canary_launches * len(plan.canaries),
+        confirming_launches=confirming,
     )
 
 
@@ -126,7 +129,7 @@ def rows(nights: int) -> Iterator[list[str]]:
                 found = f"{fmean(result.is_found for result in reached):.1%}" if reached else "none"
                 alarms = sum(result.false_alarms > 0 for result in results) / nights
                 launches = fmean(result.launches for result in results)
-                extra = fmean(result.canary_launches for result in results)
+                extra = fmean(result.canary_launches + result.confirming_launches for result in results)
                 yield [
                     f"{session:.1%}, {case_within_session:.1%}, {launch:.1%}",
                     str(sessions),
@@ -143,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nights", type=int, default=1_000)
     heads = ["session, case within, launch", "sessions", "find", "plan reaches it", "found", "false alarms"]
-    show_table([*heads, "launches + canaries"], rows(parser.parse_args().nights))
+    show_table([*heads, "launches + reference"], rows(parser.parse_args().nights))
 
 
 if __name__ == "__main__":

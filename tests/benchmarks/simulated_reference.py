@@ -3,7 +3,8 @@
 The launches are judged by the same code as real launches. The logarithm of a launch's cost is the sum of
 three normal effects: of the session, of the case within the session, and of the launch. A night judges
 tokens/s of 20 cases, each against a baseline of 10 launches. Five of the cases are canaries. On each night,
-one case is also judged with a regression.
+one case is also judged with a regression. If a case looks slower than the reference, the reference is also
+launched on this case, as often as the case.
 
     python -m tests.benchmarks.simulated_reference   # docs/evidence/statistics.md, "A reference"
 """
@@ -23,7 +24,8 @@ from perfsuite.verdict.metric_checks import SequentialCheck
 from perfsuite.verdict.noise import LaunchesBySession, at_one_level, pooled_over_sessions
 from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
-from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_shift, shares
+from perfsuite.verdict.shift import Shift, canary_change, correction, estimated_shift, own_correction, shares
+from perfsuite.verdict.tonight import looks_slower
 from tests.benchmarks import show_table
 
 CASES = 20
@@ -84,6 +86,7 @@ class Night:
         tonight = self._draw.gauss(0, setting.session)
         self._levels = [tonight + self._within() for _ in range(CASES)]
         self.launches = [self._costs(level, MAX_LAUNCHES) for level in self._levels]
+        self.confirming = [self._costs(level, MAX_LAUNCHES) for level in self._levels]  # of the reference
 
     def reference(self, case: int) -> float:
         """Return the cost of one more launch of the reference."""
@@ -107,14 +110,14 @@ def simulate(setting: Setting, *, nights: int, has_reference: bool, seed: int = 
         reference = _Reference(night, noise, setting.canaries if has_reference else 0)
         made = 0
         for case in range(CASES):
-            shift = reference.keep_up(made)
-            check, used = judged(metric, night.baselines[case], night.launches[case], noise, shift)
+            reference.keep_up(made)
+            check, used, confirming = reference.judged(metric, case)
             total["alarms"] += check.outcome == "regressed"
             total["passed"] += check.outcome in ("passed", "improved")
+            total["confirming"] += confirming
             made += used
             if case == CHANGED:
-                slower = [(1 + BEYOND[setting.tolerance]) * cost for cost in night.launches[case]]
-                check, _ = judged(metric, night.baselines[case], slower, noise, shift)
+                check, *_ = reference.judged(metric, case, slower=1 + BEYOND[setting.tolerance])
                 total["found"] += check.outcome == "regressed"
         total["launches"] += made
         total["reference"] += reference.count
@@ -123,7 +126,7 @@ def simulate(setting: Setting, *, nights: int, has_reference: bool, seed: int = 
         found=total["found"] / nights,
         passed=total["passed"] / nights / CASES,
         launches=total["launches"] / nights,
-        reference=total["reference"] / nights,
+        reference=(total["reference"] + total["confirming"]) / nights,
     )
 
 
@@ -136,14 +139,14 @@ class _Reference:
         step = CASES // canaries if canaries else 1
         self._costs: Mapping[int, list[float]] = {number * step: [] for number in range(canaries)}
         self._turn: Iterator[int] = itertools.cycle(self._costs)
-        self._shift: Shift | None = None
+        self.shift: Shift | None = None
 
     @property
     def count(self) -> int:
         return sum(map(len, self._costs.values()))
 
-    def keep_up(self, launches: int) -> Shift | None:
-        """Launch the reference as often as is due after `launches` launches of cases. Return the shift."""
+    def keep_up(self, launches: int) -> None:
+        """Launch the reference as often as is due after `launches` launches of cases."""
         before = self.count
         while self._costs and is_due(len(self._costs), self.count, launches):
             case = next(self._turn)
@@ -153,28 +156,49 @@ class _Reference:
                 str(case): canary_change(costs, self._night.baselines[case], self._noise, str(case))
                 for case, costs in self._costs.items()
             }
-            self._shift = estimated_shift(changes, self._noise)
-        return self._shift
+            self.shift = estimated_shift(changes, self._noise)
+
+    def judged(self, metric: Metric, case: int, *, slower: float = 1.0) -> tuple[Check, int, int]:
+        """Judge a case after its costs are multiplied by `slower`. Returns what `judged` returns."""
+        launches = [slower * cost for cost in self._night.launches[case]]
+        baseline = self._night.baselines[case]
+        of_reference = [*self._costs.get(case, []), *self._night.confirming[case]] if self.count else []
+        return judged(metric, baseline, launches, self._noise, self.shift, of_reference)
 
 
 def judged(
-    metric: Metric, baseline: LaunchesBySession, available: Sequence[float], noise: Noise, shift: Shift | None
-) -> tuple[Check, int]:
-    """Judge a case launch by launch. Returns its check and the number of its launches."""
+    metric: Metric,
+    baseline: LaunchesBySession,
+    available: Sequence[float],
+    noise: Noise,
+    shift: Shift | None,
+    of_reference: Sequence[float],
+) -> tuple[Check, int, int]:
+    """Judge a case launch by launch, and also against the reference on this case if it looks slower.
+
+    `of_reference` has the costs of the reference on this case, as many as for the case or more; empty: there
+    is no reference. Returns the check, the number of launches of the case, and how many of these were used.
+    """
     then = at_one_level(baseline, noise.sigma)
     corrects = None if shift is None else correction(noise, shares(baseline, "a case"), shift)
     sequential = SequentialCheck(
         metric=metric,
-        check=UNJUDGED,
+        check=UNJUDGED.replace(allowed=metric.bound(metric.tolerance("cuda"))),
         device="cuda",
-        policy=Policy(),
+        policy=Policy(max_launches=len(available)),
         sessions=[len(launches) for launches in baseline.values()],
     )
-    for used in range(1, len(available) + 1):
+    used = 1
+    confirming = 0
+    while True:
         check = sequential.decided(available[:used], then, noise, corrects)
-        if check.outcome != "undecided":
-            break
-    return check, used
+        if looks_slower(check) and of_reference and not confirming:
+            confirming = used
+            corrects = own_correction(noise, baseline, [*of_reference[:used]], "a case")
+        elif check.outcome == "undecided":
+            used += 1
+        else:
+            return check, used, confirming
 
 
 UNJUDGED = Check(

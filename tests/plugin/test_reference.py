@@ -48,6 +48,7 @@ def test_slower_code_is_slower_than_the_reference(recorded: pytest.Pytester) -> 
     speed = read_json(recorded)["results"][0]["verdict"]["checks"][0]
     assert (speed["metric"], speed["outcome"]) == ("tokens_per_s", "regressed")
     assert speed["against_reference"]["change"] == pytest.approx(-0.286, abs=0.03)
+    assert [len(canary["runs"]) for canary in reference_of(recorded)["canaries"]] == [3, 3, 3, 3]
 
 
 def test_a_slower_machine_fails_no_case(recorded: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,14 @@ from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.profile import of_baseline
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
-from perfsuite.results.session_file import Measurement
+from perfsuite.results.session_file import ArmFacts, Measurement, SessionReference
 from perfsuite.results.store import Store
 from perfsuite.session import against_baseline, setup
+from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.plan import Budget
+from perfsuite.session.reference import ReferenceArm
 from perfsuite.verdict.policy import Policy
+from perfsuite.verdict.tonight import Tonight
 from tests.analysis.step_time.test_forecast import step
 from tests.samples import (
     DISTURBED,
@@ -464,3 +467,48 @@ def test_a_failed_prediction_keeps_the_verdict(predictions: Predictions) -> None
 def test_a_dry_run_needs_time_in_the_budget(predictions: Predictions) -> None:
     predictions.patch.setattr(setup.Setup, "has_time_for", lambda self, case, launches: launches > 1)
     assert predictions.measure().prediction is None
+
+
+def slower_case(sessions: Sessions, *outcomes: str) -> tuple[Mock, Mock]:
+    """Measure a case in a session with a reference. Returns the mocks of the reference and of `measure`.
+
+    `outcomes` are those of tokens/s, by call of `measure`.
+    """
+    verdicts = [
+        Verdict(outcome=outcome, launches=3, checks=(metric_check(outcome=outcome, change=-0.2),))
+        for outcome in outcomes
+    ]
+
+    def launch(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
+        args[-1].on_launch(case, 1)
+        runs += [make_run()] * 3
+        return runs, verdicts.pop(0)
+
+    measure = Mock(side_effect=launch)
+    sessions.measure_by(measure)
+    ours = sessions.make()
+    ours.setup.baselines.write_reviewed(reviewed(*[make_run(machine=ours.setup.host.machine)] * 5))
+    reference = Mock(spec=ReferenceArm, launches_of_cases=0)
+    reference.tonight.side_effect = [Tonight(), CONFIRMING]
+    reference.facts.return_value = SessionReference(arm=ArmFacts(text="v1", facts={}))
+    assert isinstance(ours.mode, AgainstBaseline)
+    ours.mode.reference = reference
+    ours.measure(make_case(), "test")
+    return reference, measure
+
+
+CONFIRMING = Tonight(confirming={"x": Mock()})
+
+
+@pytest.mark.parametrize("outcome", ["regressed", "inconclusive"])
+def test_a_slower_case_is_judged_again_beside_the_old_code(sessions: Sessions, outcome: str) -> None:
+    reference, measure = slower_case(sessions, outcome, "passed")
+    case, launches, _ = reference.confirm.call_args.args
+    assert (case, launches) == (make_case(), 3)
+    assert [call.args[3].tonight for call in measure.call_args_list] == [Tonight(), CONFIRMING]
+    assert measure.call_args.kwargs["runs"][:3] == [make_run()] * 3, "the first launches count"
+
+
+def test_a_case_that_passes_needs_no_launch_of_the_reference(sessions: Sessions) -> None:
+    reference, measure = slower_case(sessions, "passed")
+    assert (reference.confirm.call_count, measure.call_count) == (0, 1)

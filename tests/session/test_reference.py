@@ -280,3 +280,81 @@ def test_a_budget_without_time_leaves_the_reference_out(nights: Nights) -> None:
     nights.setup.budget = Budget(seconds=0.0, launch_s={case.id: 10.0 for case in CASES})
     nights.reference().keep_up(nights.session)
     assert nights.launched == []
+
+
+def made_on(nights: Nights, batch: int) -> int:
+    """Return how often the reference was launched on a case."""
+    return sum(case.micro_batch == batch for case, _, _ in nights.launched)
+
+
+def confirmed(nights: Nights, batch: int, *, launches: int = 3) -> ReferenceArm:
+    """Return a reference with two canaries that was also launched on a case to confirm a change."""
+    reference = nights.reference(wanted=2)
+    reference.keep_up(nights.session)
+    reference.confirm(CASES[batch - 1], launches, nights.session)
+    return reference
+
+
+def confirming(reference: ReferenceArm, nights: Nights) -> dict[str, int]:
+    """Return the number of the confirming launches of each case."""
+    tonight = known(reference.tonight(hardware_class(nights)))
+    return {case_id: len(canary.runs) for case_id, canary in tonight.confirming.items()}
+
+
+def test_confirms_with_as_many_launches_as_the_case(nights: Nights) -> None:
+    nights.accept(*CASES)
+    reference = confirmed(nights, 6, launches=4)
+    assert confirming(reference, nights) == {CASES[5].id: 4}
+    assert nights.launched[-1] == (CASES[5], nights.session.reference(CASES[5].id) / "launch-4", ARM)
+    assert len(known(reference.tonight(hardware_class(nights))).canaries) == 2
+
+
+def test_the_launches_of_a_canary_confirm_too(nights: Nights) -> None:
+    nights.accept(*CASES)
+    reference = confirmed(nights, 1)
+    assert confirming(reference, nights) == {CASES[0].id: 3}
+    assert made_on(nights, 1) == 3
+    assert len(reference.facts(nights.noise).canaries) == 2
+
+
+def test_confirming_launches_do_not_replace_those_of_canaries(nights: Nights) -> None:
+    nights.accept(*CASES)
+    reference = confirmed(nights, 6)
+    reference.launches_of_cases = 12
+    reference.keep_up(nights.session)
+    assert [made_on(nights, batch) for batch in (1, 2, 6)] == [2, 1, 3]
+
+
+def test_too_few_launches_confirm_nothing(nights: Nights) -> None:
+    nights.accept(*CASES)
+    assert confirming(confirmed(nights, 6, launches=2), nights) == {}
+    assert made_on(nights, 6) == 0
+
+
+def test_a_case_without_a_baseline_is_not_confirmed(nights: Nights) -> None:
+    nights.accept(*CASES[:5])
+    assert confirming(confirmed(nights, 6), nights) == {}
+    assert made_on(nights, 6) == 0
+
+
+def test_a_reference_that_crashes_confirms_nothing(nights: Nights) -> None:
+    nights.accept(*CASES)
+    nights.changes[6] = {"failure": Failure(kind="crash", message="exit code 1", rank=0)}
+    reference = confirmed(nights, 6)
+    assert confirming(reference, nights) == {}
+    assert made_on(nights, 6) == 1
+    assert reference.facts(nights.noise).canaries[-1].unused == "crash: exit code 1"
+
+
+def test_a_budget_without_time_confirms_nothing(nights: Nights) -> None:
+    nights.accept(*CASES)
+    nights.setup.budget = Budget(seconds=100.0, launch_s={CASES[0].id: 1.0, CASES[1].id: 1.0})
+    nights.setup.budget.launch_s[CASES[5].id] = 1000.0
+    assert confirming(confirmed(nights, 6), nights) == {}
+    assert made_on(nights, 6) == 0
+
+
+def test_confirming_launches_are_recorded(nights: Nights) -> None:
+    nights.accept(*CASES)
+    facts = confirmed(nights, 6).facts(nights.noise)
+    assert [len(canary.runs) for canary in facts.canaries] == [1, 1, 3]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perfsuite.verdict.sequential import (
     MAX_LAUNCHES,
     SIGMA_FLOOR,
+    Z_FUTILE,
     Decision,
     Noise,
     can_pass,
@@ -135,6 +136,13 @@ def test_too_noisy_stops_early() -> None:
     decision = judge([1.03, 1.01, 1.02, 1.0, 1.04, 1.02], noise=LOUD)
     assert (decision.outcome, decision.blind) == ("inconclusive", True)
     assert decision.launches_used < MAX_LAUNCHES
+
+
+def test_stops_if_a_decision_is_unlikely() -> None:
+    launches = [1.025, 1.026, 1.027]
+    assert decide(BASELINE, launches, tolerance=0.03, noise=DRIFTING).outcome == "undecided"
+    stopped = decide(BASELINE, launches, tolerance=0.03, noise=DRIFTING, z_hopeless=Z_FUTILE)
+    assert stopped.outcome == "inconclusive"
 
 
 def test_blind_below_the_minimum_detectable_drop() -> None:

@@ -5,8 +5,17 @@ import random
 
 import pytest
 
+from perfsuite.verdict.noise import LaunchesBySession
 from perfsuite.verdict.sequential import Noise
-from perfsuite.verdict.shift import CanaryChange, Shift, canary_change, correction, estimated_shift, shares
+from perfsuite.verdict.shift import (
+    CanaryChange,
+    Shift,
+    canary_change,
+    correction,
+    estimated_shift,
+    own_correction,
+    shares,
+)
 from perfsuite.verdict.variance import Component
 from tests.samples import known
 
@@ -118,3 +127,24 @@ def test_other_sessions_cannot_be_compared_if_their_noise_is_unknown() -> None:
 def test_sessions_without_a_name_belong_to_one_case() -> None:
     assert shares({None: [1.0, 1.0]}, "x") != shares({None: [1.0, 1.0]}, "y")
     assert shares({"a": [1.0], "b": [1.0, 1.0, 1.0]}, "x") == {"a": 0.25, "b": 0.75}
+
+
+OWN: LaunchesBySession = {"a": [1.0, 1.003, 0.997], "b": [1.002, 0.998, 1.0]}
+
+
+def test_a_reference_on_the_case_shows_its_whole_shift() -> None:
+    made = own_correction(NOISE, OWN, [1.02, 1.02, 1.02], "x")
+    assert made.shift == pytest.approx(math.log(1.02), abs=1e-4)
+
+
+def test_a_reference_on_the_case_leaves_the_noise_of_launches() -> None:
+    noise = own_correction(NOISE, OWN, [1.02, 1.021, 1.022, 1.023], "x").noise
+    assert noise.session_sigma == pytest.approx(0.003 / math.sqrt(4))
+    assert (noise.sigma, noise.degrees_of_freedom) == (NOISE.sigma, NOISE.degrees_of_freedom)
+
+
+def test_a_reference_that_scatters_on_the_case_is_less_certain() -> None:
+    quiet = own_correction(NOISE, OWN, [1.0, 1.001, 1.002], "x").noise
+    loud = own_correction(NOISE, OWN, [0.98, 1.0, 1.02], "x").noise
+    assert quiet.session_sigma == pytest.approx(0.003 / math.sqrt(3))
+    assert loud.session_sigma > 3 * quiet.session_sigma

@@ -24,3 +24,11 @@ def test_a_reference_ends_the_false_alarms_of_one_session(within: float) -> None
     setting = Setting(0.003, within, 0.01, baseline_sessions=1)
     assert simulate(setting, nights=NIGHTS, has_reference=False).alarms > 0.5
     assert simulate(setting, nights=NIGHTS, has_reference=True).alarms <= 0.05
+
+
+def test_the_reference_on_a_slower_case_finds_what_varying_cases_hide() -> None:
+    """If only canaries were launched, one regression in five would be found."""
+    varying = Setting(0.003, 0.005, 0.01, baseline_sessions=2, tolerance=0.01)
+    beside = simulate(varying, nights=NIGHTS, has_reference=True)
+    assert beside.found >= 0.8
+    assert beside.alarms <= 0.01

@@ -7,7 +7,7 @@ import pytest
 
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
 from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S
-from perfsuite.results.outcome import Check
+from perfsuite.results.outcome import AgainstReference, Check
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.judge import judge
@@ -18,12 +18,13 @@ from perfsuite.verdict.tonight import (
     AS_THE_REFERENCE,
     CanaryRuns,
     Tonight,
+    looks_slower,
     machine_changes,
     machine_environment,
     other_than_baseline,
 )
 from perfsuite.verdict.variance import Component
-from tests.samples import known, make_launches, make_run
+from tests.samples import known, make_launches, make_run, metric_check
 from tests.verdict.judging import H100, USUAL, check_of
 
 CODE = "0123456789ab"
@@ -234,3 +235,77 @@ def test_a_new_driver_is_a_change_of_the_machine() -> None:
 def test_the_same_machine_needs_no_sentence() -> None:
     reference = Tonight(canaries={"x": CanaryRuns(baseline=BEFORE, runs=[observed()])})
     assert machine_environment(reference) == []
+
+
+def confirming(speed: float, case_id: str = BASELINE.case.id) -> Tonight:
+    """Return a usual night whose reference was also launched on one case."""
+    runs = make_launches(*(speed * usual for usual in USUAL[:4]), machine=H100)
+    own = {case_id: CanaryRuns(baseline=BASELINE, runs=runs)}
+    return Tonight(canaries=USUAL_NIGHT.canaries, confirming=own)
+
+
+def test_a_case_that_is_slow_with_the_old_code_did_not_regress() -> None:
+    assert speed_of(on_gpu(0.95), USUAL_NIGHT).outcome == "regressed"
+    check = speed_of(on_gpu(0.95), confirming(0.95))
+    assert check.outcome == "passed"
+    assert known(check.against_reference).change == pytest.approx(0, abs=0.002)
+
+
+def test_the_old_code_confirms_a_regression() -> None:
+    check = speed_of(on_gpu(0.95), confirming(1.0))
+    assert check.outcome == "regressed"
+    assert known(check.against_reference).change == pytest.approx(-0.05, abs=0.002)
+
+
+def test_the_old_code_finds_what_varying_cases_hide() -> None:
+    noise = noise_of(of_case=LOUD_CASES)
+    assert speed_of(on_gpu(0.95), USUAL_NIGHT, noise).outcome == "inconclusive"
+    assert speed_of(on_gpu(0.95), confirming(1.0), noise).outcome == "regressed"
+
+
+def test_the_old_code_needs_no_noise_of_cases() -> None:
+    noise = noise_of(of_case=None)
+    assert speed_of(on_gpu(0.95), USUAL_NIGHT, noise).outcome == "regressed"
+    assert speed_of(on_gpu(0.95), confirming(0.95), noise).outcome == "passed"
+
+
+def test_the_reference_on_another_case_confirms_nothing() -> None:
+    check = speed_of(on_gpu(0.95), confirming(0.95, "another case"))
+    assert check == speed_of(on_gpu(0.95), USUAL_NIGHT)
+
+
+def test_a_case_that_looked_slower_does_not_shift_the_others() -> None:
+    of_metric = known(noise_of().of(TOKENS_PER_S))
+    assert confirming(0.9).shift(TOKENS_PER_S, of_metric) == USUAL_NIGHT.shift(TOKENS_PER_S, of_metric)
+
+
+def test_a_reference_without_the_metric_on_the_case_confirms_nothing() -> None:
+    of_metric = known(noise_of().of(TOKENS_PER_S))
+    correction = confirming(0.95).correction(CPU_S_PER_STEP, of_metric, BASELINE)
+    assert correction == USUAL_NIGHT.correction(CPU_S_PER_STEP, of_metric, BASELINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"outcome": "regressed", "change": -0.04}, True),
+        ({"outcome": "inconclusive", "change": -0.04}, True),
+        ({"outcome": "inconclusive", "change": -0.02}, False),
+        ({"outcome": "inconclusive", "change": 0.04}, False),
+        ({"outcome": "inconclusive", "change": None}, False),
+        ({"outcome": "passed", "change": -0.04}, False),
+        ({"outcome": "inconclusive", "change": 0.04, "metric": CPU_S_PER_STEP.name}, True),
+        ({"outcome": "regressed", "change": 0.04, "metric": PEAK_MEMORY.name}, False),
+        (
+            {
+                "outcome": "inconclusive",
+                "change": -0.04,
+                "against_reference": AgainstReference(change=-0.01, interval=(-0.05, 0.03)),
+            },
+            False,
+        ),
+    ],
+)
+def test_a_case_looks_slower_by_more_than_its_tolerance(changes: dict[str, Any], expected: bool) -> None:
+    check = metric_check(**{"metric": TOKENS_PER_S.name, "allowed": 0.03, **changes})
+    assert looks_slower(check) is expected
