@@ -10,18 +10,27 @@ import torch
 from perfsuite.results.device_log import DeviceLog, HostWait, StreamWait
 
 
+CUDA = 1  # the number of this type of device in `c10::DeviceType`
+
+
 class SimulatedStream:
     """Replaces `torch.cuda.Stream`. A subclass sets the log."""
 
     log: DeviceLog
     device = torch.device("cuda", 0)
     device_index = 0
+    device_type = CUDA
     priority = 0
 
     def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
         self.number = self.log.new_stream() if number is None else number
-        self.cuda_stream = self.stream_id = self.number
+        self.cuda_stream = self.stream_id = self.native_handle = self.number
         self._outer: list[int] = []  # the streams that were current when this stream was entered
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority of a stream on GPUs such as the H100."""
+        return 0, -5
 
     def record_event(self, event: Any = None) -> Any:
         """Record `event`, or a new event, in this stream."""
@@ -71,6 +80,7 @@ class SimulatedEvent:
 
     log: DeviceLog
     device = torch.device("cuda", 0)
+    cuda_event = event_id = 0  # handles, which only code in C++ could use
     number: int | None = None  # number of the latest record of this event in the log
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...

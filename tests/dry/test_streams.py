@@ -1,15 +1,33 @@
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite.dry.streams import stand_ins
 from perfsuite.results.device_log import DeviceLog, HostWait, RecordEvent, StreamWait
+
+
+OF_OTHER_PROCESSES = {"from_ipc_handle", "ipc_handle"}
 
 
 @pytest.fixture
 def cuda(log: DeviceLog) -> dict[str, Any]:
     """Return the replacements for names in torch.cuda."""
     return stand_ins(log)
+
+
+@pytest.mark.parametrize("name", ["Stream", "Event"])
+def test_stand_ins_have_every_public_attribute(cuda: dict[str, Any], name: str) -> None:
+    """Libraries can read any of them. Events of other processes cannot be simulated."""
+    real = getattr(torch.cuda, name)
+    names = {attribute for attribute in dir(real) if not attribute.startswith("_")}
+    ours = cuda[name]()
+    assert {attribute for attribute in names if not hasattr(ours, attribute)} - OF_OTHER_PROCESSES == set()
+
+
+def test_streams_of_torch_have_no_further_attributes(cuda: dict[str, Any]) -> None:
+    names = {attribute for attribute in dir(torch.Stream) if not attribute.startswith("_")}
+    assert {attribute for attribute in names if not hasattr(cuda["Stream"](), attribute)} == set()
 
 
 def test_entered_stream_is_current(log: DeviceLog, cuda: dict[str, Any]) -> None:
