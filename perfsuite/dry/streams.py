@@ -9,7 +9,6 @@ import torch
 
 from perfsuite.results.device_log import DeviceLog, HostWait, StreamWait
 
-
 CUDA = 1  # the number of this type of device in `c10::DeviceType`
 
 

@@ -163,6 +163,8 @@ class Canary(Data):
     case_id: str
     baseline_file: str
     runs: tuple[Run, ...] = ()  # the launches of the reference, in order
+    # Whether the case was chosen only because it looked slower. Its launches then say nothing about others.
+    looked_slower: bool = False
     unused: str | None = None  # why these launches do not show how fast the machine is; None: they do
 
 

@@ -59,7 +59,8 @@ def _unchanged(session: SessionFile, by_case: dict[str, Baseline]) -> Iterator[t
     if session.reference is not None:
         commit = session.reference.arm.facts.get("commit")
         for canary in session.reference.canaries:
-            stored = by_case.get(canary.case_id)
+            # A case that looked slower is not an ordinary sample of its nights.
+            stored = None if canary.looked_slower else by_case.get(canary.case_id)
             if stored is not None and _is_of(stored, canary.runs):
                 launches = [run for run in canary.runs if _is_reference(run, canary, stored, commit)]
                 if launches:

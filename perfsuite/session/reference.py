@@ -223,16 +223,16 @@ class ReferenceArm:
             arm=ArmFacts(text="not launched", facts={})
             if arm is None
             else ArmFacts(text=arm.text, facts=arm.facts),
-            canaries=tuple(canary.facts for canary in self._launched),
+            canaries=(*(canary.facts for canary in self.canaries), *self._only_confirming),
             changes=tuple(changes),
             problems=tuple(problems),
         )
 
     @property
-    def _launched(self) -> list[LaunchedCanary]:
-        """The canaries, and then the other cases on which the reference was launched."""
+    def _only_confirming(self) -> list[Canary]:
+        """The cases on which the reference was launched only because they looked slower."""
         others = [canary for canary in self.confirming.values() if canary not in self.canaries]
-        return [*self.canaries, *others]
+        return [canary.facts.replace(looked_slower=True) for canary in others]
 
     def _candidates(self, cases: Iterable[Case]) -> list[Candidate]:
         """Return the cases that have a baseline here."""

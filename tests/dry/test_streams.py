@@ -6,7 +6,6 @@ import torch
 from perfsuite.dry.streams import stand_ins
 from perfsuite.results.device_log import DeviceLog, HostWait, RecordEvent, StreamWait
 
-
 OF_OTHER_PROCESSES = {"from_ipc_handle", "ipc_handle"}
 
 

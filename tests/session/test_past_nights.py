@@ -125,6 +125,7 @@ def test_a_session_with_a_change_is_left_out(nights: Nights, changed: Measuremen
     "unusable",
     [
         canary(launch(), unused="it crashed"),
+        canary(launch(), looked_slower=True),
         canary(launch(failure=Failure(kind="crash", message="x"))),
         canary(launch(health=DISTURBED)),
         canary(launch(observed=SEEN.replace(code="other"))),

@@ -309,6 +309,14 @@ def test_confirms_with_as_many_launches_as_the_case(nights: Nights) -> None:
     assert len(known(reference.tonight(hardware_class(nights))).canaries) == 2
 
 
+def test_records_which_cases_only_looked_slower(nights: Nights) -> None:
+    nights.accept(*CASES)
+    canaries = confirmed(nights, 6).facts(nights.noise).canaries
+    assert {canary.case_id for canary in canaries if canary.looked_slower} == {CASES[5].id}
+    canaries = confirmed(nights, 1).facts(nights.noise).canaries
+    assert [canary.looked_slower for canary in canaries] == [False, False]
+
+
 def test_the_launches_of_a_canary_confirm_too(nights: Nights) -> None:
     nights.accept(*CASES)
     reference = confirmed(nights, 1)

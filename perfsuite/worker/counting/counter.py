@@ -122,7 +122,8 @@ NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
     "aten._local_scalar_dense", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.empty_strided",
     "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
-    "aten.set_", "fsdp.record_grad_output_stream", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
+    "aten.set_", "fsdp.record_grad_output_stream", "prim.device", "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
 })  # fmt: skip
 """Operators that give the device no work, although torch does not mark them as views."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")  # prefixes of names of operators that do not fill their result
