@@ -240,6 +240,7 @@ def test_runs_no_program_a_repository_names(hostile: Hostile) -> None:
 
 def test_diff_of_a_branch_runs_no_program(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hostile.top)
+    (hostile.top / "baselines").mkdir()
     run("baseline", "diff", "HEAD")
     assert not hostile.ran.exists()
 
