@@ -7,8 +7,11 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterator
+import threading
+import time
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -93,6 +96,50 @@ def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_server_of_reruns() -> Iterator[None]:
+    """Keep pytest-rerunfailures 16 from starting a server in every session that a test runs in this process.
+
+    The plugin starts its server wherever xdist is installed, and the server's thread never ends.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_rerunfailures.HAS_PYTEST_HANDLECRASHITEM", False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a unit test that leaves a thread running. Later tests count threads, or print their stacks."""
+    before = {*sys._current_frames()}
+    yield
+    if request.node.get_closest_marker("unit"):
+        left = threads_left(before)
+        assert not left, f"the test left threads that run {', '.join(left)}: end them"
+
+
+def threads_left(before: Collection[int], *, wait_s: float = 10.0) -> list[str]:
+    """Return the function of each running thread that is not in `before`. A thread gets a while to end.
+
+    `threading.enumerate` would not show the threads that `_thread.start_new_thread` starts.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        frames = [frame for thread, frame in sys._current_frames().items() if thread not in before]
+        if not frames or time.monotonic() > until:
+            return sorted(map(_function, frames))
+        time.sleep(0.01)
+
+
+def _function(frame: FrameType) -> str:
+    """Return the function that a thread was started with. Functions of `threading` call it."""
+    calls = [frame]
+    while calls[-1].f_back is not None:
+        calls.append(calls[-1].f_back)
+    others = [call for call in calls if call.f_code.co_filename != threading.__file__]
+    code = (others[-1] if others else frame).f_code
+    return f"{code.co_qualname} ({code.co_filename})"
 
 
 @pytest.fixture(autouse=True)

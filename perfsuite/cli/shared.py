@@ -156,11 +156,12 @@ def options(**given: Path | str | float | None) -> Options:
     """Return the options of a session in this directory, from values by option name.
 
     An option without a value gets the value of pytest's ini file, if there is one. The exception is the
-    report, which a command writes only where it is told to.
+    report, which a command writes only where it is told to. No command has an option for the number of
+    counted steps: it always comes from the ini file.
     """
     ini = read_ini(Path.cwd()).values
     values = {}
-    for keyword, value in given.items():
+    for keyword, value in {"counted_steps": None, **given}.items():
         option = BY_NAME[keyword.replace("_", "-")]
         if value is None and option.ini and option.name != "report":
             values[option.name] = option.read(option.key, ini.get(option.key))

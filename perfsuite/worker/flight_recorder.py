@@ -87,7 +87,8 @@ def listen(run_dir: RunDir) -> None:
 
 
 def _serve(requests: socket.socket, run_dir: RunDir) -> None:
-    with contextlib.suppress(OSError):  # a script can close all its files, including this socket
+    # A script can close all its files, including this socket.
+    with contextlib.suppress(OSError), requests:
         while requests.recv(1):
             with contextlib.suppress(Exception):  # if this fails, the hang is not explained
                 documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())

@@ -330,6 +330,8 @@ class Rank:
 
     def abandon(self) -> None:
         """Remove perfsuite's hooks after an error in perfsuite. The training continues without them."""
+        if phases.spans is not None:
+            phases.spans.stop_reporting()
         phases.spans = None
         if self.recorder.collector is not None:
             self.recorder.collector.stop()

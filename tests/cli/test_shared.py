@@ -96,3 +96,11 @@ def test_an_option_without_a_value_is_that_of_the_ini_file(
     assert options(tolerance=None).policy.tolerance == 0.05
     assert options(tolerance=0.02).policy.tolerance == 0.02
     assert options(report=None).report is None, "a command writes a report only where it is told to"
+
+
+def test_every_command_counts_as_many_steps_as_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_counted_steps = 30\n")
+    assert options(store=tmp_path).counted_steps == 30

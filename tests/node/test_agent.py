@@ -71,6 +71,7 @@ def test_ranks_that_an_agent_kills_have_not_failed(
     ranks_are_killed = threading.Event()
     has_told = threading.Event()
     codes = Queue[int]()
+    endings: list[Any] = []
 
     def run(job: AgentJob) -> list[Failure]:
         ranks_are_killed.wait()
@@ -84,6 +85,7 @@ def test_ranks_that_an_agent_kills_have_not_failed(
         has_told.wait(20)
 
     def new_lease(file: Path, on_end: Any, on_lost: Any) -> Any:
+        endings.append(on_end.__self__)
         ends = on_end if is_told else partial(on_lost, "the driver is gone")
         return SimpleNamespace(hold=threading.Thread(target=ends, daemon=True).start)
 
@@ -95,10 +97,16 @@ def test_ranks_that_an_agent_kills_have_not_failed(
     def watch() -> None:
         returned.append(agent._watched(job, run=run, new_lease=new_lease))
 
-    threading.Thread(target=watch, daemon=True).start()
-    assert (codes.get(timeout=20), returned) == (code, [])
-    assert job.run_dir.launch(0).exists() == is_told
-    assert not is_told or written(job).failures == ()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        assert (codes.get(timeout=20), returned) == (code, [])
+        assert job.run_dir.launch(0).exists() == is_told
+        assert not is_told or written(job).failures == ()
+    finally:
+        # The agent would be gone now. Here, its other thread goes on, so let it end.
+        endings[0]._lock.release()
+        watcher.join()
 
 
 def test_writes_a_failure_while_other_ranks_run(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import os
 import re
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from perfsuite import extensions
 from perfsuite.extensions import FRAMEWORKS
 from perfsuite.node.machine import detect
-from tests.conftest import is_forked
+from tests.conftest import is_forked, threads_left
 
 TESTS = Path(__file__).parents[1]
 PYPROJECT = TESTS.parent / "pyproject.toml"
@@ -61,6 +63,27 @@ def test_gpus_are_hidden_and_their_tests_left_out(project: pytest.Pytester, aske
 def test_a_variable_ends_with_the_test_that_set_it(project: pytest.Pytester) -> None:
     (project.path / "tests" / "test_any.py").write_text(SETS_A_VARIABLE)
     project.runpytest_inprocess("tests", "-p", "no:hypothesispytest").assert_outcomes(passed=2)
+
+
+def test_names_the_threads_that_a_test_left() -> None:
+    has_begun = threading.Event()
+    is_over = threading.Event()
+
+    def serve() -> None:
+        has_begun.set()
+        is_over.wait()
+
+    before = {*sys._current_frames()}
+    thread = threading.Thread(target=serve)
+    thread.start()
+    has_begun.wait()
+    try:
+        (left,) = threads_left(before, wait_s=0)
+    finally:
+        is_over.set()
+    assert "test_names_the_threads_that_a_test_left.<locals>.serve (" in left
+    assert threads_left(before) == [], "a thread gets time to end"
+    thread.join()
 
 
 @pytest.mark.launch

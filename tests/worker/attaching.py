@@ -24,7 +24,7 @@ from perfsuite.worker import leash
 from perfsuite.worker.script import attach
 from perfsuite.worker.script.attach import Attached
 from perfsuite.worker.script.script_rank import ScriptRank
-from perfsuite.worker.spans import phases
+from perfsuite.worker.spans import phases, running
 from tests.samples import make_case
 
 ALONE = make_case(
@@ -82,6 +82,7 @@ def attaching(directory: Path) -> Iterator[Start]:
             for owner in (torch, torch.serialization):
                 patched.setattr(owner, name, getattr(owner, name))
         patched.setattr(phases, "spans", None)
+        patched.setattr(running, "LOOKS_EVERY_S", 0.01)  # the thread ends after its next look
         patched.setattr(sys, "meta_path", [*sys.meta_path])
         # The tests' own objects are frozen (conftest.py), but none of them belongs to a script.
         patched.setattr(gc, "get_freeze_count", lambda: 0)
@@ -93,6 +94,8 @@ def attaching(directory: Path) -> Iterator[Start]:
         try:
             yield start
         finally:
+            if phases.spans is not None:
+                phases.spans.stop_reporting()
             for handle in handles:
                 handle.remove()
             gc.callbacks[:] = collector_callbacks  # a script that ends early would take its callbacks with it

@@ -1,4 +1,5 @@
 import _thread
+import contextlib
 import os
 import socket
 import sys
@@ -118,14 +119,23 @@ def test_the_place_is_in_the_training_code() -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
+    """Return a directory. A thread that listens for requests in it ends with the test."""
     monkeypatch.setattr(flight_recorder, "_listening", 0)
-    return RunDir(tmp_path)
+    run_dir = RunDir(tmp_path)
+    yield run_dir
+    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # nothing listens
+        send(run_dir, b"")
+
+
+def send(run_dir: RunDir, request: bytes) -> None:
+    """Send a request to the thread that listens. An empty request ends the thread."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        requests.sendto(request, run_dir.request_address(os.getpid()))
 
 
 def ask(run_dir: RunDir) -> CollectiveCallsFile:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
-        requests.sendto(b"?", run_dir.request_address(os.getpid()))
+    send(run_dir, b"?")
     file = run_dir.collectives(os.getpid())
     wait_until(file.exists, "the calls")
     return documents.read(file, CollectiveCallsFile)
@@ -186,8 +196,7 @@ def test_an_error_does_not_end_the_thread(run_dir: RunDir, monkeypatch: pytest.M
     monkeypatch.setattr(flight_recorder, "read", read)
     with alone():
         flight_recorder.listen(run_dir)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
-            requests.sendto(b"?", run_dir.request_address(os.getpid()))
+        send(run_dir, b"?")
         assert ask(run_dir).world_size == 1
 
 

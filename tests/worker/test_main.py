@@ -15,9 +15,12 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import flight_recorder, leash
 from perfsuite.worker import main as worker
-from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock import loaders, startup_clock
+from perfsuite.worker.counting import loader_workers
+from perfsuite.worker.observation import engines
 from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
+from perfsuite.worker.spans import events
 from tests.fake_group import alone
 from tests.samples import known, make_case, make_report
 
@@ -36,7 +39,9 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # a rank replaces this function
     monkeypatch.setattr(startup_clock, "_clock", None)  # importing `node.preload` started one
-    monkeypatch.setattr(flight_recorder, "watch", lambda run_dir: None)  # it cannot be undone in this process
+    # These hooks cannot be undone in this process, and later tests would have them as well.
+    for hooks in (engines, events, flight_recorder, loader_workers, loaders):
+        monkeypatch.setattr(hooks, "watch", lambda *_: None)
     return RunDir(tmp_path)
 
 

@@ -20,7 +20,7 @@ from perfsuite.features.history import trend as trends
 from perfsuite.features.history.asv import export as asv
 from perfsuite.features.history.store import Place, StoredResult
 from perfsuite.frameworks.base import require
-from perfsuite.inputs.git import COMMITTER, git, no_option
+from perfsuite.inputs.git import COMMITTER, git
 from perfsuite.report import summary
 from perfsuite.report.console import console, plain_table, print_rows
 from perfsuite.report.text import plural
@@ -39,7 +39,6 @@ HardwareClass = Annotated[
     str, typer.Option("--hardware-class", help="Pattern of hardware classes, with the wildcards * and ?.")
 ]
 CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, with the wildcards * and ?.")]
-HistoryBranch = Annotated[str, typer.Option("--history-branch", help="Branch of the history.")]
 BRANCH = "perfsuite-history"
 WORKTREE = Path("history")
 NOTHING_KEPT = 1  # exit status if no result of the given sessions can be kept
@@ -118,43 +117,41 @@ def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
 
 
 @app.command(hidden=True)
-def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
-    """Check out the branch of the history in a directory.
+def pull(history_dir: History = WORKTREE) -> None:
+    """Check out the branch of the history, `perfsuite-history`, in a directory.
 
     If origin does not have the branch, a new and empty branch is created.
     """
     here = Path()
-    no_option(branch)
     if (history_dir / ".git").exists():
         held = git("branch", "--show-current", cwd=history_dir).strip()
-        if held != branch:
+        if held != BRANCH:
             raise FileError(
-                f"{history_dir} has {held or 'a commit'} checked out, not {branch}. Give an empty directory"
+                f"{history_dir} has {held or 'a commit'} checked out, not {BRANCH}. Give an empty directory"
             )
         git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
     git("worktree", "prune", cwd=here)
-    on_origin = git("ls-remote", "--heads", "origin", branch, cwd=here)
+    on_origin = git("ls-remote", "--heads", "origin", BRANCH, cwd=here)
     if on_origin:
-        git("fetch", "--quiet", "origin", f"+refs/heads/{branch}:refs/remotes/origin/{branch}", cwd=here)
-        is_here = git("branch", "--list", branch, cwd=here)
-        if is_here and git("rev-list", f"origin/{branch}..{branch}", cwd=here):
+        git("fetch", "--quiet", "origin", f"+refs/heads/{BRANCH}:refs/remotes/origin/{BRANCH}", cwd=here)
+        is_here = git("branch", "--list", BRANCH, cwd=here)
+        if is_here and git("rev-list", f"origin/{BRANCH}..{BRANCH}", cwd=here):
             raise FileError(
-                f"{branch} has commits that were never pushed. Push them (git push origin {branch}), then "
+                f"{BRANCH} has commits that were never pushed. Push them (git push origin {BRANCH}), then "
                 "run this command again"
             )
-        git("worktree", "add", "--force", "-B", branch, str(history_dir), f"origin/{branch}", cwd=here)
+        git("worktree", "add", "--force", "-B", BRANCH, str(history_dir), f"origin/{BRANCH}", cwd=here)
     else:
         git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)
-        git("checkout", "--quiet", "--orphan", branch, cwd=history_dir)
+        git("checkout", "--quiet", "--orphan", BRANCH, cwd=history_dir)
         git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
-    typer.echo(f"{branch} is checked out in {history_dir}" + ("" if on_origin else " (a new branch)"))
+    typer.echo(f"{BRANCH} is checked out in {history_dir}" + ("" if on_origin else " (a new branch)"))
 
 
 @app.command(hidden=True)
 def push(
     results: Annotated[list[Path], typer.Argument(help="Results (results.json) of sessions.")],
     history_dir: History = WORKTREE,
-    branch: HistoryBranch = BRANCH,
     notify: Notify = None,
 ) -> None:
     """Pull the branch of the history, add sessions, and push the branch.
@@ -162,17 +159,17 @@ def push(
     The exit status is that of `add`, with one exception: it is 0 if nothing can be kept and the branch does
     not exist yet, for example after a first night without baselines.
     """
-    pull(history_dir, branch)
+    pull(history_dir)
     status = _added(results, history_dir, notify)  # what could be added is pushed even if other files are bad
     if status == NOTHING_KEPT:
         console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
     git("add", "--all", cwd=history_dir)
     if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
-    if not git("branch", "--list", branch, cwd=history_dir):  # a branch exists only after its first commit
-        typer.echo(f"nothing was pushed: {branch} is created with the first result that can be kept")
+    if not git("branch", "--list", BRANCH, cwd=history_dir):  # a branch exists only after its first commit
+        typer.echo(f"nothing was pushed: {BRANCH} is created with the first result that can be kept")
         raise typer.Exit(0 if status == NOTHING_KEPT else status)
-    git("push", "--quiet", "origin", branch, cwd=history_dir)
+    git("push", "--quiet", "origin", BRANCH, cwd=history_dir)
     raise typer.Exit(status)
 
 

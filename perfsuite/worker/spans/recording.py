@@ -136,6 +136,11 @@ class Spans:
         self._steps = steps
         self._running = None if running is None else Running(running, self.open_for)
 
+    def stop_reporting(self) -> None:
+        """Stop reporting long spans. The thread that looks for them removes its file and ends."""
+        if self._running is not None:
+            self._running.stop()
+
     @_guarded
     def begin(self, name: str, *, is_event: bool = False, is_wait: bool = False) -> Span | None:
         """Begin a span in the calling thread. Return None if the span is not recorded.

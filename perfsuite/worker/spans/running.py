@@ -34,6 +34,7 @@ class Running:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._reported: str | None = None
+        self._is_over = False
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -42,10 +43,14 @@ class Running:
             self._thread = threading.Thread(target=self._look_on, daemon=True, name="perfsuite-spans")
             self._thread.start()
 
+    def stop(self) -> None:
+        """Let the thread remove the file and end. Do not wait for it, because the file system can be slow."""
+        self._is_over = True
+
     def look(self) -> None:
         """Write or remove the file if the name to report has changed."""
         with self._lock, contextlib.suppress(OSError):  # if the disk is full, writing the report will show it
-            name = self._name_of(self._after_s)
+            name = None if self._is_over else self._name_of(self._after_s)
             if name == self._reported:
                 return
             if name is None:
@@ -60,6 +65,7 @@ class Running:
             self.look()
 
     def _look_on(self) -> None:
-        while True:
+        while not self._is_over:
             self._sleep(min(LOOKS_EVERY_S, self._after_s))
             self.look()
+        self.look()  # `stop` can be called after the last look

@@ -19,6 +19,7 @@ MARKS = [
         torch_build.release() < MIN_TORCH,
         reason=f"torchtitan 0.3 needs a newer torch: {torch_build.summary()}",
     ),
+    pytest.mark.usefixtures("titan"),
     # torchtitan loads torch's compiler, which warns about torch.jit, and torchdata, which warns about torch.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),

@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,19 @@ def test_a_rank_tells_by_itself(tmp_path: Path) -> None:
     running = Running(run_dir.running(0), lambda after_s: "rollout", after_s=0.001)
     running.begin()
     wait_until(lambda: run_dir.all_running() == {0: "rollout"}, "the name of the span")
+    running.stop()
+
+
+def test_nothing_is_left_once_reports_have_stopped(tmp_path: Path) -> None:
+    """A script can go on for hours after perfsuite has given up, with a span that never ends."""
+    run_dir = RunDir(tmp_path)
+    before = {*threading.enumerate()}
+    running = Running(run_dir.running(0), lambda after_s: "rollout", after_s=0.001)
+    running.begin()
+    wait_until(lambda: run_dir.all_running() == {0: "rollout"}, "the name of the span")
+    running.stop()
+    wait_until(lambda: {*threading.enumerate()} == before, "the end of the thread")
+    assert run_dir.all_running() == {}
 
 
 def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:
