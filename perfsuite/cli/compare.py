@@ -52,6 +52,7 @@ def compare(
     interconnect: Interconnect = None,
     tolerance: Tolerance = None,
     max_pairs: MaxPairs = None,
+    counted_steps: Annotated[str | None, option("counted-steps")] = None,
     inject: Annotated[str | None, option("inject")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     launcher: Launcher = None,
@@ -75,6 +76,7 @@ def compare(
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(
         store=shared.store,
+        counted_steps=counted_steps,
         interconnect=interconnect,
         tolerance=tolerance,
         inject=inject,

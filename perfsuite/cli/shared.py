@@ -156,8 +156,8 @@ def options(**given: Path | str | float | None) -> Options:
     """Return the options of a session in this directory, from values by option name.
 
     An option without a value gets the value of pytest's ini file, if there is one. The exception is the
-    report, which a command writes only where it is told to. No command has an option for the number of
-    counted steps: it always comes from the ini file.
+    report, which a command writes only where it is told to. The number of counted steps comes from the ini
+    file even if the command has no option for it.
     """
     ini = read_ini(Path.cwd()).values
     values = {}

@@ -225,6 +225,13 @@ def test_compares_all_cases_if_none_is_named(verdicts: Verdicts) -> None:
     assert all(case.id in printed for case in (CASE, OTHER, LAST))
 
 
+def test_counts_as_many_steps_as_asked(verdicts: Verdicts) -> None:
+    command(".", CASE.id, "--counts", "--counted-steps", "30")
+    assert verdicts.modes[-1].options.counted_steps == 30
+    message = command(".", CASE.id, "--counts", "--counted-steps", "0", status=2).stderr
+    assert "--counted-steps" in message
+
+
 def test_counts_as_many_steps_as_settings_say(verdicts: Verdicts) -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_counted_steps = 30\n")
     command(".", CASE.id, "--counts")
