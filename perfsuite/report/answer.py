@@ -10,6 +10,7 @@ DOES_MORE = "does a step do more?"
 IS_SLOWER = "is it slower?"
 NOT_CHECKED = "not checked"
 IDS_SHOWN = 4
+WHY_SHOWN = 200  # maximum number of characters of the reason why a case failed
 
 
 def answer(session: SessionFile) -> dict[str, str]:
@@ -27,7 +28,18 @@ def _does_more(results: Sequence[Measurement]) -> str:
     unknown = [result for result in results if not _is_counted(result)]
     more = [result for result in results if _is_counted(result) and any(_grew(result))]
     same = len(results) - len(unknown) - len(more)
-    return _said(results, more, unknown, f"no: in {plural(same, 'case')}, it does no more than in arm A")
+    said = _said(results, more, unknown, f"no: in {plural(same, 'case')}, it does no more than in arm A")
+    return "; ".join([said, *_why_failed(unknown)])
+
+
+def _why_failed(unknown: Sequence[Measurement]) -> list[str]:
+    """Return the reason of the first case that failed, if there is one."""
+    failed = [result for result in unknown if result.verdict.outcome == "failed" and result.verdict.reasons]
+    if not failed:
+        return []
+    why = failed[0].verdict.reasons[0]
+    shown = why if len(why) <= WHY_SHOWN else f"{why[: WHY_SHOWN - 2]} …"
+    return [shown if len(failed) == 1 else f"the first of them failed because {shown}"]
 
 
 def _is_counted(result: Measurement) -> bool:
@@ -43,13 +55,26 @@ def _grew(result: Measurement) -> list[Finding]:
     """
     check = result.verdict.counts
     findings = () if check is None else check.findings
-    if result.verdict.checks:
+    if result.verdict.checks or _is_disturbed(result):
         return [finding for finding in findings if finding.now > finding.before]
     return [finding for finding in findings if finding.outcome == "regressed"]
 
 
+def _is_disturbed(result: Measurement) -> bool:
+    """Return whether the launches of a timed comparison were set aside, so that no time was judged."""
+    return result.verdict.outcome == "unhealthy" and not result.verdict.checks
+
+
 def _is_slower(results: Sequence[Measurement]) -> str:
     timed = [result for result in results if result.verdict.checks]
+    disturbed = [result for result in results if _is_disturbed(result)]
+    if disturbed:
+        said = (
+            f"unknown for {plural(len(disturbed), 'case')}, because launches were set aside as unhealthy: "
+            f"{_ids(disturbed)}. Repeat the comparison on a machine that runs nothing else"
+        )
+        others = [result for result in results if result not in disturbed]
+        return f"{_is_slower(others)}; {said}" if timed else said
     if not timed:
         is_dry = any(result.dry for result in results)
         why = "a dry run computes nothing" if is_dry else "the arms were only counted, or did not run"

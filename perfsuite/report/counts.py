@@ -169,7 +169,10 @@ def outcome_of_counts(check: CountCheck, against: str | None = None) -> str:
     if not check.compared and check.outcome in ("not counted", "passed"):
         return "not judged" if check.outcome == "passed" else not_counted(check)
     if against is not None and check.compared:
-        return f"different from {against}" if check.findings else f"the same as in {against}"
+        if not check.findings:
+            return f"the same as in {against}"
+        is_judged = any(finding.outcome != "passed" for finding in check.findings)
+        return f"different from {against}" if is_judged else f"different from {against}, but not judged"
     if check.outcome != "passed":
         return check.outcome
     return "passed, with changes that are not judged" if check.findings else "the same as in the baseline"

@@ -279,4 +279,8 @@ def stored_results(store: Path) -> list[Path]:
     if files:
         return files
     where = Store(store).sessions
-    raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")
+    compared = sorted((store / "compare").glob("*/results.json"))
+    newest = f", such as the newest comparison: {compared[-1]}" if compared else ""
+    raise FileError(
+        f"no session in {where}: measure first (pytest bench_cases), or name a results.json{newest}"
+    )

@@ -18,7 +18,7 @@ from perfsuite.results.metric import (
     judged_metrics,
     span_metrics,
 )
-from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
+from perfsuite.results.outcome import Check, CountCheck, Finding, Outcome, Verdict
 from perfsuite.results.quantities import KEPT, KEPT_GRAPHS
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
@@ -102,7 +102,7 @@ def judge_pairs(
     evidence = Evidence.of([*zip(a, b, strict=True)], unhealthy_pairs(a, b))
     is_last = len(a) >= max_pairs
     if evidence.is_too_little(max_unhealthy, is_last=is_last):
-        verdict = Verdict(outcome="unhealthy", launches=launches)
+        verdict = _of_disturbed(a, b)
     elif not evidence.healthy:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
@@ -110,6 +110,16 @@ def judge_pairs(
         verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
     verdict = _with_differences(_if_same(verdict, a, b), a, b)
     return evidence.named_in(verdict.replace(launches=launches), "pair")
+
+
+def _of_disturbed(a: Sequence[Run], b: Sequence[Run]) -> Verdict:
+    """Return the verdict on launches that are set aside. Counts do not depend on the machine's health."""
+    counts = _counts(a, b)
+    if counts is not None:
+        counts = _only_growth_judged(counts)
+    is_growing = counts is not None and counts.outcome == "regressed"
+    outcome: Outcome = "regressed" if is_growing else "unhealthy"
+    return Verdict(outcome=outcome, launches=len(a) + len(b), counts=counts)
 
 
 def judge_counts(a: Run, b: Run) -> Verdict:
@@ -239,7 +249,10 @@ def _changed_by(why: str) -> str:
     tokens = TOKENS_DIFFER.search(said)
     if tokens is not None:
         claimed, given = tokens.groups()
-        return f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: {BY_THE_CHANGE} ({said})"
+        return (
+            f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: {BY_THE_CHANGE} ({said}). To "
+            "compare the work of both, give Script(tokens='vary') in the case"
+        )
     return f"{why.rstrip('.')}. {ARM_A} matches the case: {BY_THE_CHANGE}"
 
 

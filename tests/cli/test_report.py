@@ -74,6 +74,11 @@ def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     assert "no session in" in commands.error_of("report", "--store", tmp_path / "loop"), "it is not a store"
     message = commands.error_of("report", "--store", tmp_path)
     assert f"no session in {tmp_path / 'runs'}: measure first (pytest bench_cases), or name a" in message
+    results = tmp_path / "compare" / "today" / "results.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{}")
+    message = commands.error_of("report", "--store", tmp_path)
+    assert f"name a results.json, such as the newest comparison: {results}" in message
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     newest = write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
     (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured in this session

@@ -44,8 +44,22 @@ def test_cases_are_found_by_id_and_by_expression(directory: Path) -> None:
 def test_missing_name_suggests_similar_ones(directory: Path) -> None:
     with pytest.raises(CaseError, match=r"called 'fsdp2-llama-tiny'\. Did you mean fsdp2-llama-tiny-s64"):
         cases.by_id(directory, ["fsdp2-llama-tiny"])
-    with pytest.raises(CaseError, match="-k nosuch selects no case in"):
+    with pytest.raises(
+        CaseError, match=r"-k nosuch selects no case in .*\. It has 2 case\(s\): ddp-llama-tiny-"
+    ):
         cases.by_expression(directory, "nosuch")
+
+
+def test_says_how_to_get_cases(directory: Path) -> None:
+    with pytest.raises(
+        CaseError, match=r"there is no .*/missing: name the directory .* or write a first case"
+    ):
+        cases.by_expression(directory / "missing", "")
+    (directory / "empty").mkdir()
+    with pytest.raises(CaseError, match=r"^.*/empty has no cases: name the directory of your cases"):
+        cases.by_expression(directory / "empty", "")
+    with pytest.raises(CaseError, match=r"-k ddp selects no case in .*/empty, because it has no cases: name"):
+        cases.by_expression(directory / "empty", "ddp")
 
 
 @pytest.mark.parametrize("expression", ["ddp or nosuch", "fsdp2 and llama or nosuch", "ddp or (nosuch)"])

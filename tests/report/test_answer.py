@@ -47,6 +47,29 @@ def test_names_the_cases_that_are_slower() -> None:
     assert answered(make_compared(1.0))[IS_SLOWER] == "no: 1 case within the tolerances"
 
 
+def test_says_what_to_do_about_a_disturbed_machine() -> None:
+    """The launches were timed, and their counts do not depend on the machine."""
+    disturbed = judged(make_compared(1.0), outcome="unhealthy", checks=(), counts=SAME)
+    said = answered(disturbed)
+    assert said[DOES_MORE].startswith("yes, in 1 of 1 case: ")
+    assert said[IS_SLOWER] == (
+        f"unknown for 1 case, because launches were set aside as unhealthy: {disturbed.case_id}. Repeat the "
+        "comparison on a machine that runs nothing else"
+    )
+    both = answered(make_compared(0.7), disturbed)[IS_SLOWER]
+    assert both.startswith("yes, in 1 of 1 case: ")
+    assert "; unknown for 1 case, because launches were set aside" in both
+
+
+def test_says_why_a_case_failed() -> None:
+    failed = judged(make_dry(), outcome="failed", counts=None, reasons=("arm B failed: crash: boom",))
+    said = answered(failed)[DOES_MORE]
+    assert said == f"unknown for 1 case: {failed.case_id}; arm B failed: crash: boom"
+    long = judged(failed, reasons=("x" * 300,))
+    said = answered(long, failed)[DOES_MORE]
+    assert said.endswith(f"; the first of them failed because {'x' * 198} …")
+
+
 def test_an_undecided_case_is_not_fast() -> None:
     case = make_compared(1.0, pairs=2)
     assert answered(case)[IS_SLOWER] == f"unknown for 1 case: {case.case_id}"

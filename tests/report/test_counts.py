@@ -5,9 +5,18 @@ from perfsuite.report.text import NONE
 from perfsuite.results.cost import Cost
 from perfsuite.results.counts import KeptObjects, PythonCalls
 from perfsuite.results.outcome import CountCheck
-from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
+from tests.counted import (
+    BUCKETS,
+    HOST_READ,
+    make_check,
+    make_compiled,
+    make_counts,
+    make_finding,
+    make_memory,
+)
 
 FIRST = make_check().findings[0]
+SMALL = make_check(make_finding(outcome="passed"), outcome="passed")
 NO_FINDINGS = make_check(outcome="passed").replace(findings=())
 NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a", "b"))
 
@@ -150,7 +159,7 @@ def test_the_verdict_of_the_counts_in_words() -> None:
     for check, alone, next_to_an_arm in (
         (make_check(), "regressed", "different from arm A"),
         (make_check(outcome="recorded"), "recorded", "different from arm A"),
-        (make_check(outcome="passed"), "passed, with changes that are not judged", "different from arm A"),
+        (SMALL, "passed, with changes that are not judged", "different from arm A, but not judged"),
         (NO_FINDINGS, "the same as in the baseline", "the same as in arm A"),
         (NO_FINDINGS.replace(compared=False), "not judged", "not judged"),
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),

@@ -137,7 +137,7 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
         (reason,) = verdict.reasons
         expected = "arm B gives the model 512 tokens a step, arm A 256: the change is the cause (tokens: "
         assert reason.startswith(expected)
-        assert reason.endswith(", in 2 forward calls per rank)")
+        assert ", in 2 forward calls per rank). To compare the work of both, give Script(" in reason
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], (
         "the case might be what is wrong"

@@ -111,6 +111,8 @@ def init(
         marker = hardware if hardware == "cpu" else f"cpu or {hardware}"
         record = shlex.join(["pytest", str(cases), "-m", marker, *first])
         steps = ["perfsuite doctor --quick", record, ACCEPT]
+    if script is not None:
+        typer.echo(f"\nEdit the case first: its batch and its lengths must be those of {script}.")
     typer.echo("\n  ".join(["\nNext:", *steps]))
 
 
