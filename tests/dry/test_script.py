@@ -347,7 +347,7 @@ USED = """
 BACKENDS = """
 assert dist.get_backend() == "undefined"  # as without a dry run
 assert dist.get_backend(dist.new_group([0, 1], backend="gloo")) == "gloo"
-dist.ProcessGroupNCCL.Options()._timeout = None
+dist.ProcessGroupNCCL.Options()._timeout = __import__("datetime").timedelta(minutes=9)
 """
 COLLATE = """
 def collate(rows):

@@ -58,6 +58,7 @@ def test_one_framework_never_stops_the_next(monkeypatch: pytest.MonkeyPatch) -> 
     assert rows["torchtitan, experts"].status == "pass"
 
 
+@pytest.mark.usefixtures("torch_for_cpus")
 def test_what_this_machine_cannot_run_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = by_check(framework_rows(make_night(machine=make_gpu_machine(count=1), size="full")))
     assert {row.status for row in rows.values()} == {"unknown"}

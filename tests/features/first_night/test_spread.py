@@ -46,6 +46,7 @@ def test_noise_of_simulated_training_says_so(
     assert row.found.startswith(said) == is_said
 
 
+@pytest.mark.usefixtures("torch_for_cpus")
 def test_a_case_that_cannot_run_is_not_launched() -> None:
     (row,) = spread_rows(make_night(machine=make_gpu_machine(), size="full"))
     assert row.status == "unknown"

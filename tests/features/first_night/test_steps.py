@@ -52,6 +52,7 @@ def test_the_selftest_counts_what_trains(
     assert rows["time"].found == ("ddp" if size == "tiny" else "fake")
 
 
+@pytest.mark.usefixtures("torch_for_cpus")
 def test_a_selftest_that_cannot_run_says_why() -> None:
     (row,) = selftest_rows(make_night(machine=make_gpu_machine(), size="full"))
     assert row.status == "unknown"

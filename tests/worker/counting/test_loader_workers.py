@@ -129,8 +129,10 @@ def test_a_batch_of_a_worker_is_counted(run_dir: RunDir) -> None:
 def test_options_of_a_loader_change_no_count(run_dir: RunDir, options: dict[str, Any]) -> None:
     then = known(counted(run_dir, Rows(50)))
     now = known(counted(run_dir, Rows(50), **options))
-    assert now.python.functions == then.python.functions
-    assert now == then
+    assert calls_of_tokenize(now) == calls_of_tokenize(then)
+    assert now.ops == then.ops
+    if not now.python.all_threads:  # the calls of the threads that send batches vary
+        assert now == then
 
 
 def test_an_iterable_dataset_is_counted(run_dir: RunDir) -> None:
