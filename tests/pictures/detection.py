@@ -41,8 +41,18 @@ def engine() -> str:
             body = getattr(node, "body", None)
             if isinstance(body, list):
                 node.body = [statement for statement in body if not _is_text(statement)]  # type: ignore[attr-defined]
-        digest.update(ast.dump(tree).encode())
+        digest.update(_dumped(tree).encode())
     return digest.hexdigest()[:16]
+
+
+def _dumped(value: object) -> str:
+    """Return a syntax tree as text. Empty fields are left out, because each Python has other ones."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_dumped, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = [f"{name}={_dumped(field)}" for name, field in ast.iter_fields(value) if field not in (None, [])]
+    return f"{type(value).__name__}({', '.join(fields)})"
 
 
 def _is_text(node: ast.AST) -> bool:
