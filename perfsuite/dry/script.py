@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.util
 import os
 import signal
@@ -20,7 +21,7 @@ from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.patches import attribute, module, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import attribute, module, replace, wrap
 from perfsuite.frameworks.common.private import (
     SingleProcessDataLoaderIter,
     current_dispatch_mode_stack,
@@ -74,6 +75,7 @@ class DryScript(DryRank):
         wrappers.fsdp1()
         _load_data_here()
         _save_nothing()
+        wrap(torch, "load", _onto_cpu)
         self.compilation.pretend()
 
     def _train(self) -> None:
@@ -272,6 +274,11 @@ def _explained(error: Exception) -> Exception:
         error = of_compile
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
+    if isinstance(error, EOFError | FileNotFoundError) and _skipped_savers:
+        return DryRunError(
+            f"a dry run cannot load what it should have saved, because it writes no checkpoint: {said}{at}. "
+            "Launch the case, or choose options of the script that avoid this"
+        )
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 
 
@@ -285,17 +292,37 @@ def _keep_own_state(synchronize: Any) -> Any:
     return synchronized
 
 
+_skipped_savers: set[str] = set()  # names of the saving functions that the script has called
+
+
 def _save_nothing() -> None:
     """Replace the functions that save checkpoints.
 
     A checkpoint would have no values, and might overwrite one of the user's files.
     """
-    replace(torch, "save", nothing)
+    savers = [(torch, "save")]
     checkpoint = module("torch.distributed.checkpoint")
-    for name in ("save", "async_save", "save_state_dict"):
-        replace(checkpoint, name, nothing)
+    savers += [(checkpoint, name) for name in ("save", "async_save", "save_state_dict")]
     if importlib.util.find_spec("safetensors") is not None:
-        replace(module("safetensors.torch"), "save_file", nothing)
+        savers.append((module("safetensors.torch"), "save_file"))
+    for package, name in savers:
+        replace(package, name, functools.partial(_skip, name))
+
+
+def _skip(name: str, *args: Any, **kwargs: Any) -> None:
+    _skipped_savers.add(name)
+
+
+def _onto_cpu(load: Any) -> Any:
+    """Wrap `torch.load`: load onto the CPU where a function would choose the devices.
+
+    Fake tensors support no such function, and most of these functions choose the CPU.
+    """
+
+    def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return load(f, "cpu" if callable(map_location) else map_location, *args, **kwargs)
+
+    return loaded
 
 
 def _load_data_here() -> None:

@@ -456,6 +456,19 @@ def test_weights_are_loaded_by_accelerate(tmp_path: Path) -> None:
     passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
 
 
+RESUME = """
+saved = torch.load("state.pt", map_location=lambda storage, place: storage)
+assert {each.device.type for each in saved.values()} == {"cpu"}
+"""
+
+
+def test_a_checkpoint_that_exists_can_be_loaded(tmp_path: Path) -> None:
+    """Lightning passes such a function."""
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "state.pt")
+    text = TRAIN.replace("model = Dist", f"{RESUME}model = Dist")
+    passed(case_of(tmp_path, text), tmp_path / "dry")
+
+
 def with_line(code: str) -> str:
     """Return `TRAIN` with `code` as its line 21."""
     return TRAIN.replace("# here", code)
@@ -493,6 +506,14 @@ def test_reports_what_ends_a_script_with_its_line(tmp_path: Path, text: str, sai
     failure = failure_of(case, tmp_path / "dry")
     assert failure.kind == "crash"
     assert said in failure.message
+
+
+def test_a_checkpoint_that_was_not_written_cannot_be_loaded(tmp_path: Path) -> None:
+    text = with_line("torch.save(model, 'c.pt'); open('c.pt', 'wb').close(); torch.load('c.pt')")
+    failure = failure_of(case_of(tmp_path, text), tmp_path / "dry")
+    said = "a dry run cannot load what it should have saved, because it writes no checkpoint: EOFError"
+    assert failure.kind == "not_dry"
+    assert failure.message.startswith(said)
 
 
 @pytest.mark.fault("dry run needs the values of a tensor")
