@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from perfsuite.report import slopes
 from perfsuite.report.text import cut, plural
 from perfsuite.results.outcome import NOT_JUDGED, Finding
 from perfsuite.results.session_file import Measurement, SessionFile
@@ -131,6 +132,10 @@ def _not_checked(session: SessionFile) -> list[str]:
     uncounted = [result for result in results if not _is_counted(result)]
     if uncounted:
         parts.append(f"the work of a step in {_ids(uncounted)}")
+    for result in results:
+        growth = slopes.grows_faster(result)
+        if growth is not None:
+            parts.append(f"memory outside of Python: the process of {result.case_id} grows by {growth}")
     if session.skipped:
         parts.append(
             f"{plural(len(session.skipped), 'case')} that cannot run here (--dry might compare them)"

@@ -4,17 +4,47 @@ from collections.abc import Sequence
 
 from perfsuite.report.text import Table
 from perfsuite.results.amounts import signed
+from perfsuite.results.rank_report import RESIDENT_MEMORY
 from perfsuite.results.run import Run, Slope
+from perfsuite.results.session_file import Measurement
 
+FASTER = 100 * 2**20  # bytes in `STEPS` steps
 STEPS = 1000  # number of steps for which a change is reported: the change in a single step is tiny
 
 
-def sentences(runs: Sequence[Run]) -> list[str]:
-    """Describe the slopes of the last launch in words."""
-    slopes = runs[-1].slopes if runs else ()
-    return [
-        f"{name}: {change} in {STEPS:,} steps, {interval}" for name, change, interval in map(_cells, slopes)
-    ]
+def sentences(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[str]:
+    """Describe the slopes of the last launch in words. Slopes that might be 0 are left out.
+
+    `before` has the launches of arm A. The slope of its last launch follows.
+    """
+    of_arm_a = {slope.name: slope for slope in (before[-1].slopes if before else ())}
+    lines = []
+    for slope in runs[-1].slopes if runs else ():
+        low, high = slope.interval
+        if low <= 0 <= high:
+            continue
+        name, change, interval = _cells(slope)
+        then = of_arm_a.get(slope.name)
+        compared = "" if then is None else f"; arm A: {_change(then.per_step, then)}"
+        lines.append(f"{name}: {change} in {STEPS:,} steps, {interval}{compared}")
+    return lines
+
+
+def grows_faster(result: Measurement) -> str | None:
+    """Describe the growth of resident memory if it is clearly faster in arm B than in arm A.
+
+    It is faster if the intervals do not overlap, and if they are at least `FASTER` apart. Returns None if it
+    is not, or if the growth of an arm is unknown.
+    """
+    if not (result.before and result.runs):
+        return None
+    then, now = (
+        next((slope for slope in run.slopes if slope.name == RESIDENT_MEMORY), None)
+        for run in (result.before[-1], result.runs[-1])
+    )
+    if then is None or now is None or STEPS * (now.interval[0] - then.interval[1]) < FASTER:
+        return None
+    return f"{_change(now.per_step, now)} in {STEPS:,} steps, arm A: {_change(then.per_step, then)}"
 
 
 def table(runs: Sequence[Run]) -> Table:

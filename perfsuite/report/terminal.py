@@ -229,7 +229,7 @@ def _shown(result: Measurement) -> list[str]:
         f"{metric.label}: {amount(metric.of(figures), metric.unit)} (not judged)"
         for metric in (metric.counting(result.unit) for metric in shown if metric.of(figures) is not None)
     ]
-    lines += [f"{sentence} (not judged)" for sentence in slopes.sentences(result.runs)]
+    lines += [f"{sentence} (not judged)" for sentence in slopes.sentences(result.runs, result.before)]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         reported = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"

@@ -5,6 +5,7 @@ import pytest
 from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED, answer
 from perfsuite.results.session_file import Measurement, Skipped
 from tests.counted import NOT_COUNTED, make_check, make_counted, make_dry, make_finding
+from tests.report.test_slopes import MIB, growing
 from tests.samples import ARMS, judged, make_compared, make_machine, make_session_file
 
 SAME = make_check(make_finding(outcome="passed"), outcome="passed")
@@ -59,6 +60,14 @@ def test_says_what_to_do_about_a_disturbed_machine() -> None:
     both = answered(make_compared(0.7), disturbed)[IS_SLOWER]
     assert both.startswith("yes, in 1 of 1 case: ")
     assert "; unknown for 1 case, because launches were set aside" in both
+
+
+def test_names_memory_that_only_the_process_shows() -> None:
+    """A leak in C++ or Rust is neither an object of Python nor a tensor."""
+    leaking = growing(20 * MIB)
+    said = answered(leaking)[NOT_CHECKED]
+    assert f"memory outside of Python: the process of {leaking.case_id} grows by +19.5 GiB in 1,000" in said
+    assert "memory outside" not in answered(make_compared(1.0))[NOT_CHECKED]
 
 
 def test_says_why_a_case_failed() -> None:
