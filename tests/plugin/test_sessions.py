@@ -203,9 +203,14 @@ def test_skips_what_cannot_run_which_is_no_pass(
     assert "1 skipped" in read_report(suite)[0]
 
 
+WITH_XDIST = ("-n", "1", "-p", "no:cacheprovider", "-p", "no:rerunfailures")
+"""Options for a session with a worker. `tests/conftest.py` changes pytest-rerunfailures in this process, but
+not in the worker."""
+
+
 @pytest.mark.launch
 def test_refuses_xdist_before_launching(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=pytest.ExitCode.USAGE_ERROR)
+    result = run_cpu(suite, *WITH_XDIST, status=pytest.ExitCode.USAGE_ERROR)
     result.stdout.fnmatch_lines(["ERROR: perfsuite does not run under pytest-xdist*Run without -n*"])
     assert not (suite.path / ".perfsuite").exists()
 
@@ -213,7 +218,7 @@ def test_refuses_xdist_before_launching(suite: pytest.Pytester) -> None:
 @pytest.mark.launch
 def test_xdist_fails_cases_next_to_other_tests(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_others="def test_other():\n    pass\n")
-    result = run(suite, "-n", "1", "-p", "no:cacheprovider", "--perf-report=out", status=1)
+    result = run(suite, *WITH_XDIST, "--perf-report=out", status=1)
     assert result.parseoutcomes() == {"passed": 1, "errors": 2}
     for text in read_report(suite):
         assert "perfsuite does not run under pytest-xdist" in text
