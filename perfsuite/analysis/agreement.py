@@ -178,10 +178,14 @@ def input_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
             step = report.counts.in_step(number)
             inputs = "" if step is None else other_inputs(report.counts, step)
             if inputs:
+                advice = (
+                    f". If the number of {case.unit} varies, give Script(tokens='vary')"
+                    if case.framework.name == "script"
+                    else ""
+                )
                 return (
                     f"{case.unit}/s counts {report.tokens_per_step} {case.unit} in every step, but the input "
-                    f"of step {number} is {inputs} in step {report.counts.step}. If the number of "
-                    f"{case.unit} varies, give Script(tokens='vary')",
+                    f"of step {number} is {inputs} (step {report.counts.step}){advice}",
                 )
     return ()
 

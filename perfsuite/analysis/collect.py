@@ -54,7 +54,9 @@ LOSS_STEPS = 3
 this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
 runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only the first and the last step are
 compared, it falls in 46 of these runs."""
-OF_EACH_RANK = ("cores", FLIGHT_RECORDER_FILE)  # parts of the environment that differ between ranks
+DIFFER_BY_RANK = ("cores", "CUDA_VISIBLE_DEVICES", FLIGHT_RECORDER_FILE)
+"""Parts of the environment that differ between ranks, and are recorded only for rank 0."""
+UNSET = "unset"  # the value of a variable that a rank does not have
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if the model stopped learning"
 )
@@ -325,8 +327,11 @@ def _of_all_ranks(reports: Sequence[RankReport]) -> Observed | None:
     others = defaultdict[tuple[str, str], list[int]](list)
     for report in reports[1:]:
         environment = {} if report.observed is None else report.observed.environment
-        for name, value in environment.items():
-            if name not in OF_EACH_RANK and value != observed.environment.get(name):
+        # Only rank 0 records the versions of imported packages. All ranks record all variables.
+        variables = [name for name in observed.environment if name.isupper()]
+        for name in dict.fromkeys((*environment, *variables)):
+            value = environment.get(name, UNSET)
+            if name not in DIFFER_BY_RANK and value != observed.environment.get(name, UNSET):
                 others[name, value].append(report.rank)
     of_others = {
         f"{name} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}": value

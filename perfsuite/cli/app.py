@@ -70,6 +70,8 @@ def _refuse_repeats(command: Any) -> None:
     parse = command.parse_args
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
+        if ctx.resilient_parsing:  # a shell completes the line, which need not be valid yet
+            return parse(ctx, args)
         _, _, order = command.make_parser(ctx).parse_args(args=[*args])
         for parameter, times in Counter(order).items():
             is_value = parameter.param_type_name == "option" and not (parameter.is_flag or parameter.multiple)

@@ -455,7 +455,11 @@ def names_without_a_test(expression: str, items: Iterable[pytest.Item]) -> tuple
         return ()
     names = dict.fromkeys(KEYWORD_NAME.findall(expression))
     wanted = [name for name in names if name and name not in ("and", "or")]
-    keywords = {keyword.lower() for item in items for keyword in (item.nodeid, *item.keywords)}
+    keywords = {
+        keyword.lower()
+        for item in items
+        for keyword in (item.nodeid, *item.keywords, *item.listextrakeywords())
+    }
     return tuple(name for name in wanted if not any(name.lower() in keyword for keyword in keywords))
 
 

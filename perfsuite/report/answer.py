@@ -63,7 +63,8 @@ def _grew(result: Measurement) -> list[Finding]:
 
 def _is_disturbed(result: Measurement) -> bool:
     """Return whether the launches of a timed comparison were set aside, so that no time was judged."""
-    return result.verdict.outcome == "unhealthy" and not result.verdict.checks
+    verdict = result.verdict
+    return bool(verdict.unhealthy_launches) and not verdict.checks and verdict.outcome != "failed"
 
 
 def _is_slower(results: Sequence[Measurement]) -> str:

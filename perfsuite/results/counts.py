@@ -6,6 +6,8 @@ counts the work, and `perfsuite.verdict.exact` judges the counts.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, get_args
 
@@ -245,27 +247,35 @@ class Counts(Data):
 
 
 def other_inputs(before: Counts, now: Counts) -> str:
-    """Return `int64[4, 64] instead of int64[4, 128]` if the inputs of two steps differ.
+    """Return `2 x int64[4, 64] instead of 2 x int64[4, 128]` if the inputs of two steps differ.
 
-    If only the number of inputs differs, the result is `int64[4, 128] 2 -> 4`. It is empty if the inputs are
-    equal or unknown.
+    Returns an empty text if the inputs are equal or unknown.
     """
     if before.inputs is None or now.inputs is None or before.inputs == now.inputs:
         return ""
-    new = [shape for shape in now.inputs if shape not in before.inputs]
-    old = [shape for shape in before.inputs if shape not in now.inputs]
-    if new and old:
-        return f"{_joined(new)} instead of {_joined(old)}"
-    counts = {
-        shape: (before.inputs.get(shape, 0), now.inputs.get(shape, 0)) for shape in [*before.inputs, *new]
-    }
-    return _joined([f"{shape} {then} -> {today}" for shape, (then, today) in counts.items() if then != today])
+    new = dict(now.inputs.items() - before.inputs.items())
+    old = dict(before.inputs.items() - now.inputs.items())
+    return f"{_joined(new)} instead of {_joined(old)}"
 
 
-def _joined(shapes: Sequence[str]) -> str:
-    """Join shapes with `and`, because they contain commas."""
-    more = len(shapes) - MOST_INPUTS
-    return " and ".join(shapes[:MOST_INPUTS]) + (f" and {more} more" if more > 0 else "")
+def _joined(inputs: Mapping[str, int]) -> str:
+    """List inputs. They are joined with `and`, because they contain commas."""
+    named = [f"{number} x {shape}" for shape, number in sorted(inputs.items())[:MOST_INPUTS]]
+    more = len(inputs) - MOST_INPUTS
+    return " and ".join([*named, *([f"{more} more"] if more > 0 else [])]) or "none"
+
+
+def has_smaller_input(before: Counts, now: Counts) -> bool:
+    """Return whether the largest input has fewer elements than before. False if an input is unknown."""
+    if before.inputs is None or now.inputs is None:
+        return False
+    return _largest(now.inputs) < _largest(before.inputs)
+
+
+def _largest(inputs: Mapping[str, int]) -> int:
+    """Return the number of elements of the largest input, over all of its lookups."""
+    shapes = {name: map(int, re.findall(r"\d+", name.partition("[")[2])) for name in inputs}
+    return max((inputs[name] * math.prod(sizes) for name, sizes in shapes.items()), default=0)
 
 
 def step_name(step: int) -> str:

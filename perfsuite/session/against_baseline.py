@@ -67,7 +67,8 @@ class AgainstBaseline(Mode):
         runs = launches.runs
         how = self.setup.launching
         _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
-        if reference.tonight is not None and any(map(looks_slower, verdict.checks)):
+        is_open = verdict.outcome in ("regressed", "inconclusive")
+        if reference.tonight is not None and is_open and any(map(looks_slower, verdict.checks)):
             reference = replace(reference, tonight=self._confirming(task, len(runs)))
             _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
         if self.reference is not None:

@@ -17,7 +17,9 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.tonight import other_than_baseline
 from perfsuite.verdict.unchanged import changes
 
-SESSIONS_READ = 30  # only this many of the newest sessions in the store are read
+DAYS_READ = 30  # only sessions of this many of the newest days in the store are read
+SESSIONS_READ = 60  # and of these sessions, only this many of the newest
+DAY = 8  # number of characters of a session's name that give its day, as in `20261130-133615-630174`
 
 
 def noise_of_class(hardware_class: str, baselines: BaselineStore, store: Store) -> ClassNoise:
@@ -29,25 +31,32 @@ def noise_of_class(hardware_class: str, baselines: BaselineStore, store: Store) 
 def nights_of(baselines: Sequence[Baseline], files: Sequence[Path]) -> list[Baseline]:
     """Return the launches of past sessions that ran the code of these baselines, as one baseline per case.
 
-    `files` are the results of all past sessions, oldest first. Sessions whose launches are part of a baseline
-    are left out. A case is left out if only one session has such launches, because one session shows nothing
-    about the noise between sessions.
+    All sessions of a day count as one session, because sessions that follow each other differ less than those
+    of different nights. `files` are the results of all past sessions, oldest first. Sessions whose launches
+    are part of a baseline are left out. A case is left out if only one day has such launches, because one day
+    shows nothing about the noise between sessions.
     """
     by_case = {stored.case.id: stored for stored in baselines}
-    runs: dict[str, dict[str, list[Run]]] = {}  # id of a case -> name of a session -> its launches
-    for file in files[-SESSIONS_READ:]:
+    days = sorted({_day(file) for file in files})[-DAYS_READ:]
+    newest = [file for file in files if _day(file) in days][-SESSIONS_READ:]
+    runs: dict[str, dict[str, list[Run]]] = {}  # id of a case -> day -> launches
+    for file in newest:
         session = documents.read_or_none(file, SessionFile)  # it can be of another version, or cut off
         for case_id, launches in () if session is None else _unchanged(session, by_case):
             if file.parent.name not in {launch.session for launch in by_case[case_id].launches}:
-                runs.setdefault(case_id, {}).setdefault(file.parent.name, []).extend(launches)
+                runs.setdefault(case_id, {}).setdefault(_day(file), []).extend(launches)
     return [
         baseline.from_runs(
-            [run for launches in by_session.values() for run in launches],
-            sessions=[name for name, launches in by_session.items() for _ in launches],
+            [run for launches in by_day.values() for run in launches],
+            sessions=[day for day, launches in by_day.items() for _ in launches],
         )
-        for by_session in runs.values()
-        if len(by_session) > 1
+        for by_day in runs.values()
+        if len(by_day) > 1
     ]
+
+
+def _day(file: Path) -> str:
+    return file.parent.name[:DAY]
 
 
 def _unchanged(session: SessionFile, by_case: dict[str, Baseline]) -> Iterator[tuple[str, list[Run]]]:

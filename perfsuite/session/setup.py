@@ -82,7 +82,7 @@ def missing_baselines(directory: Path, root: Path) -> str | None:
 
     The default directory may be missing, because it is created when a baseline is accepted.
     """
-    if directory.is_dir() or directory == root / BASELINES:
+    if directory.is_dir() or directory.resolve() == (root / BASELINES).resolve():
         return None
     return (
         f"no case has a reviewed baseline, because there is no directory {directory}. Correct "

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.counts import COUNTED_STEP, EVENTS, Counts, RankCounts, other_inputs, step_name
+from perfsuite.results.counts import (
+    COUNTED_STEP,
+    EVENTS,
+    Counts,
+    RankCounts,
+    has_smaller_input,
+    other_inputs,
+    step_name,
+)
 from perfsuite.results.outcome import in_span
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_findings import Launches, alike
@@ -58,9 +66,9 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
     then = sum(before.flops.values())
     today = max(sum(counts.flops.values()) for counts in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
-    inputs = other_inputs(before, max(now, key=lambda counts: sum(counts.flops.values())))
-    if today < then and inputs:
-        yield f"FLOPs {arrow(then, today, 'FLOP')}: the input is {inputs}"
+    most = max(now, key=lambda counts: sum(counts.flops.values()))
+    if today < then and has_smaller_input(before, most):
+        yield f"FLOPs {arrow(then, today, 'FLOP')}: the input is {other_inputs(before, most)}"
     elif today < then and new:
         rest = f"the rest might be in {', '.join(new)}, whose FLOPs are unknown because there is no formula"
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"

@@ -1,6 +1,7 @@
 """Use the launches of a session's reference to tell changes of the machine from changes of the code. Pure."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,10 @@ WITH_THE_MACHINE = (
 )
 
 
+OF_RANKS = re.compile(r" of ranks? [\d,-]+$")
+"""The end of the name of a fact in which some ranks differ (`perfsuite.analysis.collect`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CanaryRuns:
     """The launches of the reference on one case, and the baseline of this case."""
@@ -61,7 +66,7 @@ class Tonight:
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
     confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
     """The launches of the reference on cases that looked slower, by id of the case. They do not count for the
-    shift: such a case was chosen because it looked slower."""
+    shift, unless the case is also a canary: such a case was chosen because it looked slower."""
 
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
         """Return how much the machine changed the cost of a metric; None if the launches do not show it.
@@ -190,6 +195,7 @@ def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
 
 def _is_of_machine(name: str) -> bool:
     """Return whether a recorded fact describes the machine. Reference and cases share the machine."""
+    name = OF_RANKS.sub("", name)
     return name in ("kernel", "driver") or name.startswith("gpu_")
 
 

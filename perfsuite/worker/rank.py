@@ -309,7 +309,9 @@ class Rank:
             from perfsuite.worker.counting import loader_workers
 
             pids = self.recorder.data_wait.worker_pids.values()
-            counts = counts.replace(worker_batch=loader_workers.batch_of(self.run_dir, pids))
+            batch, notes = loader_workers.batch_of(self.run_dir, pids)
+            counts = counts.replace(worker_batch=batch)
+            self.notes += notes
         if self.recorder.growth is not None:
             counts = counts.replace(kept=self.recorder.growth.result())
             self.notes += self.recorder.growth.notes

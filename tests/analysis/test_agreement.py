@@ -211,9 +211,11 @@ def test_notes_an_input_that_changes_later() -> None:
     ranks = [make_report(0), make_report(1, counts=counts)]
     assert agreement.input_notes(ranks, case_of()) == (
         f"tokens/s counts {ranks[0].tokens_per_step} tokens in every step, but the input of step 24 is "
-        "int64[2, 32] instead of int64[2, 64] in step 4. If the number of tokens varies, give "
+        "1 x int64[2, 32] instead of 1 x int64[2, 64] (step 4). If the number of tokens varies, give "
         "Script(tokens='vary')",
     )
+    (note,) = agreement.input_notes(ranks, make_case())
+    assert note.endswith("(step 4)"), "other frameworks have no such option"
     assert agreement.input_notes(ranks, case_of(tokens="vary")) == ()
     assert agreement.input_notes([make_report(0, counts=counts.replace(spans={}))], case_of()) == ()
 

@@ -375,17 +375,24 @@ def test_code_of_all_ranks_must_be_known(
 def test_environments_of_other_nodes_are_recorded(tmp_path: Path) -> None:
     """A night in which another node has another kernel is not a night in which nothing changed."""
     usual = {"kernel": "6.1", "torch": "2.13.0", "cores": "0-7"}
+    of_rank_0 = {**usual, "transformers": "5.23.0", "NCCL_ALGO": "Ring"}
     ranks = [
         make_report(rank, world_size=4, observed=Observed(settings={}, environment={**usual, **more}))
         for rank, more in enumerate(
-            ({}, {"cores": "8-15"}, {"kernel": "6.8", "NCCL_DEBUG": "INFO"}, {"kernel": "6.8"})
+            (
+                of_rank_0,
+                {"cores": "8-15", "NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "1"},
+                {"kernel": "6.8", "NCCL_DEBUG": "INFO"},
+                {"kernel": "6.8"},
+            )
         )
     ]
     case = make_case(topology=Topology(processes_per_node=4))
     run_dir = write_launch(tmp_path, *ranks, case=case)
     assert known(collected(run_dir).observed).environment == {
-        **usual,
+        **of_rank_0,
         "kernel of ranks 2-3": "6.8",
+        "NCCL_ALGO of ranks 2-3": "unset",
         "NCCL_DEBUG of rank 2": "INFO",
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from perfsuite import extensions
 from perfsuite.cli.app import app
@@ -85,6 +86,14 @@ def test_explains_a_bad_value_in_plain_words() -> None:
 def test_an_option_given_twice_is_refused(words: str, name: str) -> None:
     said = flat(run(*words.split(), status=2).stderr)
     assert f"for '{name}': it is given 2 times, but takes one value. Give {name} once" in said
+
+
+def test_completion_of_a_repeated_option_is_no_error() -> None:
+    """A shell completes a line that is not valid yet."""
+    words = "perfsuite compare --against a --against b --"
+    completes = {"_PERFSUITE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "6"}
+    result = CliRunner().invoke(app, [], prog_name="perfsuite", env=completes)
+    assert "--counts" in result.output
 
 
 def test_a_repeated_flag_is_accepted() -> None:

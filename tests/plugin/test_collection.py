@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from perfsuite.plugin.collection import selection_of
+from perfsuite.plugin.collection import names_without_a_test, selection_of
 from tests.suite import CASES, ID, OTHER, run, write_cases
 
 MADE_INSIDE = CASES.replace(
@@ -45,6 +48,14 @@ def test_refuses_cases_that_would_be_mismeasured(
     assert said in str(result.stderr)
     assert "Traceback" not in str(result.stderr)
     result.stdout.no_fnmatch_line("*nothing was measured*")
+
+
+def test_extra_keywords_of_a_test_are_matched() -> None:
+    """A plug-in can add keywords to a test."""
+    item: Any = SimpleNamespace(
+        nodeid="a.py::test", keywords={"test": 1}, listextrakeywords=lambda: {"nightly"}
+    )
+    assert names_without_a_test("nightly or nosuch", [item]) == ("nosuch",)
 
 
 def test_names_a_keyword_that_matches_no_test(suite: pytest.Pytester) -> None:

@@ -50,13 +50,17 @@ def test_names_the_cases_that_are_slower() -> None:
 
 def test_says_what_to_do_about_a_disturbed_machine() -> None:
     """The launches were timed, and their counts do not depend on the machine."""
-    disturbed = judged(make_compared(1.0), outcome="unhealthy", checks=(), counts=SAME)
+    disturbed = judged(
+        make_compared(1.0), outcome="unhealthy", checks=(), counts=SAME, unhealthy_launches=(1,)
+    )
     said = answered(disturbed)
     assert said[DOES_MORE].startswith("yes, in 1 of 1 case: ")
     assert said[IS_SLOWER] == (
         f"unknown for 1 case, because launches were set aside as unhealthy: {disturbed.case_id}. Repeat the "
         "comparison on a machine that runs nothing else"
     )
+    growing = judged(disturbed, outcome="regressed")
+    assert answered(growing)[IS_SLOWER] == said[IS_SLOWER], "counts are judged on any machine"
     both = answered(make_compared(0.7), disturbed)[IS_SLOWER]
     assert both.startswith("yes, in 1 of 1 case: ")
     assert "; unknown for 1 case, because launches were set aside" in both

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.results import counts
-from perfsuite.results.counts import Counts, other_inputs
+from perfsuite.results.counts import Counts, has_smaller_input, other_inputs
 from tests.samples import deterministic
 
 
@@ -28,22 +28,26 @@ def test_spans_name_every_number_once(named: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "words"),
+    ("before", "now", "words", "is_smaller"),
     [
-        ({"int64[4, 128]": 2}, {"int64[4, 64]": 2}, "int64[4, 64] instead of int64[4, 128]"),
-        ({"int64[4, 128]": 2}, {"int64[4, 128]": 4}, "int64[4, 128] 2 -> 4"),
-        ({"int64[4]": 2}, {"int64[4]": 2, "int64[1]": 1}, "int64[1] 0 -> 1"),
+        ({"int64[4, 128]": 2}, {"int64[4, 64]": 2}, "2 x int64[4, 64] instead of 2 x int64[4, 128]", True),
+        ({"int64[4, 64]": 1}, {"int64[4, 128]": 1}, "1 x int64[4, 128] instead of 1 x int64[4, 64]", False),
+        ({"int64[4, 9]": 2}, {"int64[4, 9]": 1}, "1 x int64[4, 9] instead of 2 x int64[4, 9]", True),
+        ({"int64[4]": 2, "int64[1]": 1}, {"int64[4]": 2}, "none instead of 1 x int64[1]", False),
         (
-            {f"int64[{size}]": 1 for size in range(6)},
-            {"int64[4]": 2},
-            "int64[0] 1 -> 0 and int64[1] 1 -> 0 and int64[2] 1 -> 0 and int64[3] 1 -> 0 and 2 more",
+            {f"int8[{size}]": 1 for size in range(6)},
+            {"int8[9]": 1},
+            "1 x int8[9] instead of 1 x int8[0] and 1 x int8[1] and 1 x int8[2] and 1 x int8[3] and 2 more",
+            False,
         ),
-        ({"int64[4]": 1}, {"int64[4]": 1}, ""),
-        ({"int64[4]": 1}, None, ""),
-        (None, {"int64[4]": 1}, ""),
+        ({"int64[4]": 1}, {"int64[4]": 1}, "", False),
+        ({"int64[4]": 1}, None, "", False),
+        (None, {"int64[4]": 1}, "", False),
     ],
 )
 def test_names_other_inputs_of_steps(
-    before: dict[str, int] | None, now: dict[str, int] | None, words: str
+    before: dict[str, int] | None, now: dict[str, int] | None, words: str, is_smaller: bool
 ) -> None:
-    assert other_inputs(Counts(inputs=before), Counts(inputs=now)) == words
+    sides = Counts(inputs=before), Counts(inputs=now)
+    assert other_inputs(*sides) == words
+    assert has_smaller_input(*sides) == is_smaller

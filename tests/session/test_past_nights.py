@@ -9,7 +9,7 @@ from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import ArmFacts, Canary, Measurement, SessionReference
 from perfsuite.results.store import Store
-from perfsuite.session.past_nights import SESSIONS_READ, nights_of
+from perfsuite.session.past_nights import DAYS_READ, nights_of
 from tests.samples import DISTURBED, known, make_case, make_figures, make_result, make_run, write_session
 
 CASES = [make_case(micro_batch=batch) for batch in (1, 2)]
@@ -82,8 +82,17 @@ def test_a_session_of_the_baseline_is_not_used_again(nights: Nights) -> None:
     assert {session for session, _ in nights.found()} == {"1", "2"}
 
 
-def test_one_session_shows_nothing(nights: Nights) -> None:
-    nights.add("1", night(launch(), launch()))
+def test_sessions_of_one_day_are_one_session(nights: Nights) -> None:
+    """Sessions within an hour hardly differ, although the machine can be far slower the next day."""
+    nights.add("20261129-230000-1", night(launch()))
+    for minute in range(10, 40, 10):
+        nights.add(f"20261130-10{minute}00-1", night(launch()))
+    assert [session for session, _ in nights.found()] == ["20261129", *["20261130"] * 3]
+
+
+def test_one_day_shows_nothing(nights: Nights) -> None:
+    nights.add("20261130-100000-1", night(launch(), launch()))
+    nights.add("20261130-110000-1", night(launch(), launch()))
     assert nights.found() == []
 
 
@@ -94,10 +103,10 @@ def test_a_damaged_file_is_left_out(nights: Nights) -> None:
     assert {session for session, _ in nights.found()} == {"1", "3"}
 
 
-def test_reads_only_the_newest_sessions(nights: Nights) -> None:
-    for number in range(SESSIONS_READ + 2):
-        nights.add(f"{number:02}", night(launch()))
-    assert [session for session, _ in nights.found()] == [f"{n:02}" for n in range(2, SESSIONS_READ + 2)]
+def test_reads_only_the_newest_days(nights: Nights) -> None:
+    for number in range(DAYS_READ + 2):
+        nights.add(f"{number:08}-1", night(launch()))
+    assert [session for session, _ in nights.found()] == [f"{n:08}" for n in range(2, DAYS_READ + 2)]
 
 
 @pytest.mark.parametrize(

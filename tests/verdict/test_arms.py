@@ -307,8 +307,8 @@ def test_steps_that_shrink_later_name_their_input() -> None:
     shrunk = {**usual, "inputs": {"int64[4, 128]": 1}, "spans": {"step 24": shorter}}
     verdict = compared(counted(1.0, **usual), counted(1.5, **shrunk))
     assert verdict.reasons[0].startswith(
-        "step 24 does 40% fewer FLOPs than step 4 of the same launch: its input is int64[4, 64] instead of "
-        "int64[4, 128], so less work"
+        "step 24 does 40% fewer FLOPs than step 4 of the same launch: its input is 1 x int64[4, 64] instead "
+        "of 1 x int64[4, 128], so less work"
     )
 
 

@@ -54,11 +54,13 @@ def test_less_work_on_a_smaller_input_is_no_improvement() -> None:
     before = counts(inputs={"int64[4, 128]": 1})
     check = judged(FEW_FLOPS.replace(inputs={"int64[4, 121]": 1}), before=before)
     assert check.outcome == "not counted"
-    assert check.notes[0] == f"{FEWER}: the input is int64[4, 121] instead of int64[4, 128]"
+    assert check.notes[0] == f"{FEWER}: the input is 1 x int64[4, 121] instead of 1 x int64[4, 128]"
     more = before.replace(flops={"forward": 10**12}, inputs={"int64[4, 999]": 1})
     (finding,) = judged(more, before=before).findings
     assert finding.outcome == "regressed"
-    assert finding.sentence.endswith("(input: int64[4, 999] instead of int64[4, 128])")
+    assert finding.sentence.endswith("(input: 1 x int64[4, 999] instead of 1 x int64[4, 128])")
+    larger = FEW_FLOPS.replace(inputs={"int64[4, 999]": 1})
+    assert judged(larger, before=before).outcome == judged(FEW_FLOPS).outcome, "it is no reason to doubt"
 
 
 def test_fewer_known_flops_are_improved() -> None:

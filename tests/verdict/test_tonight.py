@@ -228,6 +228,8 @@ def test_a_new_driver_is_a_change_of_the_machine() -> None:
     run = observed(driver="580.2", gpu_power_limit_w="600")
     assert other_than_baseline(run, accepted(observed(driver="580.1")), COMMIT) == []
     reference = Tonight(canaries={"x": CanaryRuns(baseline=accepted(observed(driver="580.1")), runs=[run])})
+    of_node = observed(**{"kernel of ranks 8-15": "6.8"})
+    assert other_than_baseline(of_node, BEFORE, COMMIT) == [], "another node is the machine, too"
     [sentence] = machine_environment(reference)
     assert sentence.endswith("driver: 580.1 -> 580.2; gpu_power_limit_w: unset -> 600")
 

@@ -281,7 +281,7 @@ class StepCounter(TorchDispatchMode):
             alike[call.kind, call.ranks, call.apart, call.dtype, call.phase, of_none].append(call)
         totals: dict[str, Any] = {name: dict(sorted(total.items())) for name, total in self._totals.items()}
         totals.setdefault("blocking_copies", {})
-        totals.setdefault("inputs", {self._first_convolved: 1} if self._first_convolved else {})
+        totals.setdefault("inputs", {self._first_convolved: 1} if self._first_convolved else None)
         counts = Counts(
             step=step,
             collectives=tuple(

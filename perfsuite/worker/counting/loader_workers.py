@@ -15,8 +15,10 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from multiprocessing import queues, resource_sharer
 from socket import socket
 from types import FrameType
 from typing import Any
@@ -45,8 +47,15 @@ CALLS_IN = 3
 batch is not counted, because it opens files and fills caches."""
 KEPT_BETWEEN = (3, 7)
 """The objects that a worker keeps are counted after these batches, and in the middle between them."""
-IDLE_S = 30.0  # maximum seconds to wait until the rank has taken all batches of a worker
+IDLE_S = 5.0
+"""Maximum seconds to wait until the rank has taken all batches of a worker. The rank never waits for this: if
+it needs the next batch, it has taken the earlier ones."""
 IDLE_POLL_S = 0.01
+COUNTING_S = 10.0  # maximum seconds to wait for the result of a worker that is counting its objects
+TOO_FEW = (
+    "the number of objects that a loader's worker keeps is unknown: "
+    f"its first worker made fewer than {KEPT_BETWEEN[1] + 1} batches"
+)
 
 
 def watch(run_dir: RunDir, *, counts_objects: bool = False) -> None:
@@ -62,15 +71,27 @@ def watch(run_dir: RunDir, *, counts_objects: bool = False) -> None:
             fetcher.fetch = _counted(fetcher.fetch, counting)
 
 
-def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
-    """Return the total work of these workers for one batch each.
+def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> tuple[WorkerBatch | None, tuple[str, ...]]:
+    """Return the total work of these workers for one batch each, and notes about what is unknown.
 
-    Returns None if there are no workers, or if one of them was not counted.
+    The work is None if there are no workers, or if one of them was not counted.
     """
-    files = (documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile) for pid in worker_pids)
-    batches = [None if file is None else file.batch for file in files]
-    counted = [batch for batch in batches if batch is not None]
-    return _sum(counted) if counted and len(counted) == len(batches) else None
+    files = [_read(run_dir, pid) for pid in worker_pids]
+    counted = [file for file in files if file is not None]
+    if not counted or len(counted) < len(files):
+        return None, ()
+    notes = dict.fromkeys(note for file in counted for note in file.notes)
+    return _sum([file.batch for file in counted]), tuple(notes)
+
+
+def _read(run_dir: RunDir, pid: int) -> WorkerBatchFile | None:
+    """Return the file of a worker. If the worker is just counting objects, wait until it has finished."""
+    until = time.monotonic() + COUNTING_S
+    while True:
+        file = documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile)
+        if file is None or not file.is_counting or time.monotonic() > until:
+            return file
+        time.sleep(IDLE_POLL_S)
 
 
 def _sum(batches: list[WorkerBatch]) -> WorkerBatch:
@@ -151,17 +172,26 @@ class _Counting:
 
     def _count_objects(self, growth: Growth) -> None:
         """Count the objects that are alive between two batches."""
-        if self._batch is None or not _is_idle():
-            growth.give_up("the worker could not be counted between two batches")
+        if self._batch is None:
+            growth.is_over = True  # the rank knows that this worker was not counted
             return
-        growth.count()
+        if self._made == KEPT_BETWEEN[1]:
+            self._write(WorkerBatchFile(batch=self._batch, notes=(TOO_FEW,), is_counting=True))
+        if _is_idle():
+            growth.count()
+        else:
+            growth.give_up("a loader's worker still sent earlier batches")
         if growth.is_over:
-            self._hand_over(self._batch.replace(kept=growth.result()))
+            kept = growth.result()
+            self._write(WorkerBatchFile(batch=self._batch.replace(kept=kept), notes=tuple(growth.notes)))
 
     def _hand_over(self, batch: WorkerBatch) -> None:
         self._batch = batch
+        self._write(WorkerBatchFile(batch=batch, notes=() if self._growth is None else (TOO_FEW,)))
+
+    def _write(self, file: WorkerBatchFile) -> None:
         with contextlib.suppress(Exception):  # if the disk is full, for example, nothing is counted
-            documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
+            documents.write(self._run_dir.worker_batch(os.getpid()), file)
 
 
 def _is_idle() -> bool:
@@ -171,30 +201,33 @@ def _is_idle() -> bool:
     and the files that share the memory of tensors keep objects of these batches alive.
     """
     until = time.monotonic() + IDLE_S
-    while not (_do_others_wait() and _are_files_taken()):
+    while not (_are_batches_sent() and _are_files_taken()):
         if time.monotonic() > until:
             return False
         time.sleep(IDLE_POLL_S)
     return True
 
 
-def _do_others_wait() -> bool:
-    """Return whether all other Python threads wait for another thread or for a connection."""
+def _are_batches_sent() -> bool:
+    """Return whether the threads of multiprocessing that send batches wait for more. Ignore other threads."""
     frames = sys._current_frames()
     frames.pop(threading.get_ident())
-    return all(map(_waits, frames.values()))
+    return all(map(_sends_nothing, frames.values()))
 
 
-def _waits(frame: FrameType) -> bool:
-    """Return whether a thread waits. `frame` is its innermost frame.
+def _sends_nothing(innermost: FrameType) -> bool:
+    """Return whether a thread sends nothing, from its innermost frame.
 
-    The thread that sends batches can have been notified of a batch without running yet. Its caller's variable
-    `buffer` then has this batch.
+    The thread that sends batches can have been notified of a batch without running yet. The variable `buffer`
+    of its function then has this batch.
     """
-    if frame.f_code is threading.Condition.wait.__code__:
-        caller = frame.f_back
-        return caller is None or not caller.f_locals.get("buffer")
-    return frame.f_code is socket.accept.__code__
+    for frame, _ in traceback.walk_stack(innermost):
+        if frame.f_code.co_filename == queues.__file__:
+            is_waiting = innermost.f_code is threading.Condition.wait.__code__
+            return is_waiting and not frame.f_locals.get("buffer")
+        if frame.f_code.co_filename == resource_sharer.__file__:
+            return innermost.f_code is socket.accept.__code__
+    return True
 
 
 def _are_files_taken() -> bool:
@@ -202,9 +235,8 @@ def _are_files_taken() -> bool:
 
     Returns False if this is unknown.
     """
-    sharer = sys.modules.get("multiprocessing.resource_sharer")
     try:
-        return sharer is None or not sharer._resource_sharer._cache
+        return not resource_sharer._resource_sharer._cache  # type: ignore[attr-defined]
     except AttributeError:
         return False
 

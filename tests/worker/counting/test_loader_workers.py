@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from perfsuite import documents
 from perfsuite.results.counts import KeptObjects, PythonCalls, WorkerBatch
+from perfsuite.results.rank_report import WorkerBatchFile
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.counting import loader_workers
@@ -74,11 +78,13 @@ class Keeping(Rows):
         return super().__getitem__(row)
 
 
-class Busy(Rows):
-    """A dataset with a thread that never waits."""
+class WithThreads(Rows):
+    """A dataset with two threads of its own. One of them is idle, and the other never waits."""
 
     def __getitem__(self, row: int) -> torch.Tensor:
         if row == 0:
+            self.pool = ThreadPoolExecutor(1)
+            self.pool.submit(tokenize, 1).result()
             threading.Thread(target=self._spin, daemon=True).start()
         return super().__getitem__(row)
 
@@ -105,13 +111,19 @@ def untimed(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def counted(run_dir: RunDir, dataset: Any, **options: Any) -> WorkerBatch | None:
-    """Return what the first worker did for a batch, after all batches were loaded."""
+def counted_with_notes(
+    run_dir: RunDir, dataset: Any, **options: Any
+) -> tuple[WorkerBatch | None, tuple[str, ...]]:
+    """Return what the first worker did for a batch, after all batches were loaded, and notes about it."""
     options = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "fork", **options}
     batches: Any = iter(DataLoader(dataset, **options))
     pid = batches._workers[0].pid
     assert len(list(batches)) > 0
     return batch_of(run_dir, [pid])
+
+
+def counted(run_dir: RunDir, dataset: Any, **options: Any) -> WorkerBatch | None:
+    return counted_with_notes(run_dir, dataset, **options)[0]
 
 
 def calls_of_tokenize(batch: WorkerBatch | None) -> int:
@@ -223,10 +235,36 @@ def test_timed_launches_count_no_kept_objects(run_dir: RunDir) -> None:
     assert known(counted(run_dir, Keeping())).kept is None
 
 
-def test_kept_objects_are_unknown_in_a_busy_worker(untimed: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_of_a_worker_are_not_waited_for(untimed: RunDir) -> None:
+    batch = known(counted(untimed, WithThreads(3), timeout=60))
+    assert known(batch.kept).by_type == {}
+
+
+def test_kept_objects_are_unknown_if_batches_are_not_taken(
+    untimed: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loader_workers, "IDLE_S", 0.1)
-    batch = known(counted(untimed, Busy(3)))
-    assert (batch.kept, batch.ops["aten.mul"]) == (None, 2)
+    monkeypatch.setattr(loader_workers, "_are_files_taken", lambda: False)
+    batch, (note,) = counted_with_notes(untimed, Rows(3))
+    assert (known(batch).kept, known(batch).ops["aten.mul"]) == (None, 2)
+    assert note.endswith("is unknown: a loader's worker still sent earlier batches")
+
+
+def test_few_batches_are_a_note(untimed: RunDir) -> None:
+    batch, notes = counted_with_notes(untimed, Rows(3), batch_size=4)
+    assert (known(batch).kept, notes) == (None, (loader_workers.TOO_FEW,))
+
+
+def test_waits_for_a_worker_that_is_counting(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    batch = WorkerBatch(python=PythonCalls(version="3.11", calls={}, functions={}), ops={})
+    write = partial(documents.write, run_dir.worker_batch(7))
+    write(WorkerBatchFile(batch=batch, is_counting=True))
+    later = threading.Timer(0.2, write, [WorkerBatchFile(batch=batch.replace(kept=KeptObjects()))])
+    later.start()
+    found, _ = batch_of(run_dir, [7])
+    later.join()
+    assert known(found).kept == KeptObjects()
 
 
 def test_shared_files_are_not_taken_if_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +290,9 @@ def test_one_unknown_loader_makes_all_unknown(tmp_path: Path) -> None:
     for _ in range(3):
         counting.make(lambda: torch.ones(2).mul(tokenize(2)))
     mine = os.getpid()
-    one = known(batch_of(run_dir, [mine]))
-    two = known(batch_of(run_dir, [mine, mine]))
+    one = known(batch_of(run_dir, [mine])[0])
+    two = known(batch_of(run_dir, [mine, mine])[0])
     assert (one.ops["aten.mul"], two.ops["aten.mul"]) == (1, 2)
     assert sum(two.python.calls.values()) == 2 * sum(one.python.calls.values()) > 0
-    assert batch_of(run_dir, [mine, 0]) is None
-    assert batch_of(run_dir, []) is None
+    assert batch_of(run_dir, [mine, 0]) == (None, ())
+    assert batch_of(run_dir, []) == (None, ())
