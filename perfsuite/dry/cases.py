@@ -18,9 +18,7 @@ from perfsuite.node.processes import captured
 COLLECT_S = 900  # maximum number of seconds in which pytest must collect the cases
 NO_TESTS_COLLECTED = 5  # pytest's exit status for an empty selection
 IDS_SHOWN = 4  # maximum number of ids that a message lists
-ADVICE_WITHOUT_CASES = (
-    "name the directory of your cases with --cases, or write a first case with perfsuite init"
-)
+HOW_TO_GET_CASES = "name the directory of your cases with --cases, or write a first case with perfsuite init"
 
 
 def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
@@ -44,7 +42,7 @@ def by_expression(directory: Path, expression: str, marker: str = "") -> list[Ca
     given = [word for option in (("-k", expression), ("-m", marker)) if option[1] for word in option]
     collected = _collected(directory, *given)
     if not collected.cases and not given:
-        raise CaseError(f"{directory} has no cases: {ADVICE_WITHOUT_CASES}")
+        raise CaseError(f"{directory} has no cases: {HOW_TO_GET_CASES}")
     if not collected.cases:
         raise CaseError(f"{shlex.join(given)} selects no case in {directory}{_what_there_is(directory)}")
     if collected.unmatched:
@@ -57,7 +55,7 @@ def _what_there_is(directory: Path) -> str:
     """Describe the cases in a directory, after a selection that matched none of them."""
     cases = _collected(directory).cases
     if not cases:
-        return f", because it has no cases: {ADVICE_WITHOUT_CASES}"
+        return f", because it has no cases: {HOW_TO_GET_CASES}"
     ids = [case.id for case in cases[:IDS_SHOWN]]
     return f". It has {len(cases)} case(s): {', '.join(ids)}{', ...' if len(cases) > IDS_SHOWN else ''}"
 
@@ -68,7 +66,7 @@ def _collected(directory: Path, *selection: str) -> CaseList:
     If pytest fails, `CaseError` has pytest's message.
     """
     if not directory.exists():
-        raise CaseError(f"there is no {directory.absolute()}: {ADVICE_WITHOUT_CASES}")
+        raise CaseError(f"there is no {directory.absolute()}: {HOW_TO_GET_CASES}")
     with tempfile.TemporaryDirectory() as temporary:
         return collect([str(directory)], *selection, file=Path(temporary) / "cases.json")
 
