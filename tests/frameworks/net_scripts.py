@@ -9,6 +9,23 @@ from perfsuite.node.machine import detect
 from perfsuite.results.run import Run
 from tests.frameworks import test_base as base
 
+LIGHTNING_MODULE = """
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def training_step(self, batch):
+        return (self.layer(batch) - 1).square().mean()
+
+    def validation_step(self, batch):
+        self.layer(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+"""
+"""Code of a script that imports torch and `LightningModule`."""
+
 
 def launched(
     directory: Path,

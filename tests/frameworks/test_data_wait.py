@@ -93,18 +93,7 @@ Trainer(model=model, args=arguments, train_dataset=Tokens()).train()
 """
 BY_LIGHTNING = f"""{OF_SLOW_ROWS}
 from lightning.pytorch import LightningModule, Trainer
-
-class Net(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-
-    def training_step(self, batch):
-        return (self.layer(batch) - 1).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters())
-
+{net_scripts.LIGHTNING_MODULE}
 quiet = {{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}}
 trainer = Trainer(accelerator="cpu", devices=1, max_steps=100, **quiet)
 trainer.fit(Net(), torch.utils.data.DataLoader(Rows(), batch_size=4))

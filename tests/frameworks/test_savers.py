@@ -44,26 +44,15 @@ for step in range(1, 100):
     if step % 5 == 0:
         accelerator.save_state(os.path.join(os.environ["OUT"], f"checkpoint-{step}"))
 """
-BY_LIGHTNING = """
+BY_LIGHTNING = (
+    """
 import os
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-
-class Net(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-
-    def training_step(self, batch):
-        return (self.layer(batch) - 1).square().mean()
-
-    def validation_step(self, batch):
-        self.layer(batch)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters())
-
+"""
+    + net_scripts.LIGHTNING_MODULE
+    + """
 loader = torch.utils.data.DataLoader(torch.ones(4000, 8), batch_size=4)
 saver = ModelCheckpoint(
     dirpath=os.environ["OUT"], filename="checkpoint-{step}", every_n_train_steps=5, save_top_k=-1,
@@ -75,6 +64,7 @@ trainer = Trainer(
 )
 trainer.fit(Net(), loader, loader, ckpt_path=os.environ["FROM"] or None)
 """
+)
 
 
 def launched(
