@@ -93,6 +93,11 @@ def message_of(error: BaseException) -> str:
         return f"(its message cannot be shown: {type(why).__name__} in __str__)"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return text with at most `most` characters. A cut text ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
 def readable(text: str) -> str:
     """Return text from another source in a form that can be stored and shown.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from perfsuite.case.case import Case
-from perfsuite.results.counts import Counts, other_inputs
+from perfsuite.results.counts import COUNTED_STEP, Counts, other_inputs
 from perfsuite.results.rank_report import Evidence, RankReport
 
 OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of their change during training
@@ -169,25 +169,26 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 
 def input_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Return a note if counted steps of a launch have different inputs, although they should not."""
-    if case.framework.promises.tokens_vary:
+    differing = next(_steps_with_other_inputs(reports), None)
+    if differing is None or case.framework.promises.tokens_vary:
         return ()
-    for report in reports:
-        if report.counts is None:
-            continue
-        for number in report.counts.also_counted:
-            step = report.counts.in_step(number)
-            inputs = "" if step is None else other_inputs(report.counts, step)
+    number, inputs = differing
+    is_script = case.framework.name == "script"
+    advice = f". If the number of {case.unit} varies, give Script(tokens='vary')" if is_script else ""
+    return (
+        f"{case.unit}/s counts {reports[0].tokens_per_step} {case.unit} in every step, but the input of step "
+        f"{number} is {inputs} (step {COUNTED_STEP}){advice}",
+    )
+
+
+def _steps_with_other_inputs(reports: Sequence[RankReport]) -> Iterator[tuple[int, str]]:
+    """Yield counted steps whose input is not that of the reported step: their numbers and both inputs."""
+    for counts in (report.counts for report in reports if report.counts is not None):
+        for number in counts.also_counted:
+            step = counts.in_step(number)
+            inputs = "" if step is None else other_inputs(counts, step)
             if inputs:
-                advice = (
-                    f". If the number of {case.unit} varies, give Script(tokens='vary')"
-                    if case.framework.name == "script"
-                    else ""
-                )
-                return (
-                    f"{case.unit}/s counts {report.tokens_per_step} {case.unit} in every step, but the input "
-                    f"of step {number} is {inputs} (step {report.counts.step}){advice}",
-                )
-    return ()
+                yield number, inputs
 
 
 def not_checked(

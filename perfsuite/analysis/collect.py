@@ -28,7 +28,8 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
-from perfsuite.results.counts import COUNTED_STEP, Counts, merged, spans
+from perfsuite.results.counts import COUNTED_STEP, Counts, merged, named_ranks
+from perfsuite.results.environment import UNSET
 from perfsuite.results.metric import find_metric
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
@@ -56,7 +57,6 @@ runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only t
 compared, it falls in 46 of these runs."""
 DIFFER_BY_RANK = ("cores", "CUDA_VISIBLE_DEVICES", FLIGHT_RECORDER_FILE)
 """Parts of the environment that differ between ranks, and are recorded only for rank 0."""
-UNSET = "unset"  # the value of a variable that a rank does not have
 LOSS_NOT_OBSERVED = (
     "loss not observed, as requested by the case: nobody would notice if the model stopped learning"
 )
@@ -324,23 +324,26 @@ def _of_all_ranks(reports: Sequence[RankReport]) -> Observed | None:
     if observed is None:
         return None
     codes = [None if report.observed is None else report.observed.code for report in reports]
-    others = defaultdict[tuple[str, str], list[int]](list)
-    for report in reports[1:]:
+    return observed.replace(
+        code=None if None in codes else documents.digest([*codes]),
+        environment={**observed.environment, **_other_values(observed, reports[1:])},
+    )
+
+
+def _other_values(observed: Observed, others: Sequence[RankReport]) -> dict[str, str]:
+    """Return the values that other ranks have instead of rank 0's `observed` ones, as `kernel of ranks 8-15`.
+
+    Only rank 0 records the versions of imported packages. All ranks record all variables.
+    """
+    variables = [name for name in observed.environment if name.isupper()]
+    ranks_with = defaultdict[tuple[str, str], list[int]](list)
+    for report in others:
         environment = {} if report.observed is None else report.observed.environment
-        # Only rank 0 records the versions of imported packages. All ranks record all variables.
-        variables = [name for name in observed.environment if name.isupper()]
         for name in dict.fromkeys((*environment, *variables)):
             value = environment.get(name, UNSET)
             if name not in DIFFER_BY_RANK and value != observed.environment.get(name, UNSET):
-                others[name, value].append(report.rank)
-    of_others = {
-        f"{name} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}": value
-        for (name, value), ranks in sorted(others.items())
-    }
-    return observed.replace(
-        code=None if None in codes else documents.digest([*codes]),
-        environment={**observed.environment, **of_others},
-    )
+                ranks_with[name, value].append(report.rank)
+    return {f"{name} of {named_ranks(ranks)}": value for (name, value), ranks in sorted(ranks_with.items())}
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:

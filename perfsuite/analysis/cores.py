@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from perfsuite.results.counts import numbers, spans
+from perfsuite.results.counts import named_ranks, numbers
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Health, Run
 
@@ -70,7 +70,7 @@ def _far_cores(reports: Mapping[int, RankReport], health: Health) -> Iterator[st
     for (cores, near_cores), ranks in groups.items():
         allowed = set(numbers(cores))
         usable = allowed & set(numbers(near_cores)) if near_cores else allowed
-        who = f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}"
+        who = named_ranks(sorted(ranks))
         if usable != allowed:
             sharing = list(near.values()).count(near_cores)
             advice = BIND if len(usable) >= sharing else f"for cores near every GPU, {MORE_CORES}"

@@ -338,6 +338,11 @@ class CaseFile(Document):
     profile: bool = False  # whether ranks only profile a few steps after warm-up. Nothing is then judged
     metrics: tuple[str, ...] = ()  # names of metrics from other packages, which every rank records
 
+    @property
+    def times_nothing(self) -> bool:
+        """Whether the launch only counts the work of steps."""
+        return self.counted_steps is not None
+
     def as_json(self) -> str:
         """Return the JSON without fields that have their default values.
 

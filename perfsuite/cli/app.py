@@ -50,23 +50,26 @@ class _LazyCommands(Mapping[str, Any]):
         if command is None:
             raise KeyError(name)
         command.name = name
-        _join_lines(command)
-        _refuse_repeats(command)
+        _prepare(command)
         command.rich_help_panel = _PANEL_OF.get(name, OTHERS)
         return command
+
+
+def _prepare(command: Any) -> None:
+    """Change how a command, and each command below it, shows its help and reads its options."""
+    _join_lines(command)
+    _refuse_repeats(command)
+    for below in getattr(command, "commands", {}).values():
+        _prepare(below)
 
 
 def _join_lines(command: Any) -> None:
     """Join the lines of each paragraph of a help text, which typer then wraps."""
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) or None
-    for below in getattr(command, "commands", {}).values():
-        _join_lines(below)
 
 
 def _refuse_repeats(command: Any) -> None:
     """Make a command refuse an option that is given twice, of which click would silently use the last."""
-    for below in getattr(command, "commands", {}).values():
-        _refuse_repeats(below)
     parse = command.parse_args
 
     def parse_args(ctx: Any, args: list[str]) -> Any:

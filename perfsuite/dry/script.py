@@ -44,6 +44,7 @@ from perfsuite.worker.script.script_rank import TOLD_AFTER, named_functions, wit
 from perfsuite.worker.spans import phases
 from perfsuite.worker.spans.recording import Spans
 
+INSTEAD = "Launch the case, or choose options of the script that avoid this"
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 COPIES = (
     "the optimizer {} updates tensors that belong to no module. They are assumed to be copies of the model's "
@@ -262,8 +263,7 @@ def _explained(error: Exception) -> Exception:
     at = f" ({where})" if where else ""
     if isinstance(error, NEEDS_A_VALUE):
         return DryRunError(
-            f"a dry run cannot do this: a shape or a branch depends on the values of a tensor{at}. "
-            "Launch the case, or choose options of the script that avoid this"
+            f"a dry run cannot do this: a shape or a branch depends on the values of a tensor{at}. {INSTEAD}"
         )
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     why = engines.not_dry()
@@ -277,7 +277,7 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, EOFError | FileNotFoundError) and _skipped_savers:
         return DryRunError(
             f"a dry run cannot load what it should have saved, because it writes no checkpoint: {said}{at}. "
-            "Launch the case, or choose options of the script that avoid this"
+            f"{INSTEAD}"
         )
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 

@@ -118,9 +118,7 @@ def ask_for_stacks(
     _wait_until_written([files[pid] for pid in pids], wait_s)
 
     calls = [run_dir.collectives(pid, node) for pid in pids if _takes_request(run_dir.request_address(pid))]
-    until = time.monotonic() + wait_s
-    while not all(file.exists() for file in calls) and time.monotonic() < until:
-        time.sleep(STACKS_POLL_S)
+    wait_until(lambda: all(file.exists() for file in calls), wait_s)
 
 
 def _wait_until_written(files: Sequence[Path], wait_s: float) -> None:

@@ -102,7 +102,7 @@ def run(job: AgentJob) -> list[Failure]:
     files.mkdir(exist_ok=True)  # another node might have created it
     os.environ[FILES] = str(files)
     os.environ.pop(COUNTS_CALLS, None)
-    if job.request.counted_steps is not None:  # nothing is timed
+    if job.request.times_nothing:
         os.environ[COUNTS_CALLS] = "1"
     plan = framework_of(case).plan(case)
     given = os.environ.get(JOB_VARIABLES, "").split()
@@ -257,17 +257,17 @@ def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[st
 
 def _if_there(path: str, environment: Mapping[str, str]) -> str:
     """Return the path in the worktree if the file exists there, and otherwise the unchanged path."""
-    there = _in_worktree(path, environment)
-    return there if os.path.exists(there) else path
+    in_worktree = _in_worktree(path, environment)
+    return in_worktree if os.path.exists(in_worktree) else path
 
 
 def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
     """Return the path of a file of the repository in the worktree that `environment` names."""
     top, _, worktree = environment.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
-    whole = path + os.sep
+    with_slash = path + os.sep
     stay = tuple(prefix + os.sep for prefix in (sys.prefix, worktree) if (prefix + os.sep).startswith(inside))
-    is_moved = worktree and whole.startswith(inside) and not whole.startswith(stay)
+    is_moved = worktree and with_slash.startswith(inside) and not with_slash.startswith(stay)
     return worktree + path.removeprefix(top) if is_moved else path
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from perfsuite.errors import shortened
 from perfsuite.report import slopes
 from perfsuite.report.text import cut, plural
 from perfsuite.results.outcome import NOT_JUDGED, Finding
@@ -39,7 +40,7 @@ def _why_failed(unknown: Sequence[Measurement]) -> list[str]:
     if not failed:
         return []
     why = failed[0].verdict.reasons[0]
-    shown = why if len(why) <= WHY_SHOWN else f"{why[: WHY_SHOWN - 2]} …"
+    shown = shortened(why, WHY_SHOWN)
     return [shown if len(failed) == 1 else f"the first of them failed because {shown}"]
 
 

@@ -14,8 +14,8 @@ from perfsuite.results.counts import (
     OfRanks,
     StepMemory,
     group_name,
+    named_ranks,
     numbers,
-    spans,
 )
 from perfsuite.results.outcome import CountCheck
 from perfsuite.verdict.count_sentences import held_by
@@ -48,7 +48,7 @@ def kernels(counts: Counts) -> int | None:
 
 def ranks(entry: OfRanks) -> str:
     """Name the ranks of an entry, such as `rank 0` or `ranks 0-3`."""
-    return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
+    return named_ranks(entry.ranks)
 
 
 def in_short(counts: Counts) -> str:
@@ -227,9 +227,7 @@ def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
         ranks_of.setdefault(sentence, set()).update(numbers(ranks) if by_rank else ())
     if not by_rank:
         return list(ranks_of)
-    return [
-        f"{sentence} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for sentence, of in ranks_of.items()
-    ]
+    return [f"{sentence} ({named_ranks(sorted(of))})" for sentence, of in ranks_of.items()]
 
 
 def remarks(check: CountCheck) -> list[str]:

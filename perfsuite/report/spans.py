@@ -13,7 +13,7 @@ from perfsuite.case.phases import DATA_WAIT, MEASURED_STEPS
 from perfsuite.report import counts as report_counts
 from perfsuite.report.text import NONE, Table
 from perfsuite.results.amounts import amount, duration
-from perfsuite.results.counts import Counts, RankCounts, grouped, step_name
+from perfsuite.results.counts import Counts, RankCounts, grouped, inputs_in_words, step_name
 from perfsuite.results.quantities import Unit, differ_by_chance
 from perfsuite.results.rank_report import COLD, START_UP, START_UPS, SpanTimes, is_of_start_up
 from perfsuite.results.run import Run
@@ -182,7 +182,7 @@ class _Launch:
         """Return the input of a step, on the first rank that has one; None if no rank has one."""
         of_ranks = (entry.counts.in_step(step) for entry in self.counts)
         inputs = next((counts.inputs for counts in of_ranks if counts is not None and counts.inputs), {})
-        return " and ".join(f"{number} x {shape}" for shape, number in inputs.items()) or None
+        return inputs_in_words(inputs) or None
 
     def span(self, name: str) -> SpanRow:
         """Return the row of a span that is not a step."""

@@ -41,7 +41,6 @@ that is not counted has created this storage."""
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
 done every 10th step."""
-MOST_INPUTS = 4  # maximum number of inputs in a sentence
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
 """Minimum number of steps that must remain in a launch to count kept objects. In the first of these steps,
@@ -246,6 +245,9 @@ class Counts(Data):
         return counted.replace(spans={**self.spans, step_name(counts.step): counts})
 
 
+MOST_INPUTS = 4  # maximum number of inputs in a sentence
+
+
 def other_inputs(before: Counts, now: Counts) -> str:
     """Return `2 x int64[4, 64] instead of 2 x int64[4, 128]` if the inputs of two steps differ.
 
@@ -259,10 +261,15 @@ def other_inputs(before: Counts, now: Counts) -> str:
 
 
 def _joined(inputs: Mapping[str, int]) -> str:
-    """List inputs. They are joined with `and`, because they contain commas."""
-    named = [f"{number} x {shape}" for shape, number in sorted(inputs.items())[:MOST_INPUTS]]
+    """Name at most `MOST_INPUTS` inputs."""
+    named = inputs_in_words(dict(sorted(inputs.items())[:MOST_INPUTS])) or "none"
     more = len(inputs) - MOST_INPUTS
-    return " and ".join([*named, *([f"{more} more"] if more > 0 else [])]) or "none"
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def inputs_in_words(inputs: Mapping[str, int]) -> str:
+    """Return `2 x int64[4, 128] and 1 x int64[1, 128]`; empty without inputs."""
+    return " and ".join(f"{number} x {shape}" for shape, number in inputs.items())
 
 
 def has_smaller_input(before: Counts, now: Counts) -> bool:
@@ -336,6 +343,11 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ",".join("-".join(map(str, dict.fromkeys(part))) for part in parts)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks, in ascending order, such as `rank 0` or `ranks 0-3,6`."""
+    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
 
 
 def numbers(spanned: str) -> list[int]:

@@ -220,6 +220,5 @@ class WorkerBatchFile(Document):
     schema_version: Literal[1] = 1
     batch: WorkerBatch
     notes: tuple[str, ...] = ()  # what is unknown about the worker, and why
-    is_counting: bool = (
-        False  # whether the worker is just counting its objects, and will write the file again
-    )
+    # Whether the worker is just counting its objects. It will then write the file again.
+    is_counting: bool = False

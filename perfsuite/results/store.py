@@ -231,6 +231,7 @@ class Store:
     baselines = Below("baselines")  # baselines recorded because a case had none
     history = Below("history")  # the default directory of the history
     sessions = Below("runs")  # one directory per session
+    comparisons = Below("compare")  # one directory per comparison
 
     def new_session(self) -> SessionDir:
         """Return the directory of a new session. It is not created yet."""
@@ -238,7 +239,7 @@ class Store:
 
     def new_comparison(self) -> SessionDir:
         """Return the directory of a new comparison, which is separate from sessions."""
-        return SessionDir(self.path / "compare" / _session_name())
+        return SessionDir(self.comparisons / _session_name())
 
     def results(self) -> list[Path]:
         """Return the `results.json` of every session, oldest first."""
@@ -279,7 +280,7 @@ def stored_results(store: Path) -> list[Path]:
     if files:
         return files
     where = Store(store).sessions
-    compared = sorted((store / "compare").glob("*/results.json"))
+    compared = sorted(Store(store).comparisons.glob("*/results.json"))
     newest = f", such as the newest comparison: {compared[-1]}" if compared else ""
     raise FileError(
         f"no session in {where}: measure first (pytest bench_cases), or name a results.json{newest}"

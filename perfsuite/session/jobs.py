@@ -10,8 +10,6 @@ from perfsuite.node.processes import captured
 from perfsuite.report.console import say
 
 MOST_SAID = 2000  # maximum length of pytest's message, in characters
-
-
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine, on which a measurement can wait
 
 

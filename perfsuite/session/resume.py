@@ -6,6 +6,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.report.text import cut
 from perfsuite.results.count_baseline import target_of
+from perfsuite.results.environment import UNSET
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
@@ -55,7 +56,7 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
         for session in (then, now)
     )
     return [
-        f"{name} {before.get(name, 'unset')}, not {today.get(name, 'unset')}"
+        f"{name} {before.get(name, UNSET)}, not {today.get(name, UNSET)}"
         for name in dict.fromkeys([*before, *today])
         if before.get(name) != today.get(name)
     ]

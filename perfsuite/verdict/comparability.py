@@ -1,12 +1,13 @@
 """Decide from settings, environment and machine whether a launch can be compared with a baseline. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfsuite.analysis import health
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.environment import UNSET
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -189,16 +190,18 @@ def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
     )
 
 
+def changed_values(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return a sentence with both values for each name whose value changed, in alphabetical order."""
+    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return {name: f"{name}: {before.get(name, UNSET)} -> {now.get(name, UNSET)}" for name in names}
+
+
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
     """Return the versions, variables and newly observed settings that changed, with both values."""
     then, today = _observed(run, baseline)
     before = then.environment
     now = today.environment
-    changed = [
-        f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key)
-    ]
+    changed = [*changed_values(before, now).values()]
     observed = {*then.settings}
     if then.settings.get("trained") == "all":  # only partly trained models have these settings
         observed |= {"adapters", "lora", "quantised_layers"}

@@ -64,9 +64,9 @@ def _missing_work(
 
 def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
     then = sum(before.flops.values())
-    today = max(sum(counts.flops.values()) for counts in now)
-    new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     most = max(now, key=lambda counts: sum(counts.flops.values()))
+    today = sum(most.flops.values())
+    new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and has_smaller_input(before, most):
         yield f"FLOPs {arrow(then, today, 'FLOP')}: the input is {other_inputs(before, most)}"
     elif today < then and new:

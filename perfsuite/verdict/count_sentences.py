@@ -6,7 +6,7 @@ from typing import Literal
 
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
-from perfsuite.results.counts import Collective, Counts, other_inputs
+from perfsuite.results.counts import Collective, Counts, KeptObjects, other_inputs
 from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
 MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a sentence, largest change first
@@ -47,14 +47,18 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
     if quantity is quantities.KEPT_GRAPHS and now.kept is not None:
         return held_by(now.kept.graph_holders)
-    if quantity in (quantities.KEPT, quantities.WORKER_KEPT):
-        of_worker = quantity is quantities.WORKER_KEPT
-        kept, kept_now = (
-            quantities.kept_by_worker(counts) if of_worker else counts.kept for counts in (before, now)
-        )
-        if kept is not None and kept_now is not None:
-            return _parts(kept.by_type, kept_now.by_type, "objects") + held_by(kept_now.holders)
+    if quantity is quantities.KEPT:
+        return _kept(before.kept, now.kept)
+    if quantity is quantities.WORKER_KEPT:
+        return _kept(quantities.kept_by_worker(before), quantities.kept_by_worker(now))
     return ""
+
+
+def _kept(before: KeptObjects | None, now: KeptObjects | None) -> str:
+    """Return the types and the holders of kept objects; empty if they are unknown."""
+    if before is None or now is None:
+        return ""
+    return _parts(before.by_type, now.by_type, "objects") + held_by(now.holders)
 
 
 def held_by(holders: Sequence[str]) -> str:

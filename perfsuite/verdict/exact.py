@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perfsuite.results import quantities
 from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
-from perfsuite.results.counts import Counts, are_alike, spans
+from perfsuite.results.counts import Counts, are_alike, named_ranks
 from perfsuite.results.outcome import NOT_JUDGED, WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import Quantity
 from perfsuite.results.run import Run
@@ -157,8 +157,8 @@ def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[
         is_rare = quantity in (quantities.STALLS, quantities.KEPT_GRAPHS)
         if is_rare and not is_in_baseline and not any(quantity.value(counts) for counts in after):
             continue  # most training runs have none, and older baselines did not record them
-        is_worker_missing = _only_on_one_side(quantities.WORKER_KERNELS, before, after) is not None
-        if is_worker_missing and quantity in (quantities.WORKER_KERNELS, quantities.WORKER_KEPT):
+        of_worker = quantity in (quantities.WORKER_KERNELS, quantities.WORKER_KEPT)
+        if of_worker and _only_on_one_side(quantities.WORKER_KERNELS, before, after) is not None:
             continue  # the worker's Python calls are missing as well: one note is enough
         if quantity is quantities.KEPT_GRAPHS and is_in_baseline:
             continue  # missing whenever kept objects or their types are missing: one note is enough
@@ -176,4 +176,4 @@ def _only_on_one_side(quantity: Quantity, before: Counts, after: Sequence[Counts
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {spans(ranks)} are"
+    return f"{named_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"

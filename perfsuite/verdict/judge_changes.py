@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from perfsuite import documents
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError, shortened
 from perfsuite.inputs import ini
 from perfsuite.results import waivers
 from perfsuite.results.amounts import amount
@@ -175,7 +175,7 @@ def _of_setting(key: str, before: Any, now: Any) -> str:
         words = [f"without {line}" for line in lost if line not in new] + [
             line for line in new if line not in lost
         ]
-        return f"{key} changed: {_cut('; '.join(words))}"
+        return f"{key} changed: {shortened('; '.join(words), 3 * LONGEST)}"
     return f"{key} {both[0]} -> {both[1]}"
 
 
@@ -185,10 +185,6 @@ def _flat(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value).strip()
-
-
-def _cut(text: str, most: int = 3 * LONGEST) -> str:
-    return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
 def _of_waivers(change: FileChange, base: str) -> list[str]:

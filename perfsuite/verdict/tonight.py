@@ -45,8 +45,6 @@ WITH_THE_MACHINE = (
     "the machine itself changed, which affects the reference as well, so the effect is not attributed to the "
     "code: {changes}"
 )
-
-
 OF_RANKS = re.compile(r" of ranks? [\d,-]+$")
 """The end of the name of a fact in which some ranks differ (`perfsuite.analysis.collect`)."""
 
@@ -189,8 +187,7 @@ def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
     """Return the recorded versions, variables and settings of the machine that changed, by name."""
     then = {} if baseline.observed is None else baseline.observed.environment
     now = {} if run.observed is None else run.observed.environment
-    names = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
-    return {name: f"{name}: {then.get(name, 'unset')} -> {now.get(name, 'unset')}" for name in names}
+    return comparability.changed_values(then, now)
 
 
 def _is_of_machine(name: str) -> bool:

@@ -128,8 +128,7 @@ def _watch(rank: Rank) -> None:
         with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
             from perfsuite.worker.counting import loader_workers
 
-            objects = rank.request.counted_steps is not None  # nothing is timed
-            loader_workers.watch(rank.run_dir, counts_objects=objects)
+            loader_workers.watch(rank.run_dir, counts_objects=rank.request.times_nothing)
 
 
 def _after_build(rank: Rank, device: Any) -> None:

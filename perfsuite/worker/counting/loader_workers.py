@@ -173,7 +173,7 @@ class _Counting:
     def _count_objects(self, growth: Growth) -> None:
         """Count the objects that are alive between two batches."""
         if self._batch is None:
-            growth.is_over = True  # the rank knows that this worker was not counted
+            growth.give_up("its first batches were not counted")
             return
         if self._made == KEPT_BETWEEN[1]:
             self._write(WorkerBatchFile(batch=self._batch, notes=(TOO_FEW,), is_counting=True))

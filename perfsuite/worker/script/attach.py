@@ -148,8 +148,7 @@ class Attached:
             with contextlib.suppress(Exception):  # the import can fail
                 from perfsuite.worker.counting import loader_workers
 
-                objects = request.counted_steps is not None  # nothing is timed
-                loader_workers.watch(run_dir, counts_objects=objects)
+                loader_workers.watch(run_dir, counts_objects=request.times_nothing)
         events.watch()
         self._search = Search(named_functions(self.case.framework))
         self._search.begin()
