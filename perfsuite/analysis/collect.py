@@ -29,7 +29,6 @@ from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, merged, named_ranks
-from perfsuite.results.environment import UNSET
 from perfsuite.results.metric import find_metric
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
@@ -37,6 +36,7 @@ from perfsuite.results.quantities import python_unless_alike
 from perfsuite.results.rank_report import (
     COLD,
     SIMULATED_CLOCK,
+    UNSET,
     Failure,
     Observed,
     RankReport,

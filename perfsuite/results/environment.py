@@ -19,8 +19,6 @@ VARIABLES = (  # prefixes of environment variables that are recorded
     *("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHON_GIL", "PYTHON_JIT"),
 )
 
-UNSET = "unset"  # how the value of a missing version or variable is shown
-
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables to record: those with a prefix in `VARIABLES`, without secrets.

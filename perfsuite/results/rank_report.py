@@ -82,6 +82,7 @@ class Flops(Data):
 
 
 LOADER = "loader"  # name of the settings of `DataLoader`s in `Observed.environment`
+UNSET = "unset"  # how the value of a missing version or variable is shown
 
 
 class Observed(Data):

@@ -6,8 +6,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.report.text import cut
 from perfsuite.results.count_baseline import target_of
-from perfsuite.results.environment import UNSET
-from perfsuite.results.rank_report import FailureKind
+from perfsuite.results.rank_report import UNSET, FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
 

@@ -7,8 +7,7 @@ from perfsuite.analysis import health
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.environment import UNSET
-from perfsuite.results.rank_report import Observed
+from perfsuite.results.rank_report import UNSET, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
