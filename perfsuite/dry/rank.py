@@ -65,7 +65,10 @@ def _forget_dead_constants() -> None:
         return
     constants = mode.fake_tensor_converter.constant_storage_mapping
     for storage, tensors in [*constants.items()]:
-        if storage.expired() or all(tensor() is None for tensor in tensors):
+        alive = [tensor for tensor in tensors if tensor() is not None]
+        if alive and not storage.expired():
+            constants[storage] = alive
+        else:
             del constants[storage]
 
 

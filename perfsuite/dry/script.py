@@ -28,7 +28,7 @@ from perfsuite.frameworks.common.private import (
     disable_current_modes,
     fake_tensor,
 )
-from perfsuite.node.ranks import moved
+from perfsuite.node.ranks import moved, moved_directory
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
@@ -98,7 +98,7 @@ class DryScript(DryRank):
         files.mkdir(exist_ok=True)
         os.environ[FILES] = str(files.resolve())
         words = [moved(word).replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
-        os.chdir(moved(command.directory))
+        os.chdir(moved_directory(command.directory))
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:

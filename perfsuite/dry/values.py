@@ -20,6 +20,7 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
 
+from perfsuite.dry import decisions
 from perfsuite.frameworks.common import model, private, weights
 from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
 from perfsuite.frameworks.common.private import (
@@ -115,20 +116,38 @@ class WholeNumbersAreReal(NoValues):
     """Keeps the values of integers on the CPU, because scripts draw samples and split batches with them.
 
     An operator is computed if all of its tensors are real integers. If one of the tensors is fake, so is the
-    result. While data are loaded, operators on real floating-point tensors are computed as well.
+    result. While data are loaded, operators on real floating-point tensors are computed as well. A few
+    numbers keep their values on the device too, and in collectives (`decisions`).
     """
 
     loads_data = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            return self._communicate(func, types, args, kwargs)
         if not _is_real(func, args, kwargs or {}, whole=not self.loads_data):
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            return decisions.follow(func, args, kwargs or {}, out) if func.namespace == "aten" else out
         # Do not pin memory, because the device does not exist.
         if overloadpacket(func) is torch.ops.aten._pin_memory:
             return args[0]
         with disable_current_modes():
             out = func(*args, **kwargs or {})
             return out.fill_(1) if overloadpacket(func) in _NOT_FILLED else out
+
+    def _communicate(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run a collective, which does nothing, and update the numbers that it would have changed."""
+        if _holds_fakes(args):
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        else:  # a fake tensor for each real one would look like a leak of the script
+            with disable_current_modes():
+                out = func(*args, **kwargs or {})
+        decisions.communicate(func, args)
+        return out
+
+
+def _holds_fakes(data: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(data))
 
 
 _NOT_FILLED = (
@@ -174,6 +193,10 @@ def _is_no(tensor: Any) -> bool:
 
 
 def _answer(tensor: Any) -> bool | int | float:
+    values = decisions.values_of(tensor) if isinstance(tensor, FakeTensor) else None
+    if values is not None:
+        with disable_current_modes():
+            return values.item()
     if tensor.dtype is torch.bool:
         return not _is_no(tensor)
     if not tensor.dtype.is_floating_point:
@@ -304,15 +327,17 @@ def _of_tensors(tensor: Any) -> Any:
         return _answer(data) if isinstance(data, FakeTensor) and data.dim() == 0 else data
 
     def made(data: Any, **options: Any) -> Any:
-        holds = isinstance(data, list | tuple) and any(
-            isinstance(each, FakeTensor) for each in tree_leaves(data)
-        )
+        holds = isinstance(data, list | tuple) and _holds_fakes(data)
         return tensor(answered(data) if holds else data, **options)
 
     return made
 
 
 def _numpy(self: Tensor, **options: Any) -> Any:
+    values = decisions.values_of(self)
+    if values is not None:
+        with disable_current_modes():
+            return values.clone().numpy()
     dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
     name = str(dtype).removeprefix("torch.")
     # Imported here, because numpy is optional. Without it, `Tensor.numpy` does not work either.

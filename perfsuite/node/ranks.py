@@ -66,6 +66,7 @@ SERVER_S = 1.0  # seconds to wait until the fork server has ended, after its con
 STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
 # multiprocessing reports this exit code if the fork server is gone, but a rank can also end with it.
+PROGRAMS = (".py", ".sh")  # suffixes of files that an arm runs in its own version
 NO_EXIT_CODE = "exit code 255"
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
@@ -223,7 +224,7 @@ def _start(
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             [moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
-            cwd=moved(command.directory),
+            cwd=moved_directory(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -235,15 +236,20 @@ def _start(
 def moved(word: str) -> str:
     """If `word` is the path of a file in the repository, return its path in the worktree of this arm.
 
-    In `--config=/repository/file`, the path is replaced only if the worktree has such a file: data that git
-    ignores, or a directory of results, is shared by both arms. Files of this Python environment keep their
-    paths. If there is no worktree, all words are kept.
+    A program is always replaced, because an arm must not run the program of the other arm. Other paths,
+    such as `/repository/data` or the one in `--config=/repository/file`, are replaced only if the worktree
+    has such a file: data that git ignores, or a directory of results, is shared by both arms. Files of this
+    Python environment keep their paths. If there is no worktree, all words are kept.
     """
-    path = _in_worktree(word, os.environ)
-    if path != word:
-        return path
-    name, equals, value = word.partition("=")
+    if Path(word).suffix in PROGRAMS:
+        return _in_worktree(word, os.environ)
+    name, equals, value = word.rpartition("=")
     return f"{name}{equals}{_if_there(value, os.environ)}"
+
+
+def moved_directory(directory: str) -> str:
+    """Return the directory in the worktree of this arm in which a command starts."""
+    return _in_worktree(directory, os.environ)
 
 
 def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[str, str]:

@@ -469,6 +469,41 @@ def test_a_checkpoint_that_exists_can_be_loaded(tmp_path: Path) -> None:
     passed(case_of(tmp_path, text), tmp_path / "dry")
 
 
+LIGHTNING = """
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+
+class Task(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 64))
+
+    def training_step(self, tokens, at):
+        loss = torch.nn.functional.cross_entropy(self.net(tokens).flatten(0, 1), tokens.flatten())
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+trainer = Trainer(
+    accelerator="auto", devices=2, strategy="ddp", max_steps=1000, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    callbacks=[EarlyStopping("loss", check_on_train_epoch_end=True, patience=1000)],
+)
+data = torch.utils.data.DataLoader(torch.randint(0, 64, (8, 16)), batch_size=2)
+trainer.fit(Task(), data)
+"""
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "h100"])
+def test_ranks_of_lightning_agree_not_to_stop(tmp_path: Path, hardware: str) -> None:
+    """Lightning's Trainer stops if it reads 1 from a flag that it broadcasts before each step."""
+    counts = counted(passed(case_of(tmp_path, LIGHTNING, hardware=hardware), tmp_path / "dry"))
+    assert {collective.kind for collective in counts.collectives} == {"all_reduce", "broadcast"}
+
+
 def with_line(code: str) -> str:
     """Return `TRAIN` with `code` as its line 21."""
     return TRAIN.replace("# here", code)

@@ -348,8 +348,27 @@ def worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_path_in_an_option_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
     assert ranks.moved(f"--config={tmp_path}/new.yaml") == f"--config={worktree}/new.yaml"
-    for kept in (f"--data={tmp_path}/data", "--steps=3", f"--config={worktree}/new.yaml"):
+    for kept in ("--steps=3", f"--config={worktree}/new.yaml"):
         assert ranks.moved(kept) == kept
+
+
+def test_program_is_always_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    """Otherwise the arm would run the program of the working tree."""
+    for program in ("train.py", "train.sh"):
+        assert ranks.moved(f"{tmp_path}/{program}") == f"{worktree}/{program}"
+
+
+@pytest.mark.parametrize("option", ["", "--data="])
+def test_data_that_the_commit_lacks_stay(tmp_path: Path, worktree: Path, option: str) -> None:
+    assert ranks.moved(f"{option}{tmp_path}/data") == f"{option}{tmp_path}/data"
+
+
+def test_path_in_an_argument_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    assert ranks.moved(f"{tmp_path}/new.yaml") == f"{worktree}/new.yaml"
+
+
+def test_a_command_starts_in_the_worktree(tmp_path: Path, worktree: Path) -> None:
+    assert ranks.moved_directory(f"{tmp_path}/new") == f"{worktree}/new"
 
 
 def test_path_in_a_variable_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
@@ -368,10 +387,9 @@ USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
     ("place", "word", "moved"),
     [
         (REPO, "/repo/train.py", "/repo/.perfsuite/arms/abc/train.py"),
-        (REPO, "/repo", "/repo/.perfsuite/arms/abc"),  # the directory where a script starts
         *((REPO, word, word) for word in ("/repository/train.py", "--out=/repo/x", "train.py")),
         (REPO, "/repo/.venv/bin/python", "/repo/.venv/bin/python"),
-        *((REPO, REPO[1] + below, REPO[1] + below) for below in ("", "/train.py")),
+        (REPO, f"{REPO[1]}/train.py", f"{REPO[1]}/train.py"),
         (USR, "/usr/src/app/train.py", "/tmp/arms/abc/train.py"),
         (USR, "/usr/bin/python", "/usr/bin/python"),
     ],

@@ -239,6 +239,7 @@ NAMES: Mapping[str, Name] = {
             "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
             "is_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
             "tree_leaves": "torch.utils._pytree:tree_leaves",
+            "tree_map": "torch.utils._pytree:tree_map",
         },
     ),
     **_table(
@@ -430,6 +431,7 @@ NAMES: Mapping[str, Name] = {
         },
     ),
     **_table("attribute", _TORCH, _NO_DRY_RUN, {"is_param": "torch.nn:Parameter._is_param"}),
+    **_table("reader", _TORCH, _NO_DRY_RUN, {"changes_in_place": "torch:Tensor._version"}),
     # transformers and accelerate.
     **_table(
         "attribute",
