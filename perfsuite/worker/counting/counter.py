@@ -202,6 +202,8 @@ class StepCounter(TorchDispatchMode):
         self._in_optimizer = False
         # Whether the optimizer's step runs forward and backward in a closure, as in Lightning's `fit`.
         self._runs_closure = False
+        self._closure_has_begun = False
+        self._closure_had_backward = False
         self._fake_mode = active_fake_mode()
         self.python = PythonCounter(self._phase, OF_A_DRY_RUN if self._fake_mode is not None else ())
         _keep_from_dynamo()
@@ -270,6 +272,8 @@ class StepCounter(TorchDispatchMode):
         self._guarded(self._note_gradients)
         self._in_optimizer = True
         self._runs_closure = runs_closure
+        self._closure_has_begun = False
+        self._closure_had_backward = False
 
     def end_step(self, step: int = COUNTED_STEP) -> Counts:
         """Return the counts of the step that ends here, and begin the next step."""
@@ -354,9 +358,8 @@ class StepCounter(TorchDispatchMode):
     def _phase(self) -> Phase:
         backward = in_backward()
         # 1. Work from the optimizer's pre-hook to the end of the training step belongs to the optimizer. The
-        # exception is a closure in which the optimizer runs forward (with gradients enabled) and backward.
-        in_closure = self._runs_closure and (torch.is_grad_enabled() or backward)
-        if self._in_optimizer and not in_closure:
+        # exception is a closure in which the optimizer runs forward and backward.
+        if self._in_optimizer and not self._is_in_closure(backward):
             return "optimizer"
         # 2. All other work outside of backward is forward, including batches, logging, and work between
         # steps.
@@ -365,14 +368,26 @@ class StepCounter(TorchDispatchMode):
         # 3. Autograd disables gradients in backward. Checkpointing enables them again when it recomputes.
         return "recompute" if torch.is_grad_enabled() else "backward"
 
+    def _is_in_closure(self, backward: bool) -> bool:
+        """Return whether the current work belongs to a closure of the optimizer.
+
+        A closure begins with the first operator for which gradients are enabled, and ends with backward. In
+        between, some operators have no gradients, such as the collectives of FSDP before a module's forward.
+        """
+        is_open = self._closure_has_begun and not self._closure_had_backward
+        return self._runs_closure and (backward or is_open or torch.is_grad_enabled())
+
     def _count(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
     ) -> None:
         packet = overloadpacket(func)
         operator = str(packet)
+        is_work = does_work(func)
+        if self._runs_closure and is_work:
+            self._closure_has_begun |= torch.is_grad_enabled()
+            self._closure_had_backward |= in_backward()
         phase = self._phase()
         made = _tensors(out)
-        is_work = does_work(func)
         collective = None
         if operator in OPERATORS:
             self.collectives.add(operator)

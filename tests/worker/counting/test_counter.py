@@ -180,6 +180,43 @@ def test_optimizer_closure_is_forward_and_backward() -> None:
     assert (counts.flops, counts.kernels) == (plain.flops, plain.kernels)
 
 
+def test_forward_without_gradients_in_a_closure_is_forward() -> None:
+    """FSDP gathers parameters like this, and so does a checkpointed block that is recomputed later."""
+    training = Training()
+
+    def closure() -> Tensor:
+        with torch.enable_grad():
+            loss: Tensor = training.model(training.batch).square().sum()
+        with torch.no_grad():
+            training.batch.exp()
+        with torch.enable_grad():
+            loss.backward()
+        return loss
+
+    def step(counter: StepCounter) -> None:
+        counter.before_optimizer(runs_closure=True)
+        training.optimizer.step(closure)
+        training.optimizer.zero_grad()
+
+    kernels, plain = (known(each.kernels) for each in (training.counted(step), training.counted()))
+    assert kernels["forward"] == plain["forward"] + 1
+    assert kernels["optimizer"] == plain["optimizer"]
+
+
+def test_a_closure_that_does_nothing_leaves_the_optimizer() -> None:
+    """Lightning's manual optimization passes such a closure."""
+    training = Training()
+
+    def step(counter: StepCounter) -> None:
+        training.model(training.batch).square().sum().backward()
+        counter.before_optimizer(runs_closure=True)
+        training.optimizer.step(lambda: None)
+        training.optimizer.zero_grad()
+
+    kernels, plain = (known(each.kernels) for each in (training.counted(step), training.counted()))
+    assert kernels == plain
+
+
 def test_steps_in_backward_hooks_are_the_optimizer() -> None:
     training = Training()
 
