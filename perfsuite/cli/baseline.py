@@ -118,6 +118,7 @@ def _show(shown: Shown[J], recorded: J, file: Path, more: Sequence[str] = ()) ->
     accepted = recorded.accepted
     if accepted is not None:
         lines.append(f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}")
+        lines.append(f"measured at {accepted.measured or 'an unknown commit'}")
         lines.append(f"reason: {accepted.reason or 'none given'}")
     console().print(shown.title(recorded))
     for line in (*lines, *shown.details(recorded), *more):

@@ -35,6 +35,9 @@ class Acceptance(Data):
     date: str
     commit: str | None  # the commit, at that time, of the repository that contains the baseline
     reason: str | None = None
+    # The commit whose code the newest launches ran. None if it is unknown, or if there were uncommitted
+    # changes. It is often older than `commit`.
+    measured: str | None = None
 
 
 class BaselineDocument(Document):

@@ -96,6 +96,6 @@ def _is_reference(run: Run, canary: Canary, stored: Baseline, commit: str | None
     """Return whether a launch of a reference shows the speed of the baseline's code."""
     if canary.unused is not None or run.failure is not None or launch_problems(run, stored):
         return False
-    accepted = None if stored.accepted is None else stored.accepted.commit
-    is_at_commit = accepted is not None and commit == accepted[:12]
-    return not other_than_baseline(run, stored, accepted if is_at_commit else None)
+    measured = None if stored.accepted is None else stored.accepted.measured
+    is_at_commit = measured is not None and commit == measured[:12]
+    return not other_than_baseline(run, stored, measured if is_at_commit else None)

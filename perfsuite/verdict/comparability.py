@@ -1,6 +1,7 @@
 """Decide from settings, environment and machine whether a launch can be compared with a baseline. Pure."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from perfsuite.analysis import health
@@ -28,6 +29,10 @@ CLOCK_DIFFERS = 0.02  # a change of the measured window's median SM clock is lis
 DEVICE_MEMORY_GREW = 256 * 2**20  # the GPU memory (from NVML) is listed if it grew by more bytes than this
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """The software that affects the probes. If any of it changed, a slow probe does not mean a slow machine."""
+OF_RANKS = re.compile(r" of ranks? [\d,-]+$")
+"""The end of the name of a variable that has another value on some ranks than on rank 0."""
+OF_ALLOCATION = ("cores", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+"""The parts of the environment that name the GPUs and cores of a job."""
 # Settings that the case or the user chose. If one differs, launches are `unlike`. Other settings are only
 # listed.
 ASKED = frozenset(
@@ -195,11 +200,35 @@ def changed_values(before: Mapping[str, str], now: Mapping[str, str]) -> dict[st
     return {name: f"{name}: {before.get(name, UNSET)} -> {now.get(name, UNSET)}" for name in names}
 
 
-def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Return the versions, variables and newly observed settings that changed, with both values."""
+def of_any_allocation(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the number of GPUs and cores in place of their names.
+
+    A scheduler can give a job other GPUs and cores of a node each night. They are equal, so only their number
+    matters.
+    """
+    return {
+        name: str(_number_of(value)) if OF_RANKS.sub("", name) in OF_ALLOCATION else value
+        for name, value in environment.items()
+    }
+
+
+def _number_of(names: str) -> int:
+    """Return how many GPUs or cores a list names, such as `0-3,6` or `GPU-8f3a,GPU-91cc`."""
+    number = 0
+    for name in filter(None, names.split(",")):
+        ends = re.fullmatch(r"(\d+)-(\d+)", name)
+        number += int(ends[2]) - int(ends[1]) + 1 if ends else 1
+    return number
+
+
+def environment_changes(run: Run, baseline: Baseline, *, of_allocation: bool = True) -> list[str]:
+    """Return the versions, variables and newly observed settings that changed, with both values.
+
+    Without `of_allocation`, it does not matter which GPUs and cores of a node the job got.
+    """
     then, today = _observed(run, baseline)
-    before = then.environment
-    now = today.environment
+    before = then.environment if of_allocation else of_any_allocation(then.environment)
+    now = today.environment if of_allocation else of_any_allocation(today.environment)
     changed = [*changed_values(before, now).values()]
     observed = {*then.settings}
     if then.settings.get("trained") == "all":  # only partly trained models have these settings

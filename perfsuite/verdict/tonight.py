@@ -1,7 +1,6 @@
 """Use the launches of a session's reference to tell changes of the machine from changes of the code. Pure."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,8 +44,6 @@ WITH_THE_MACHINE = (
     "the machine itself changed, which affects the reference as well, so the effect is not attributed to the "
     "code: {changes}"
 )
-OF_RANKS = re.compile(r" of ranks? [\d,-]+$")
-"""The end of the name of a fact in which some ranks differ (`perfsuite.analysis.collect`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +148,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
     """List the differences between a launch of the reference and its baseline, except those of the machine.
 
     `commit` is the commit of the reference. It is None if the commit is unknown, or if there are uncommitted
-    changes. The code counts as the same if its digest is the same, or if the baseline was accepted at
+    changes. The code counts as the same if its digest is the same, or if the baseline was measured at
     `commit`. The second rule is needed because packages that are installed again have another digest.
     """
     then = baseline.observed
@@ -164,12 +161,16 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
         change for name, change in _environment_changes(run, baseline).items() if not _is_of_machine(name)
     ]
     is_same_code = then.code is not None and then.code == now.code
-    accepted = None if baseline.accepted is None else baseline.accepted.commit
-    if not is_same_code and (commit is None or commit != accepted):
-        measured = "an unknown commit" if accepted is None else f"commit {accepted[:12]}"
-        shown = "an unknown commit" if commit is None else f"commit {commit[:12]}"
-        differences.append(f"its code is from {shown}, but the baseline was accepted at {measured}")
+    measured = None if baseline.accepted is None else baseline.accepted.measured
+    if not is_same_code and (commit is None or commit != measured):
+        differences.append(
+            f"its code is from {_shown(commit)}, but the baseline was measured at {_shown(measured)}"
+        )
     return differences
+
+
+def _shown(commit: str | None) -> str:
+    return "an unknown commit" if commit is None else f"commit {commit[:12]}"
 
 
 def machine_environment(tonight: Tonight) -> list[str]:
@@ -187,12 +188,14 @@ def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
     """Return the recorded versions, variables and settings of the machine that changed, by name."""
     then = {} if baseline.observed is None else baseline.observed.environment
     now = {} if run.observed is None else run.observed.environment
-    return comparability.changed_values(then, now)
+    return comparability.changed_values(
+        comparability.of_any_allocation(then), comparability.of_any_allocation(now)
+    )
 
 
 def _is_of_machine(name: str) -> bool:
     """Return whether a recorded fact describes the machine. Reference and cases share the machine."""
-    name = OF_RANKS.sub("", name)
+    name = comparability.OF_RANKS.sub("", name)
     return name in ("kernel", "driver") or name.startswith("gpu_")
 
 

@@ -77,8 +77,9 @@ def _knows_loader(runs: Sequence[Run], baseline: Baseline) -> bool:
 def changes(run: Run, baseline: Baseline) -> Iterator[str]:
     """Yield what changed since the baseline, and facts that are unknown on either side.
 
-    Not compared are the description of the machine itself (the nodes, their clocks and their probes), the
-    choices of autotuning, which can differ by chance, and everything that is measured.
+    Not compared are the description of the machine itself (the nodes, their clocks and their probes), which
+    of a node's GPUs and cores the job got, fields of the case that do not change the work, the choices of
+    autotuning, which can differ by chance, and everything that is measured.
     """
     if run.inject is not None:
         yield f"the fault {run.inject} was injected"
@@ -87,9 +88,7 @@ def changes(run: Run, baseline: Baseline) -> Iterator[str]:
         return
     if baseline.observed.code is None or run.observed.code is None:
         yield UNKNOWN_CODE
-    if run.case != baseline.case:
-        yield "the case"
     if run.dtypes != baseline.dtypes:
         yield "the dtypes of the model"
     yield from comparability.setting_differences(run, baseline)
-    yield from comparability.environment_changes(run, baseline)
+    yield from comparability.environment_changes(run, baseline, of_allocation=False)

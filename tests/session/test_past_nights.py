@@ -15,7 +15,7 @@ from tests.samples import DISTURBED, known, make_case, make_figures, make_result
 CASES = [make_case(micro_batch=batch) for batch in (1, 2)]
 SEEN = Observed(settings={}, environment={"torch": "2.13.0"}, code="0123456789ab")
 COMMIT = "0123abcd" * 5
-AT_COMMIT = Acceptance(by="me", date="today", commit=COMMIT)
+AT_COMMIT = Acceptance(by="me", date="today", commit="e" * 40, measured=COMMIT)
 
 
 def launch(speed: float = 1.0, *, case: int = 0, **changes: Any) -> Run:
@@ -159,7 +159,7 @@ def test_a_reference_that_shows_nothing_is_left_out(nights: Nights, unusable: Ca
         (None, COMMIT[:12], False),
     ],
 )
-def test_a_reference_at_the_accepted_commit_has_its_code(
+def test_a_reference_at_the_measured_commit_has_its_code(
     nights: Nights, accepted: Acceptance | None, commit: str, is_same: bool
 ) -> None:
     """If packages are installed again, the digest of the code is another one."""

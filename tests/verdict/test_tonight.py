@@ -186,7 +186,7 @@ def observed(code: str | None = CODE, **environment: str) -> Run:
 
 
 def accepted(run: Run, commit: str | None = COMMIT) -> Baseline:
-    acceptance = Acceptance(by="somebody", date="2026-01-01", commit=commit)
+    acceptance = Acceptance(by="somebody", date="2026-01-01", commit="e" * 40, measured=commit)
     return from_runs([run] * 5, accepted=acceptance)
 
 
@@ -206,17 +206,22 @@ def test_the_same_commit_with_new_packages_is_the_baseline() -> None:
     assert other_than_baseline(observed(code="ba9876543210"), BEFORE, COMMIT) == []
 
 
+def test_a_reference_on_other_gpus_of_its_node_is_used() -> None:
+    before = accepted(observed(CUDA_VISIBLE_DEVICES="0,1", cores="0-7"))
+    assert other_than_baseline(observed(CUDA_VISIBLE_DEVICES="2,3", cores="8-15"), before, None) == []
+
+
 @pytest.mark.parametrize("commit", [None, "f" * 40])
 def test_other_code_at_another_commit_is_not_the_baseline(commit: str | None) -> None:
     [difference] = other_than_baseline(observed(code="ba9876543210"), BEFORE, commit)
     assert difference.startswith("its code is from ")
-    assert difference.endswith("the baseline was accepted at commit 0123abcd0123")
+    assert difference.endswith("the baseline was measured at commit 0123abcd0123")
 
 
 def test_unknown_code_is_never_the_same() -> None:
     local = from_runs([observed(code=None)] * 5)
     [difference] = other_than_baseline(observed(code=None), local, COMMIT)
-    assert difference.endswith("the baseline was accepted at an unknown commit")
+    assert difference.endswith("the baseline was measured at an unknown commit")
 
 
 def test_what_was_not_observed_is_never_the_same() -> None:

@@ -63,12 +63,47 @@ CHANGED = {
     "code": RUN.replace(observed=SEEN.replace(code="ba9876543210")),
     "unknown code": RUN.replace(observed=SEEN.replace(code=None)),
     "nothing observed": RUN.replace(observed=None),
-    "case": RUN.replace(case=RUN.case.replace(counted_steps=2)),
+    "case": RUN.replace(case=RUN.case.replace(micro_batch=7)),
     "dtypes": RUN.replace(dtypes={"parameter": {"float32": 7}}),
     "hardware class": RUN.replace(machine=RUN.machine.replace(hardware_class="cpu-another")),
     "injected fault": RUN.replace(inject="slow"),
 }
 """Launches that each differ from the baseline in one field."""
+
+
+SAME = {
+    "time limit": RUN.replace(case=RUN.case.replace(timeout_s=1800)),
+    "hardware": RUN.replace(case=RUN.case.replace(hardware=("h100", "h200"))),
+}
+"""Launches that differ from the baseline in a field of the case that does not change the work."""
+
+
+@pytest.mark.parametrize("run", SAME.values(), ids=SAME)
+def test_a_field_without_effect_on_the_work_is_no_change(run: Run) -> None:
+    assert [*changes(run, BASELINE)] == []
+
+
+ALLOCATION = {"cores": "0-3,8-11", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "GPU-8f3a-11"}
+
+
+@pytest.mark.parametrize(
+    ("now", "is_same"),
+    [
+        ({"cores": "4-7,12-15"}, True),
+        ({"cores": "0-3"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5d2c-01,GPU-77aa-02"}, True),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-91cc-22"}, True),
+    ],
+    ids=str,
+)
+def test_other_gpus_and_cores_of_a_node_are_no_change(now: dict[str, str], is_same: bool) -> None:
+    """A scheduler can give a job other GPUs each night. If their number differs, that is a change."""
+    before = SEEN.replace(environment={**SEEN.environment, **ALLOCATION})
+    after = SEEN.replace(environment={**before.environment, **now})
+    found = [*changes(launch(observed=after), from_runs([launch(observed=before)] * 5))]
+    assert (found == []) == is_same
 
 
 @pytest.mark.parametrize("run", CHANGED.values(), ids=CHANGED)

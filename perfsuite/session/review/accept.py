@@ -87,15 +87,16 @@ def _runs(
             key = key_of(run)
             if key is not None:
                 by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
-    results_of = cache(partial(_results_of, store))
-    healthy_in = cache(lambda session: _healthy_in(store, session, results_of(session)))
+    content_of = cache(partial(_content_of, store))
+    healthy_in = cache(lambda session: _healthy_in(store, session, _results(content_of(session))))
     return {
         key: [
             Launch(
                 run,
                 session,
                 is_healthy=run_dir.path in healthy_in(session),
-                expected=_expected_in(results_of(session), run.case.id),
+                expected=_expected_in(_results(content_of(session)), run.case.id),
+                commit=_commit_of(content_of(session)),
             )
             for session in sorted(by_session)[-sessions:]
             for run_dir, run in by_session[session]
@@ -104,11 +105,19 @@ def _runs(
     }
 
 
-def _results_of(store: Store, session: str) -> tuple[Measurement, ...]:
-    """Return the results of a session; none if its file cannot be read."""
+def _content_of(store: Store, session: str) -> SessionFile | None:
+    """Return what a session has written; None if its file cannot be read."""
     file = SessionDir(store.sessions / session).results
-    content = _unless_bad(partial(documents.read, file, SessionFile))
-    return () if content is None else content.results
+    return _unless_bad(partial(documents.read, file, SessionFile))
+
+
+def _results(session: SessionFile | None) -> tuple[Measurement, ...]:
+    return () if session is None else session.results
+
+
+def _commit_of(session: SessionFile | None) -> str | None:
+    """Return the commit whose code a session measured; None if there were uncommitted changes."""
+    return None if session is None or session.dirty else session.commit
 
 
 def _healthy_in(store: Store, session: str, results: Sequence[Measurement]) -> set[Path]:
@@ -156,7 +165,7 @@ def accept(
     launches cannot become baselines, or can do so only with a reason, raises `PerfsuiteError` and writes
     nothing.
     """
-    acceptance = _acceptance(reason)
+    acceptance = _acceptance(reason, launches[-1].commit)
     newest = launches[-1].session
     times = profile = counts = None
     if store is not None:
@@ -175,13 +184,17 @@ def accept(
     return files
 
 
-def _acceptance(reason: str | None) -> Acceptance:
-    """Return an `Acceptance` with git's user name or the login name, the date and the current commit."""
+def _acceptance(reason: str | None, measured: str | None) -> Acceptance:
+    """Return an `Acceptance` with git's user name or the login name, the date and the current commit.
+
+    `measured` is the commit whose code the launches ran.
+    """
     return Acceptance(
         by=_from_git("config", "user.name") or _login(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_from_git("rev-parse", "HEAD"),
         reason=reason,
+        measured=measured,
     )
 
 

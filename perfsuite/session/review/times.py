@@ -72,6 +72,7 @@ class Launch(NamedTuple):
     session: str
     is_healthy: bool  # whether its own session judged the launch and did not set it aside
     expected: Expected | None = None  # the time of a step that its session predicted; None: no prediction
+    commit: str | None = None  # commit whose code it ran. None: unknown, or with uncommitted changes
 
 
 class Refused(PerfsuiteError):

@@ -24,6 +24,33 @@ def test_accept_says_what_to_commit(repository: Path) -> None:
     assert (held.accepted.by, held.accepted.commit) == ("Ada", git(repository, "rev-parse", "HEAD"))
 
 
+def measured_at(session: str, commit: str, *, dirty: bool = False) -> None:
+    """Write a session of launches that ran the code of this commit."""
+    measured(session, 5)
+    file = Path(".perfsuite/runs", session, "results.json")
+    documents.write(file, documents.read(file, SessionFile).replace(commit=commit, dirty=dirty))
+
+
+def measured_commit() -> str | None:
+    held = accepted().accepted
+    assert held is not None
+    return held.measured
+
+
+def test_accept_records_the_commit_that_was_measured(repository: Path) -> None:
+    """It differs from the current commit if somebody commits before accepting."""
+    measured_at("1", "a" * 40)
+    measured_at("2", "b" * 40)
+    told("accept", "--sessions", "2")
+    assert measured_commit() == "b" * 40
+
+
+def test_uncommitted_changes_were_measured_at_no_commit(repository: Path) -> None:
+    measured_at("1", "a" * 40, dirty=True)
+    told("accept")
+    assert measured_commit() is None
+
+
 def test_accept_keeps_the_expected_time_of_the_newest_session(repository: Path) -> None:
     for session, host in (("1", 1), ("2", 2)):
         measured(session, 5)
