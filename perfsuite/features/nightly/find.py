@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from perfsuite.case.case import Case
+from perfsuite.cli.shared import options
 from perfsuite.errors import CaseError
 from perfsuite.node.machine import detect
 from perfsuite.report.console import console, plain_table, print_rows
@@ -61,6 +62,7 @@ class Finding:
     find: float  # the wanted change: 0.02 is 2%
     hardware_class: str
     noise: Noise  # the noise of tokens/s
+    usual_tolerance: float  # the tolerance of tokens/s without the plan
     cases: Mapping[str, Planned]  # the cost of a launch is in seconds
     gpus: Mapping[str, int]  # number of GPUs of each case; 0 on CPUs
     plan: NightPlan
@@ -71,7 +73,7 @@ class Finding:
     def pytest_options(self) -> list[str]:
         """Return pytest's options for this plan."""
         options = [f"--perf-max-launches={self.plan.max_launches}"]
-        if not self.plan.unreached:
+        if not self.plan.unreached and self.find <= self.usual_tolerance:
             options.append(f"--perf-tolerance={100 * self.find:g}%")
         if self.plan.canaries:
             options.append(f"--perf-canaries={len(self.plan.canaries)}")
@@ -97,18 +99,19 @@ def planned_to_find(
         case.id: _to_plan(by_id[case.id], costs[case.id], known.probe_exponent) for case in with_baseline
     }
     has_gpus = any(costs[case.id].gpus for case in cases)
-    tolerance = min(find, TOKENS_PER_S.tolerance("cuda" if has_gpus else "cpu"))
+    usual = options(tolerance=None).policy.tolerance_of(TOKENS_PER_S, "cuda" if has_gpus else "cpu")
     candidates = [
         Candidate(case=case, baseline=by_id[case.id], baseline_file="", launch_s=costs[case.id].launch_s)
         for case in with_baseline
     ]
     canaries = [candidate.case.id for candidate in chosen(candidates, len(candidates))]
-    with_reference = plan_night(to_plan, noise, find, tolerance, canaries)
-    alone = plan_night(to_plan, noise, find, tolerance, ())
+    with_reference = plan_night(to_plan, noise, find, min(find, usual), canaries)
+    alone = plan_night(to_plan, noise, find, min(find, usual), ())
     return Finding(
         find=find,
         hardware_class=hardware_class,
         noise=noise,
+        usual_tolerance=usual,
         cases=to_plan,
         gpus={case.id: costs[case.id].gpus for case in cases},
         plan=with_reference if has_reference else alone,

@@ -81,8 +81,8 @@ def night(
     measured comes from other cases with the same number of GPUs (`~`).
 
     With --find, the night launches as often as its plan needs. If the plan can find the given increase in
-    every case, the night uses this increase as its tolerance. The plan includes a reference if
-    --perf-reference is given after `--`.
+    every case, and it is smaller than the tolerance of the night, it becomes the tolerance. The plan includes
+    a reference if --perf-reference is given after `--`.
     """
     check_asked(hardware, shared.cases)
     read("budget", budget)

@@ -174,6 +174,20 @@ def test_the_night_uses_the_plan() -> None:
     ]
 
 
+def test_a_larger_change_keeps_the_usual_tolerance() -> None:
+    """Otherwise a night that is to find 10% would pass what a night without a plan finds."""
+    accept()
+    plan = finding(0.10, has_reference=True)
+    assert not plan.plan.unreached
+    assert not any(option.startswith("--perf-tolerance") for option in plan.pytest_options())
+
+
+def test_a_plan_keeps_a_smaller_tolerance_of_the_ini_file() -> None:
+    accept()
+    Path("pytest.ini").write_text("[pytest]\nperf_tolerance = 2%\n")
+    assert "--perf-tolerance=3%" not in finding(0.03, has_reference=True).pytest_options()
+
+
 def test_an_unreached_plan_keeps_the_usual_tolerance() -> None:
     accept(within=0.01)
     assert finding(0.02, has_reference=False).pytest_options() == ["--perf-max-launches=6"]
