@@ -25,6 +25,7 @@ from perfsuite.plugin.others import NOT_SIDE_BY_SIDE
 from perfsuite.report import summary, terminal
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.results.session_file import Measurement
+from perfsuite.session.mode import Mode
 
 PASSED = pytest.StashKey[bool]()  # whether the test function itself passed
 MEASUREMENT = pytest.StashKey[Measurement]()  # the result of the test's case
@@ -113,6 +114,13 @@ def _why_refused(given: object, parameter: Case, *, is_first: bool) -> str | Non
     )
 
 
+def _how_to_go_on(mode: Mode) -> str:
+    """Return what to do after the allocation of a session has ended."""
+    if mode.arms or mode.reference_facts is not None:
+        return "Measure the remaining cases in another session: select them with -k"
+    return "--perf-resume measures the remaining cases in another allocation"
+
+
 def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     session = item.config.stash[SESSION]
     before = session.record.measured
@@ -123,8 +131,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
         if session.record.measured > before:
             item.stash[MEASUREMENT] = session.record.results[-1]
         if isinstance(error, AllocationOverError):
-            advice = "--perf-resume measures the remaining cases in another allocation"
-            raise pytest.exit.Exception(f"perfsuite: {error}. {advice}") from None
+            raise pytest.exit.Exception(f"perfsuite: {error}. {_how_to_go_on(session.mode)}") from None
         if isinstance(error, PerfsuiteError) or (isinstance(error, Exception) and _is_shadow(item)):
             raise _failed(item, error_text(error)) from None
         raise

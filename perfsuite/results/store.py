@@ -25,12 +25,12 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
@@ -60,6 +60,12 @@ class Found(NamedTuple, Generic[B]):
 
 
 FoundBaseline = Found[Baseline]
+
+
+def digest_of(baselines: Iterable[Found[Any] | None]) -> str | None:
+    """Return a digest of the content of these baselines, without those that are None; None if all are."""
+    contents = [documents.plain(found.baseline) for found in baselines if found is not None]
+    return documents.digest(contents) if contents else None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Launch cases and judge them against their baselines, or record a baseline if there is none."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import FileError
+from perfsuite.errors import AllocationOverError, FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.measure import measure, profile_once
 from perfsuite.report.text import plural
@@ -16,7 +16,7 @@ from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionReference
-from perfsuite.results.store import FoundBaseline, SessionDir
+from perfsuite.results.store import FoundBaseline, SessionDir, digest_of
 from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
 from perfsuite.session.past_nights import noise_of_class
 from perfsuite.session.prediction import predicted
@@ -69,8 +69,10 @@ class AgainstBaseline(Mode):
         _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
         is_open = verdict.outcome in ("regressed", "inconclusive")
         if reference.tonight is not None and is_open and any(map(looks_slower, verdict.checks)):
-            reference = replace(reference, tonight=self._confirming(task, len(runs)))
-            _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
+            # If the allocation ends here, the verdict stays, and the next case ends the session.
+            with suppress(AllocationOverError):
+                reference = replace(reference, tonight=self._confirming(task, len(runs)))
+                _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
         if self.reference is not None:
             self.reference.launches_of_cases += len(runs)
         if required is not None and verdict.outcome == "recorded":
@@ -80,12 +82,11 @@ class AgainstBaseline(Mode):
         baseline_file = stored.file if stored else None
         if verdict.is_recorded:
             baseline_file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
-        judges = [documents.plain(judge.baseline) for judge in (stored, counts) if judge is not None]
         return Trial(
             verdict=verdict,
             runs=tuple(runs),
             baseline_file=baseline_file,
-            judged_by=documents.digest(judges) if judges else None,
+            judged_by=digest_of((stored, counts)),
             excused=excuse_for(case, runs, verdict, reference.baseline),
         )
 

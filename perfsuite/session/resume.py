@@ -8,7 +8,8 @@ from perfsuite.report.text import cut
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.rank_report import UNSET, FailureKind
 from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
-from perfsuite.results.store import BaselineStore, SessionDir, Store
+from perfsuite.results.store import BaselineStore, SessionDir, Store, digest_of
+from perfsuite.verdict.comparability import of_any_allocation
 
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
 """Failures that are not evidence against the code: a cancelled step, a file that cannot be written, a killed
@@ -19,8 +20,8 @@ MOST_DIFFERENCES = 5  # maximum number of differences listed between two session
 def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
     """Return the directory and content of the newest session of a store, if session `now` can continue it.
 
-    Skips dry runs. Raises `FileError` if there is no session, if its file cannot be read, or if the session
-    differs from `now` in anything that a verdict depends on.
+    Skips dry runs. Raises `FileError` if there is no session, if its file cannot be read, if the session has
+    decided all of its cases, or if it differs from `now` in anything that a verdict depends on.
     """
     for file in reversed(store.results()):
         content = documents.read(file, SessionFile)
@@ -32,6 +33,8 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
     if reasons:
         listed = "; ".join(cut(reasons, MOST_DIFFERENCES))
         raise FileError(f"the newest session, {file.parent}, has {listed}")
+    if _decided_all(content):
+        raise FileError(f"the newest session, {file.parent}, has decided all of its cases")
     return SessionDir(file.parent), content
 
 
@@ -49,8 +52,9 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
             "commit": str(session.commit)[:12],
             "uncommitted changes": session.conditions.changes or "none",
             "hardware class": session.machine.hardware_class,
+            "driver": session.machine.driver or UNSET,
             **session.conditions.options,
-            **session.conditions.environment,
+            **of_any_allocation(session.conditions.environment),
         }
         for session in (then, now)
     )
@@ -59,6 +63,12 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
         for name in dict.fromkeys([*before, *today])
         if before.get(name) != today.get(name)
     ]
+
+
+def _decided_all(session: SessionFile) -> bool:
+    """Return whether a session came to its end and decided every case. Nothing of it is left to do."""
+    is_cut_short = session.status != "complete" or any(skipped.not_reached for skipped in session.skipped)
+    return not is_cut_short and all(map(is_decided, session.results))
 
 
 def is_decided(result: Measurement) -> bool:
@@ -80,7 +90,7 @@ def holds(result: Measurement, case: Case, machine: Machine, baselines: Baseline
     """Return whether an earlier result can be kept.
 
     Its verdict must be about the code, the case must not have changed, and each baseline that judged the case
-    must still be found in the same file.
+    must still be found in the same file, with the same content.
     """
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
@@ -91,5 +101,9 @@ def holds(result: Measurement, case: Case, machine: Machine, baselines: Baseline
     except FileError:
         return False
     counts = result.verdict.counts
-    judged_by = (result.baseline_file, stored), (counts.baseline_file if counts else None, counted)
-    return all(before in (None, str(now.file) if now else None) for before, now in judged_by)
+    files = (result.baseline_file, stored), (counts.baseline_file if counts else None, counted)
+    if not all(before in (None, str(now.file) if now else None) for before, now in files):
+        return False
+    # One of the two might not have existed when the case was judged.
+    possible = [(stored, counted), (stored,), (counted,)]
+    return result.judged_by in (None, *map(digest_of, possible))

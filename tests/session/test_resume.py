@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import FileError
-from perfsuite.results.session_file import ArmFacts, PytestRun, SessionReference
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.session_file import ArmFacts, PytestRun, SessionReference, Skipped
 from perfsuite.results.store import Store
 from perfsuite.session.resume import differences, ended, is_decided, newest
 from tests.samples import (
     COMMIT,
     CONDITIONS,
     make_gpu_machine,
+    make_machine,
     make_result,
     make_run,
     make_session_file,
@@ -32,7 +34,11 @@ def test_equal_sessions_do_not_differ() -> None:
     [
         ({"commit": "f" * 40}, "commit 0123abcd0123, not ffffffffffff"),
         ({"conditions": CONDITIONS.replace(changes="a1")}, "uncommitted changes none, not a1"),
-        ({"machine": make_gpu_machine()}, "hardware class cpu-test-2c, not h100-80gb-sxm"),
+        ({"machine": make_machine().replace(driver="580.1")}, "driver unset, not 580.1"),
+        (
+            {"machine": make_gpu_machine().replace(driver=None)},
+            "hardware class cpu-test-2c, not h100-80gb-sxm",
+        ),
         (
             {"conditions": CONDITIONS.replace(options={"--perf-inject": "nan"})},
             "--perf-inject nothing, not nan",
@@ -43,6 +49,14 @@ def test_equal_sessions_do_not_differ() -> None:
 )
 def test_what_differs_is_named_with_both_values(changes: dict[str, Any], said: str) -> None:
     assert differences(make_session(), make_session(**changes)) == [said]
+
+
+def test_other_gpus_of_the_node_do_not_end_a_session() -> None:
+    first, second = (
+        make_session(conditions=CONDITIONS.replace(environment={"CUDA_VISIBLE_DEVICES": gpus}))
+        for gpus in ("0,1", "2,3")
+    )
+    assert differences(first, second) == []
 
 
 def test_a_session_with_a_reference_does_not_go_on() -> None:
@@ -80,12 +94,39 @@ def test_resumes_the_newest_session_but_a_dry_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first, second, *later = (f"2026010{day}-000000-000000" for day in (1, 2, 3, 4))
     for name in (first, second):
-        write_session(store.sessions / name)
+        write_session(store.sessions / name, status="interrupted")
     dry = make_result(make_run(dry=True), before=None)
     write_session(store.sessions / later[0], dry)
     write_session(store.sessions / later[1], dry=True)
     directory, content = newest(store, make_session())
     assert (directory.name, content.commit) == (second, COMMIT)
+
+
+UNDECIDED = make_result(make_run(), verdict=Verdict(outcome="unhealthy", launches=1), before=None)
+NOT_REACHED = Skipped(nodeid="two", case_id="two", framework="fake", reason="no time", not_reached=True)
+
+
+@pytest.mark.parametrize(
+    ("results", "changes", "goes_on"),
+    [
+        ((make_result(make_run(), before=None),), {}, False),
+        ((make_result(make_run(), before=None),), {"status": "interrupted"}, True),
+        ((make_result(make_run(), before=None),), {"status": "running"}, True),
+        ((make_result(make_run(), before=None), UNDECIDED), {}, True),
+        ((make_result(make_run(), before=None),), {"skipped": (NOT_REACHED,)}, True),
+    ],
+)
+def test_a_session_goes_on_if_something_is_left(
+    tmp_path: Path, results: Any, changes: dict[str, Any], goes_on: bool
+) -> None:
+    """Otherwise a night would show the verdicts of the night before, and measure nothing."""
+    store = Store(tmp_path)
+    write_session(store.sessions / "20260101-000000-000000", *results, **changes)
+    if goes_on:
+        newest(store, make_session())
+    else:
+        with pytest.raises(FileError, match="has decided all of its cases"):
+            newest(store, make_session())
 
 
 def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:
