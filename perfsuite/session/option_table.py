@@ -132,18 +132,34 @@ def file(value: str) -> Path:
     return path(value)
 
 
+_REPORT_FILES = {
+    "index.html": (b"<title>perfsuite: ",),
+    "summary.md": (b"## perfsuite: ", b"Nothing was measured: "),
+    "results.json": (b'"perfsuite"',),
+}
+"""The files of a report, and words of which one is near the beginning of each file that perfsuite wrote."""
+_BEGINNING = 1_000_000  # number of bytes
+
+
 def report(value: str) -> Path:
-    """Parse the directory of a report. Raises `ValueError` if its index.html is not from perfsuite."""
+    """Parse the directory of a report. Raises `ValueError` if a file of that name is not from perfsuite."""
     if os.path.isfile(value):
         raise ValueError("a directory (this is a file)")
-    page = path(value) / "index.html"
-    try:
-        is_ours = not page.exists() or b"<title>perfsuite: " in files.read_bytes(page)
-    except (FileError, OSError):
-        is_ours = False  # unreadable, or too large to be a page that perfsuite wrote
-    if not is_ours:
-        raise ValueError("a directory whose index.html, if it has one, was written by perfsuite")
+    for name, words in _REPORT_FILES.items():
+        if not _is_absent_or_has(path(value) / name, words):
+            raise ValueError(f"a directory whose {name}, if it has one, was written by perfsuite")
     return Path(value)
+
+
+def _is_absent_or_has(file: Path, words: tuple[bytes, ...]) -> bool:
+    try:
+        if not file.exists():
+            return True
+        with files.open_file(file, files.LARGEST_DOCUMENT) as opened:
+            beginning = opened.read(_BEGINNING)
+    except (FileError, OSError):  # unreadable, or too large to be a file that perfsuite wrote
+        return False
+    return any(word in beginning for word in words)
 
 
 def fault(value: str) -> str:

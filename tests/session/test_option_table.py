@@ -9,8 +9,10 @@ import pytest
 from perfsuite.cli.shared import options
 from perfsuite.errors import CaseError
 from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, of_verdicts, options_of
+from perfsuite.session.outputs import write_report
 from perfsuite.session.setup import Options
 from perfsuite.verdict.policy import Policy
+from tests.samples import make_result, make_run, make_session_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -56,6 +58,18 @@ def test_what_a_value_means(name: str, value: str, field: str, expected: Any) ->
 @pytest.mark.parametrize(("value", "canaries"), [("3", 3), ("a", ("a",)), ("a, b", ("a", "b"))])
 def test_canaries_are_a_number_or_ids(value: str, canaries: Any) -> None:
     assert BY_NAME["canaries"].read("--perf-canaries", value) == canaries
+
+
+@pytest.mark.parametrize("name", ["index.html", "summary.md", "results.json"])
+def test_a_report_replaces_no_file_of_others(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"accuracy": 1}')
+    with pytest.raises(CaseError, match=f"give a directory whose {name}, if it has one, was written by"):
+        BY_NAME["report"].read("--out", str(tmp_path))
+
+
+def test_a_report_replaces_an_earlier_report(tmp_path: Path) -> None:
+    write_report(tmp_path, make_session_file(make_result(make_run())))
+    assert BY_NAME["report"].read("--out", str(tmp_path)) == tmp_path
 
 
 def test_quick_look_allows_no_unhealthy_launch() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.features.nightly.page import Page, github_annotations
+from perfsuite.session.option_table import BY_NAME
 from tests.cli.jobs import SESSION
 from tests.outcomes import GOOD, NOISY, SLOW, crashed
 
@@ -44,6 +45,10 @@ def test_beginning_removes_the_report_of_an_earlier_night(page: Page) -> None:
     assert (OUT / "index.html").is_file()
     Page(OUT, STORE).begin("not over")
     assert [file.name for file in OUT.iterdir()] == ["summary.md"]
+
+
+def test_a_night_replaces_the_page_of_another(page: Page) -> None:
+    assert BY_NAME["report"].read("--out", str(OUT)) == OUT
 
 
 def test_sessions_of_earlier_nights_do_not_count(page: Page) -> None:
