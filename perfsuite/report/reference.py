@@ -1,5 +1,6 @@
 """Report what the reference of a session shows about the machine and about the code. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 from perfsuite.report.text import between, cut, percent, plural
@@ -43,9 +44,10 @@ def beside_reference(machine: MachineChange, cases: int, common: CommonChange | 
             canaries=plural(len(machine.canaries), "case"),
         )
     change = TOKENS_PER_S.change(relative(common.estimate))
-    shared_low, shared_high = sorted(TOKENS_PER_S.change(relative(end)) for end in common.interval)
-    low, high = machine.interval
-    agrees = shared_low <= high and low <= shared_high
+    low, high = (TOKENS_PER_S.change(relative(end)) for end in common.interval)
+    # The 99% interval of the difference of two independent changes. It includes 0.
+    reach = math.hypot(_half((low, high)), _half(machine.interval))
+    agrees = abs(change - machine.change) <= reach
     cases_are = f"{len(common.cases)} of {plural(cases, 'case')} are {_how(change)} tonight"
     if agrees and machine.is_certain:
         return f"{cases_are}, and so is the reference {_range(machine)}: {MACHINE}."
@@ -53,6 +55,11 @@ def beside_reference(machine: MachineChange, cases: int, common: CommonChange | 
         return f"{cases_are}. The reference {_range(machine)} {UNCERTAIN}. {cause}."
     reference_is = f"but the reference is {_how(machine.change)} {_range(machine)}"
     return f"{cases_are}, {reference_is}, so {NOT_THE_MACHINE}. {cause}."
+
+
+def _half(interval: tuple[float, float]) -> float:
+    low, high = interval
+    return abs(high - low) / 2
 
 
 def about(reference: SessionReference | None, results: Iterable[Measurement]) -> list[str]:

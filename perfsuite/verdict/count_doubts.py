@@ -68,7 +68,7 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
     today = sum(most.flops.values())
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and has_smaller_input(before, most):
-        yield f"FLOPs {arrow(then, today, 'FLOP')}: the input is {other_inputs(before, most)}"
+        yield f"FLOPs {arrow(then, today, 'FLOP')}: the input is {other_inputs(before, most)}{advice}"
     elif today < then and new:
         rest = f"the rest might be in {', '.join(new)}, whose FLOPs are unknown because there is no formula"
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"

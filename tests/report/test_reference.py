@@ -7,6 +7,7 @@ import pytest
 from perfsuite.report import markdown, summary
 from perfsuite.report.common_change import sentences
 from perfsuite.report.html import page
+from perfsuite.report.reference import beside_reference
 from perfsuite.report.text import sentence
 from perfsuite.results.outcome import AgainstReference, Verdict
 from perfsuite.results.session_file import (
@@ -16,6 +17,7 @@ from perfsuite.results.session_file import (
     Measurement,
     SessionReference,
 )
+from perfsuite.verdict.common_change import CommonChange
 from tests.samples import make_result, make_session_file, metric_check, now
 
 MOVES = (-0.011, -0.012, -0.0105, -0.0115, -0.0108, -0.011)
@@ -66,6 +68,16 @@ def test_cases_that_move_without_the_reference_are_one_finding() -> None:
     [said] = sentences(night(), reference(change=0.0, half=0.002))
     assert said.startswith("6 of 6 cases are 1.1% slower tonight, but the reference is 0.0% faster (0.0%, ")
     assert "so it is not the machine alone. This is one finding" in said
+
+
+def test_intervals_that_touch_can_be_different_changes() -> None:
+    """The difference, 1.4%, is more than three times its standard error."""
+    (machine,) = reference(half=0.008).changes
+    names = tuple(f"case{number}" for number in range(18))
+    common = CommonChange(estimate=0.0243, error=0.0024, scatter=0.0, cases=names, apart=())
+    said = beside_reference(machine, 20, common, "One cause")
+    assert said.startswith("18 of 20 cases are 2.4% slower tonight, but the reference is 1.0% slower")
+    assert "so it is not the machine alone" in said
 
 
 def test_an_uncertain_reference_decides_nothing() -> None:
