@@ -44,7 +44,7 @@ def injected(*expectations: Expectation, disturbed_from: int = 99, **limits: int
 
     def launch(job: Job, on_progress: OnProgress) -> None:
         fault = str(documents.read(job.run_dir.case, CaseFile).inject)
-        speed = {"slowdown=60%": 0.4, "slowdown=1%": 0.99}.get(fault, 1.0)
+        speed = {"slowdown=60%": 0.4, "slowdown=50%": 0.5, "slowdown=1%": 0.99}.get(fault, 1.0)
         speed *= 1 + known(job.run_dir.number) / 1e4
         failures = (Failure(kind="crash", message="x"),) if fault == "crash" else ()
         health = DISTURBED if len(rows) >= disturbed_from else QUIET
@@ -69,7 +69,11 @@ CRASH = Expectation("crash", failure="crash")
     [
         (Expectation("slowdown=1%", ("regressed",)), "passed after", "expected regressed"),
         (Expectation("nan", failure="crash"), "failed (loss) after", "expected failed (crash); "),
-        (SLOW._replace(metric="peak_memory_bytes"), "regressed after", "expected regressed"),
+        (
+            SLOW._replace(inject="slowdown=50%", metric="peak_memory_bytes"),
+            "regressed after",
+            "expected regressed",
+        ),
     ],
 )
 def test_uncaught_fault_fails_the_self_test(blind: Expectation, shown: str, advice: str) -> None:
