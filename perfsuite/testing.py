@@ -45,34 +45,27 @@ def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
     - ranks observe what `expected` returns
     - the loss falls
     """
-    if case is None:
-        case = Case(
-            model="llama-tiny",
-            framework=framework,
-            sequence_length=32,
-            micro_batch=2,
-            learning_rate=1e-2,
-            topology=Topology(processes_per_node=2),
-            hardware="cpu",
-            max_warmup_steps=2,
-            steps=10,
-            timeout_s=300,
-        )
-    case = case.replace(framework=framework)
+    case = _small_case(framework) if case is None else case.replace(framework=framework)
     _check_json(case)
     _check_ids(case)
     with tempfile.TemporaryDirectory(prefix="perfsuite-check-") as directory:
         _check_without_torch(case, Path(directory))
-        machine = detect_cpu("check_framework runs on the CPU")
-        reason = unsupported(case, machine)
-        if reason is not None:
-            raise AssertionError(
-                f"{framework.name} cannot run the case of this check: {reason}. "
-                "Give a case that it can run on a CPU: check_framework(framework, case=...)"
-            )
-        run = launch_once(case, machine, Path(directory) / "launch")
-    _check_run(case, run)
-    return run
+        return _checked_launch(case, Path(directory) / "launch")
+
+
+def _small_case(framework: Framework) -> Case:
+    return Case(
+        model="llama-tiny",
+        framework=framework,
+        sequence_length=32,
+        micro_batch=2,
+        learning_rate=1e-2,
+        topology=Topology(processes_per_node=2),
+        hardware="cpu",
+        max_warmup_steps=2,
+        steps=10,
+        timeout_s=300,
+    )
 
 
 def _check_json(case: Case) -> None:
@@ -140,6 +133,20 @@ def _check_without_torch(case: Case, directory: Path) -> None:
     assert done.returncode == 0, (
         f"{case.framework.name} cannot be loaded in a process of its own:\n{done.stderr}"
     )
+
+
+def _checked_launch(case: Case, directory: Path) -> Run:
+    """Launch a case on this machine's CPU, and check the launch."""
+    machine = detect_cpu("check_framework runs on the CPU")
+    reason = unsupported(case, machine)
+    if reason is not None:
+        raise AssertionError(
+            f"{case.framework.name} cannot run the case of this check: {reason}. "
+            "Give a case that it can run on a CPU: check_framework(framework, case=...)"
+        )
+    run = launch_once(case, machine, directory)
+    _check_run(case, run)
+    return run
 
 
 _ADVICE: Mapping[FailureKind, str] = {

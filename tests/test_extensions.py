@@ -1,5 +1,5 @@
-from importlib import metadata
-from importlib.metadata import EntryPoints
+import shutil
+import sys
 
 import pytest
 
@@ -37,20 +37,20 @@ def test_a_name_taken_twice_names_both_packages(packages: Packages) -> None:
     assert extensions.find(FRAMEWORKS, "other") is not None
 
 
-def test_metadata_is_read_once_and_only_if_needed(
-    packages: Packages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
+def test_metadata_is_read_once(packages: Packages) -> None:
+    """After the first look, the metadata is removed."""
+    kinds = [group.removeprefix("perfsuite.") for group in GROUPS]
+    packages.install("perf-mine", "", **dict.fromkeys(kinds, "mine = perf_mine:Mine"))
+    first = [extensions.find(group, "mine") for group in GROUPS]
+    shutil.rmtree(packages.directory / "perf_mine-1.5.dist-info")
+    assert [extensions.find(group, "mine") for group in GROUPS] == first
+    assert [extensions.installed(group) for group in GROUPS] == [(extension,) for extension in first]
 
-    def entry_points(*, group: str) -> EntryPoints:
-        read.append(group)
-        return metadata.entry_points(group=group)
 
-    monkeypatch.setattr("perfsuite.extensions.entry_points", entry_points)
-    for group in GROUPS * 2:
-        assert extensions.find(group, "nobody") is None
-        assert extensions.installed(group) == ()
-    assert read == list(GROUPS)
+@pytest.mark.usefixtures("packages")
+def test_own_extensions_need_no_other_metadata() -> None:
+    assert extensions.find(LAUNCHERS, "local") is not None
+    assert extensions.installed.cache_info().misses == 0
 
 
 def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
@@ -81,7 +81,7 @@ def test_ignores_older_metadata_of_a_source_tree(packages: Packages) -> None:
 
 
 def test_missing_metadata_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.extensions.distributions", lambda name: [])
+    monkeypatch.setattr(sys, "path", [])
     extensions.own.cache_clear()
     with pytest.raises(ExtensionError, match=r"older than its code: install it again \(pip"):
         extensions.own(FRAMEWORKS)

@@ -11,7 +11,6 @@ from perfsuite import documents
 from perfsuite import measure as flow
 from perfsuite.case.case import Case
 from perfsuite.errors import ExtensionError, FileError
-from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
@@ -29,12 +28,19 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.overall import Reference, with_counts
 from perfsuite.verdict.policy import Policy
 from tests.packages import Packages
-from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
+from tests.samples import (
+    DISTURBED,
+    make_case,
+    make_launches,
+    make_machine,
+    make_report,
+    make_run,
+    write_launch,
+)
 from tests.twin_counts import baseline_of, counts, launch
 
 RECORDS = Policy(record_launches=1)
 NOTHING = Reference()
-COMMAND = Command(words=("train",), directory=".", starts_ranks=False)
 CASE = make_case()
 MACHINE = make_machine()
 BESIDE_OTHERS = make_run(health=DISTURBED)
@@ -94,7 +100,6 @@ CRASHED = launch(LONG, failure=Failure(kind="crash", message="x"))
 )
 def test_counts_of_one_odd_launch_are_no_regression(
     measured: Measured,
-    monkeypatch: pytest.MonkeyPatch,
     case: Case,
     ends_of: tuple[Counts | Run, ...],
     policy: Policy,
@@ -105,7 +110,6 @@ def test_counts_of_one_odd_launch_are_no_regression(
     A script without a seed might get a long batch in the counted step of one launch, and a short batch in
     that of another launch.
     """
-    monkeypatch.setattr(Script, "plan", lambda self, case: LaunchPlan(command=COMMAND))
     before = baseline_of(launch(SHORT, case=case))
     ends = [one if isinstance(one, Run) else launch(one, case=case) for one in ends_of]
     runs, verdict = measured(*ends, case=case, reference=Reference(counts=before, policy=policy))
@@ -277,11 +281,13 @@ def test_broken_package_metric_prevents_launches(tmp_path: Path, packages: Packa
     assert not RunDir(tmp_path / "launch-1").case.exists()
 
 
-def test_figures_that_cannot_be_written_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow, "collect", lambda *args, **options: make_run())
+def test_figures_that_cannot_be_written_are_shown(tmp_path: Path) -> None:
+    def launch(job: Job, on_progress: OnProgress) -> None:
+        write_launch(job.run_dir.path, make_report(0), make_report(1))
+
     RunDir(tmp_path).run.mkdir()
-    run = launch_once(CASE, MACHINE, tmp_path, Launching(launcher=Mock()))
-    assert run.figures == make_run().figures
+    run = launch_once(CASE, MACHINE, tmp_path, Launching(launcher=Mock(launch=launch)))
+    assert run.figures.tokens_per_s == pytest.approx(2560)
     assert run.notes[-1].startswith(f"cannot write {RunDir(tmp_path).run}: ")
 
 

@@ -1,5 +1,6 @@
 """Tests that `check_framework` finds each broken promise and says what to do."""
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -91,14 +92,18 @@ def test_shows_errors_of_a_subprocess(mine: Any, monkeypatch: pytest.MonkeyPatch
         check_framework(framework)
 
 
-def test_a_case_that_it_cannot_run(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perfsuite.testing, "_check_without_torch", lambda *args: None)
+def checked_launch(framework: Framework, directory: Path) -> None:
+    """Make the launch of `check_framework`, without the checks that start other processes."""
+    perfsuite.testing._checked_launch(perfsuite.testing._small_case(framework), directory / "launch")
+
+
+def test_a_case_that_it_cannot_run(mine: Any, tmp_path: Path) -> None:
     body = """
     def unsupported(self, case: Any, machine: Any) -> str:
         return "it wants 8 GPUs"
 """
     with pytest.raises(AssertionError, match=r"mine cannot run .*: it wants 8 GPUs\. Give a case that it"):
-        check_framework(mine(body))
+        checked_launch(mine(body), tmp_path)
 
 
 BUILD = """
@@ -128,10 +133,9 @@ BUILD = """
         ("1 / 0", r"the launch with mine failed: crash: ZeroDivisionError: .*\nTraceback"),
     ],
 )
-def test_a_broken_run(mine: Any, monkeypatch: pytest.MonkeyPatch, run: str, said: str) -> None:
-    monkeypatch.setattr(perfsuite.testing, "_check_without_torch", lambda *args: None)
+def test_a_broken_run(mine: Any, tmp_path: Path, run: str, said: str) -> None:
     with pytest.raises(AssertionError, match=said):
-        check_framework(mine(BUILD.format(run=run)))
+        checked_launch(mine(BUILD.format(run=run)), tmp_path)
 
 
 def test_an_expectation_that_says_nothing() -> None:

@@ -7,6 +7,7 @@ from perfsuite.doctor import gpus, machine, torch_checks
 from perfsuite.doctor.launches import launch_rows
 from perfsuite.doctor.rows import Row
 from perfsuite.extensions import Extension
+from perfsuite.launch.quiet import Neighbours
 from perfsuite.worker.probes.doctor_facts import DoctorFile
 
 
@@ -16,18 +17,20 @@ def examine(
     quick: bool,
     load_command: Callable[[Extension], object],
     say: Callable[[str], None] = lambda text: None,
+    neighbours: Neighbours | None = None,
     probe: Callable[..., DoctorFile | Row] = torch_checks.probe,
     launch: Callable[[Machine, Callable[[str], None]], list[Row]] = launch_rows,
 ) -> list[Row]:
     """Run all checks of a machine, which can take minutes. `say` is called to report progress.
 
-    `probe` tries torch in another process, and `launch` makes the launches.
+    `neighbours` looks for other users of the machine. `probe` tries torch in another process, and `launch`
+    makes the launches.
     """
     rows = [
         *machine.machine_rows(detected),
         *machine.system_rows(detected),
         *gpus.gpu_rows(detected),
-        machine.neighbours_row(detected),
+        machine.neighbours_row(detected, neighbours),
         machine.extensions_row(load_command),
     ]
     say("importing torch" if quick else "training a small model in one process, with and without the clock")

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -24,12 +24,15 @@ FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 
 
-def gpu_rows(machine: Machine) -> list[Row]:
-    """Check the setup of the GPUs and look for faulty cards. NVML runs in a process that has a deadline."""
+def gpu_rows(machine: Machine, *, ask: Callable[..., Any] = nvml_process.ask) -> list[Row]:
+    """Check the setup of the GPUs and look for faulty cards.
+
+    `ask` calls NVML in a process that has a deadline.
+    """
     if machine.device == "cpu":
         return []
     try:
-        rows = nvml_process.ask("perfsuite.doctor.gpus", machine.model_dump_json())
+        rows = ask("perfsuite.doctor.gpus", machine.model_dump_json())
     except MachineError as error:
         return [failed("NVML", str(error))]
     return [Row.model_validate(row) for row in rows]

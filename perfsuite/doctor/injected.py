@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
 from perfsuite.frameworks.base import framework_of
-from perfsuite.measure import Launching, measure
+from perfsuite.measure import USUAL, Launching, measure
 from perfsuite.report.text import plural
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import Outcome, Verdict
@@ -80,12 +81,16 @@ def inject_all(
     *,
     expectations: tuple[Expectation, ...] = EXPECTED,
     max_unhealthy: int = UNHEALTHY_LAUNCHES,
+    how: Launching = USUAL,
 ) -> Iterator[Row]:
-    """Record a baseline, test each fault, and then test the case without a fault. Yields a row for each."""
+    """Record a baseline, test each fault, and then test the case without a fault. Yields a row for each.
+
+    The launches are made as `how` says.
+    """
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
-        runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
+        runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy), how)
         observed = f"{verdict.outcome} from {plural(len(runs), 'launch')}"
         if verdict.outcome != "recorded":
             row = unknown if verdict.outcome == "unhealthy" else failed
@@ -94,7 +99,7 @@ def inject_all(
         yield passed("baseline", observed)
         recorded = from_runs(verdict.healthy(runs))
         for expected in (*expectations, CLEAN):  # CLEAN is last, to expose processes left behind
-            yield _judged(case, machine, root, expected, recorded, max_unhealthy)
+            yield _judged(case, machine, root, expected, recorded, max_unhealthy, how)
 
 
 def fault_not_reached(check: str, observed: str) -> Row:
@@ -109,6 +114,7 @@ def _judged(
     expected: Expectation,
     recorded: Baseline,
     max_unhealthy: int,
+    how: Launching,
 ) -> Row:
     name = f"inject {expected.inject or 'nothing'}"
     if expected.inject == "hang":
@@ -116,7 +122,7 @@ def _judged(
         case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else SIMULATED_HANG_S)
     policy = Policy(max_unhealthy=max_unhealthy)
     reference = Reference(baseline=recorded, noise=class_noise([recorded]), policy=policy)
-    launching = Launching(inject=expected.inject)
+    launching = replace(how, inject=expected.inject)
     directory = root / f"{expected.inject}"
     runs, verdict = measure(case, machine, directory, reference, launching)
     if verdict.outcome == "unhealthy":

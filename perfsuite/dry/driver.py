@@ -56,6 +56,7 @@ def dry_run(
     stop: Event | None = None,
     counted_steps: int = 1,
     interconnect: str | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Run:
     """Run the given ranks of `case` dry, one after another, each in its own process.
 
@@ -63,7 +64,8 @@ def dry_run(
     is the product to simulate, by default the one that the case is meant for. `arm` is the environment of the
     processes. Setting `stop` kills the running process. `counted_steps` consecutive steps are counted.
     `interconnect` is the network of the machines (`Machine.interconnect`), if it is known. `directory` has
-    the same layout as for a launch. If a process fails, the failure is in `Run.failure`.
+    the same layout as for a launch. If a process fails, the failure is in `Run.failure`. A process that takes
+    longer than `timeout_s` is killed.
 
     Raises `DryRunError` if the case cannot be run dry, and `CaseError` if its framework refuses the case.
     """
@@ -85,7 +87,7 @@ def dry_run(
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, counted_steps=counted_steps))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
-    reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
+    reports = [_report(run_dir, case, machine, rank, arm, stop or Event(), timeout_s) for rank in chosen]
     hidden = hidden_in_ranks(reports)
     counts = {report.rank: report.counts for report in reports if report.counts is not None}
     run = Run(
@@ -139,7 +141,9 @@ def why_no_cuda(arm: Arm) -> str | None:
     return None if said == "it can be" else said
 
 
-def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, stop: Event) -> RankReport:
+def _report(
+    run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, stop: Event, timeout_s: float
+) -> RankReport:
     """Run one rank and return its report. If the rank wrote no report, return one with the failure."""
     command = [arm.python, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
     command += ["--gpu", machine.device_name] if machine.device == "cuda" else []
@@ -154,7 +158,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
             start_new_session=True,
         )
         try:
-            wait_until(lambda: has_ended(process) or stop.is_set(), TIMEOUT_S)
+            wait_until(lambda: has_ended(process) or stop.is_set(), timeout_s)
             code = process.returncode if has_ended(process) else None
         finally:
             process.kill()
@@ -162,7 +166,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
     try:
         return documents.read(run_dir.rank(rank), RankReport)
     except FileError:
-        ended = f"killed after {TIMEOUT_S} s" if code is None else f"it ended with exit code {code}"
+        ended = f"killed after {timeout_s} s" if code is None else f"it ended with exit code {code}"
         kind: FailureKind = "timeout" if code is None else "crash"
         failure = with_log(Failure(kind=kind, message=f"no report: {ended}", rank=rank), run_dir)
     world_size = case.topology.world_size

@@ -30,13 +30,13 @@ def why_not() -> str | None:
     return f"there is no C++ compiler: install {COMPILER} (apt-get install g++)"
 
 
-def library() -> Path:
-    """Return the path of the guard in the user's cache.
+def library(source: Path = SOURCE) -> Path:
+    """Return the path of the guard that is built from `source`, in the user's cache.
 
-    Each combination of torch installation, source of the guard and Python version has its own file.
+    Each combination of torch installation, text of `source` and Python version has its own file.
     """
     torch = f"{torch_build.installed().get('__version__')} {_torch()}"
-    key = f"{torch} {sys.version} {sys.platform}".encode() + SOURCE.read_bytes()
+    key = f"{torch} {sys.version} {sys.platform}".encode() + source.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "perfsuite" / f"guard-{hashlib.sha256(key).hexdigest()[:16]}.so"
 
@@ -71,8 +71,11 @@ def refuse_driver() -> None:
             )
 
 
-def build(file: Path) -> None:
-    """Compile the guard and move it to `file`. Raises `DryRunError` with the compiler's output."""
+def build(file: Path, *, source: Path = SOURCE, driver: str = DRIVER) -> None:
+    """Compile `source` and move the library to `file`. Raises `DryRunError` with the compiler's output.
+
+    `driver` is the name of the library for the dynamic linker.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
@@ -83,10 +86,10 @@ def build(file: Path) -> None:
         ) from None
     os.close(descriptor)
     torch = _torch()
-    command = [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", str(SOURCE), "-o", name]
+    command = [COMPILER, "-O0", "-shared", "-fPIC", "-std=c++20", str(source), "-o", name]
     command += [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
     command += [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
-    command += [f"-Wl,-soname,{DRIVER}"]
+    command += [f"-Wl,-soname,{driver}"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_S)
         Path(name).replace(file)
@@ -95,7 +98,7 @@ def build(file: Path) -> None:
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise DryRunError(
-            f"{COMPILER} cannot build {SOURCE} against torch {torch_build.summary()}. Give --device cpu, "
+            f"{COMPILER} cannot build {source} against torch {torch_build.summary()}. Give --device cpu, "
             f"which needs no compiler. Output of the compiler: {said[:2000]}"
         ) from error
     finally:

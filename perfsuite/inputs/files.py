@@ -43,9 +43,14 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
     """
     # Check the file before opening it, because opening a device can have effects, and opening a socket fails.
     _check(path, os.stat(path), most)
+    return _open_checked(path, most)
+
+
+def _open_checked(path: Path, most: int) -> BinaryIO:
+    """Open a file that was checked. Check it again, because another file might have replaced it meanwhile."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)  # check again: another file might have replaced this one meanwhile
+        status = os.fstat(descriptor)
         _check(path, status, most)
         if stat.S_ISFIFO(status.st_mode):
             os.set_blocking(descriptor, True)  # wait for the writer
@@ -56,17 +61,22 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return the contents of a file. Raises the same errors as `open_file`.
+    """Return the contents of a file. Raises the same errors as `open_file`."""
+    with open_file(path, most) as file:
+        return _read_open(file, path, most)
+
+
+def _read_open(file: BinaryIO, path: Path, most: int) -> bytes:
+    """Return the contents of an open file. Raises `FileError` if it has more than `most` bytes.
 
     The bytes are counted while they are read. The size that the kernel reports is not enough, because a file
     can grow, and files in /proc have size 0.
     """
     content = io.BytesIO()
-    with open_file(path, most) as file:
-        while part := file.read(_CHUNK):
-            content.write(part)
-            if content.tell() > most:
-                raise _too_large(path, f"more than {_size(most)}", most)
+    while part := file.read(_CHUNK):
+        content.write(part)
+        if content.tell() > most:
+            raise _too_large(path, f"more than {_size(most)}", most)
     return content.getvalue()
 
 

@@ -1,4 +1,3 @@
-import importlib.util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -6,23 +5,8 @@ from typing import Any
 import pytest
 
 from perfsuite.case import torch_build
+from tests.fake_torch import install_torch, replace_torch
 from tests.samples import make_gpu_machine, make_machine
-
-FILE = """from typing import Optional
-
-__all__ = ['__version__', 'debug', 'cuda']
-__version__ = '{version}'
-debug = False
-cuda: Optional[str] = {cuda!r}
-hip: Optional[str] = None
-"""
-
-
-def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, version: str, cuda: str | None) -> None:
-    """Install a fake torch that has nothing but a `version.py`."""
-    (tmp_path / "version.py").write_text(FILE.format(version=version, cuda=cuda))
-    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
 
 
 def test_the_installed_torch_is_read() -> None:
@@ -53,7 +37,7 @@ TOO_OLD = "is too old: perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 def test_build_reports_its_version_and_cuda(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, cuda: str | None, expected: tuple[Any, ...]
 ) -> None:
-    install(monkeypatch, tmp_path, version=version, cuda=cuda)
+    install_torch(tmp_path, monkeypatch, version=version, cuda=cuda)
     summary, release, on_gpus, on_a_cpu = expected
     assert torch_build.summary() == f"{version}, {summary}"
     assert torch_build.release() == release
@@ -63,7 +47,7 @@ def test_build_reports_its_version_and_cuda(
 
 @pytest.mark.parametrize("spec", [None, ModuleSpec("torch", None)], ids=["missing", "unreadable"])
 def test_a_missing_torch_is_an_error(monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    replace_torch(spec, monkeypatch)
     assert torch_build.summary() == "not installed"
     assert torch_build.release() == (0, 0)
     problem = "torch is not installed: perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"

@@ -4,33 +4,29 @@ import sys
 import pytest
 
 from perfsuite.cli.app import command_of
-from perfsuite.doctor import machine
 from perfsuite.doctor.examination import examine
 from perfsuite.doctor.rows import passed
+from perfsuite.launch.quiet import Cores, Neighbours
 from perfsuite.node.machine import detect
 from perfsuite.worker.probes.doctor_facts import DoctorFile
 from tests.doctor.test_torch_checks import CLOCK
 from tests.packages import Packages
 from tests.samples import make_machine
 
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "neighbours_row", lambda _nvml: passed("neighbours", ""))
+NOTHING = Cores(processes_s=0, steal_s=0, total_s=0, by_process={})
+NOBODY = Neighbours(say=print, show=print, see_cores=lambda: NOTHING, sleep=lambda seconds: None)
 
 
 @pytest.mark.launch
 def test_the_quick_part_on_this_machine() -> None:
-    rows = examine(detect(), quick=True, load_command=command_of)
+    rows = examine(detect(), quick=True, load_command=command_of, neighbours=NOBODY)
     assert {"machine", "cores", "torch"} <= {row.check for row in rows}
     assert [row.status for row in rows if row.check == "torch"] == ["pass"]
 
 
-def test_dying_probe_is_a_failed_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dying_probe_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    row = examine(make_machine(), quick=True, load_command=command_of)[-1]
+    row = examine(make_machine(), quick=True, load_command=command_of, neighbours=NOBODY)[-1]
     assert (row.check, row.status) == ("torch", "fail")
     assert "it ended with status 1" in row.found
 
@@ -41,7 +37,7 @@ def test_missing_package_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, gone=package: None if name == gone else find(name)
         )
-        row = examine(make_machine(), quick=quick, load_command=command_of)[-1]
+        row = examine(make_machine(), quick=quick, load_command=command_of, neighbours=NOBODY)[-1]
         assert (row.check, row.status) == ("torch", "fail" if package == "torch" else "unknown")
         assert package in row.found
         assert "pip install" in row.found
@@ -60,6 +56,7 @@ def test_broken_extension_stops_launches(packages: Packages, broken: bool) -> No
         make_machine(),
         quick=False,
         load_command=command_of,
+        neighbours=NOBODY,
         probe=lambda machine, quick: probed,
         launch=lambda machine, say: [passed("launches", "")],
     )

@@ -1,19 +1,28 @@
-from pathlib import Path
+import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from perfsuite import Case, Fake, measure
-from perfsuite.case.hardware import Machine
+from perfsuite import Fake, documents
+from perfsuite.case.case import CaseFile
 from perfsuite.doctor.injected import EXPECTED, Expectation, inject_all, small_case
 from perfsuite.doctor.rows import Row
+from perfsuite.launch.job import Job, OnProgress
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
-from perfsuite.results.run_dir import RunDir
-from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_machine, make_run
+from perfsuite.results.run import LaunchFile
+from tests.samples import (
+    DISTURBED,
+    known,
+    make_case,
+    make_gpu_machine,
+    make_machine,
+    make_report,
+    write_launch,
+)
 
 
 @pytest.mark.nightly
@@ -23,28 +32,30 @@ def test_catches_every_fault_and_no_clean_run() -> None:
     assert {row.status for row in rows} == {"pass"}
 
 
-def injected(
-    monkeypatch: pytest.MonkeyPatch, *expectations: Expectation, disturbed_from: int = 99, **limits: int
-) -> list[Row]:
-    """Return the rows of these faults from fake launches.
+QUIET = DISTURBED.replace(foreign_cpu=0.0)
+
+
+def injected(*expectations: Expectation, disturbed_from: int = 99, **limits: int) -> list[Row]:
+    """Return the rows of these faults, from launches that only write the files of their ranks.
 
     From row `disturbed_from` on, others use the machine.
     """
     rows: list[Row] = []
 
-    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
-        speed = {"slowdown=60%": 0.4, "slowdown=1%": 0.99}.get(str(how.inject), 1.0)
-        number = int(directory.name.removeprefix("launch-"))
-        kind: Any = {"nan": "loss", "crash": "crash"}.get(str(how.inject))
-        return make_run(
-            machine=machine,
-            figures=make_figures(tokens_per_s=1000 * speed * (1 + number / 1e4)),
-            failure=kind and Failure(kind=kind, message="x"),
-            health=DISTURBED if len(rows) >= disturbed_from else None,
-        )
+    def launch(job: Job, on_progress: OnProgress) -> None:
+        fault = str(documents.read(job.run_dir.case, CaseFile).inject)
+        speed = {"slowdown=60%": 0.4, "slowdown=50%": 0.5, "slowdown=1%": 0.99}.get(fault, 1.0)
+        speed *= 1 + known(job.run_dir.number) / 1e4
+        failures = (Failure(kind="crash", message="x"),) if fault == "crash" else ()
+        health = DISTURBED if len(rows) >= disturbed_from else QUIET
+        documents.write(job.run_dir.launch(0), LaunchFile(node=0, failures=failures, health=health))
+        loss: dict[str, Any] = {"loss": (math.nan,) * 25} if fault == "nan" else {}
+        for rank in () if failures else (0, 1):
+            report = make_report(rank, clock="perf_counter", step_s=(0.1 / speed,) * 25, **loss)
+            documents.write(job.run_dir.rank(rank), report)
 
-    monkeypatch.setattr(measure, "launch_once", launch_once)
-    for row in inject_all(make_case(), make_machine(), expectations=expectations, **limits):
+    how = Launching(launcher=Mock(launch=launch))
+    for row in inject_all(make_case(), make_machine(), expectations=expectations, how=how, **limits):
         rows.append(row)
     return rows
 
@@ -58,13 +69,15 @@ CRASH = Expectation("crash", failure="crash")
     [
         (Expectation("slowdown=1%", ("regressed",)), "passed after", "expected regressed"),
         (Expectation("nan", failure="crash"), "failed (loss) after", "expected failed (crash); "),
-        (SLOW._replace(metric="peak_memory_bytes"), "regressed after", "expected regressed"),
+        (
+            SLOW._replace(inject="slowdown=50%", metric="peak_memory_bytes"),
+            "regressed after",
+            "expected regressed",
+        ),
     ],
 )
-def test_uncaught_fault_fails_the_self_test(
-    monkeypatch: pytest.MonkeyPatch, blind: Expectation, shown: str, advice: str
-) -> None:
-    recorded, caught, missed, clean = injected(monkeypatch, SLOW, blind)
+def test_uncaught_fault_fails_the_self_test(blind: Expectation, shown: str, advice: str) -> None:
+    recorded, caught, missed, clean = injected(SLOW, blind)
     assert (recorded.check, recorded.found) == ("baseline", "recorded from 5 launches")
     assert caught.found == "regressed after 3 launches"
     assert (missed.check, missed.status) == (f"inject {blind.inject}", "fail")
@@ -73,34 +86,32 @@ def test_uncaught_fault_fails_the_self_test(
     assert (clean.check, {row.status for row in (recorded, caught, clean)}) == ("inject nothing", {"pass"})
 
 
-def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unhealthy_machine_is_not_a_broken_gate() -> None:
     """The baseline is recorded on a quiet machine. After that, others use the machine."""
-    rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1, max_unhealthy=2)
+    rows = injected(SLOW, CRASH, disturbed_from=1, max_unhealthy=2)
     assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash always counts"
     assert rows[1].found == "the machine was unhealthy in 2 launches, so nothing is known"
 
 
 @pytest.mark.parametrize(("is_reached", "status"), [(False, "unknown"), (True, "pass")])
-def test_a_launch_killed_before_it_hangs_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, is_reached: bool, status: str
-) -> None:
-    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
-        if how.inject is None:
-            return make_run(machine=machine)
-        directory.mkdir(parents=True)
+def test_a_launch_killed_before_it_hangs_is_unknown(is_reached: bool, status: str) -> None:
+    def launch(job: Job, on_progress: OnProgress) -> Failure | None:
+        if documents.read(job.run_dir.case, CaseFile).inject is None:
+            write_launch(job.run_dir.path, make_report(0), make_report(1))
+            return None
         if is_reached:
-            RunDir(directory).injected.touch()
-        return make_run(machine=machine, failure=Failure(kind="timeout", message="killed after 30 s"))
+            job.run_dir.injected.touch()
+        return Failure(kind="timeout", message="killed after 30 s")
 
-    monkeypatch.setattr(measure, "launch_once", launch_once)
     expectations = (Expectation("hang", failure="timeout"),)
-    _, hang, _ = inject_all(make_case(), make_machine(), expectations=expectations)
+    how = Launching(launcher=Mock(launch=launch))
+    _, hang, _ = inject_all(make_case(), make_machine(), expectations=expectations, how=how)
     assert (hang.check, hang.status) == ("inject hang", status)
     assert hang.found.startswith("failed (timeout)" if is_reached else "the fault was not reached: ")
 
 
-def test_no_baseline_on_an_unhealthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    [row] = injected(monkeypatch, SLOW, disturbed_from=0, max_unhealthy=2)
+def test_no_baseline_on_an_unhealthy_machine() -> None:
+    [row] = injected(SLOW, disturbed_from=0, max_unhealthy=2)
     assert (row.check, row.status) == ("baseline", "unknown")
 
 

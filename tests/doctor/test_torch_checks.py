@@ -10,6 +10,7 @@ from perfsuite.doctor.torch_checks import clock_rows, memory_row, probe, torch_r
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import Memory
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
+from tests.fake_torch import install_torch
 from tests.processes import executable
 from tests.samples import make_gpu_machine, make_machine
 
@@ -87,8 +88,10 @@ def test_the_probe_trains_on_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert memory_row(probed.memory, probed.expected_peak).status == "pass"
 
 
-def test_reports_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"wrong for {machine.device_name}")
+def test_reports_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torch(tmp_path, monkeypatch, version="2.13.0+cpu")
     row = probe(make_gpu_machine("NVIDIA H200"), quick=True)
     assert isinstance(row, Row)
-    assert (row.check, row.status, row.found) == ("torch", "fail", "wrong for NVIDIA H200")
+    assert (row.check, row.status) == ("torch", "fail")
+    why = "torch 2.13.0+cpu was built without CUDA and cannot use the GPUs of this machine (8 x NVIDIA H200)."
+    assert row.found.startswith(why)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Case, Script, Topology
-from perfsuite.dry import driver, guard
+from perfsuite import DDP, FSDP, FSDP2, Script, Topology
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch.arm import Arm
@@ -31,13 +30,10 @@ def test_refuses_an_impossible_dry_run_beforehand(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_framework_refusals_keep_their_own_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(framework: FSDP2, case: Case) -> None:
-        raise CaseError("nothing that could be trained")
-
-    monkeypatch.setattr(FSDP2, "check", refuse)
-    with pytest.raises(CaseError, match="nothing that could be trained"):
-        dry_run(CASE, tmp_path)
+def test_framework_refusals_keep_their_own_error(tmp_path: Path) -> None:
+    script = Script(path=str(tmp_path / "missing.py"))
+    with pytest.raises(CaseError, match=r"missing\.py': No such file or directory"):
+        dry_run(CASE.replace(framework=script), tmp_path / "run")
 
 
 def with_process(script: str, tmp_path: Path) -> Arm:
@@ -56,13 +52,17 @@ def test_process_without_a_report_is_a_crash(tmp_path: Path) -> None:
     assert RunDir(tmp_path / "run").run.exists()
 
 
-def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    arm = with_process("exec sleep 600", tmp_path)
+    failure = failure_of(CASE, tmp_path / "run", arm=arm, timeout_s=0.05)
+    assert (failure.kind, failure.message) == ("timeout", "no report: killed after 0.05 s")
+
+
+def test_the_process_of_a_stopped_dry_run_is_killed(tmp_path: Path) -> None:
     arm = with_process("exec sleep 600", tmp_path)
     stop = Event()
     stop.set()
-    for seconds, given in ((0.05, None), (600, stop)):
-        monkeypatch.setattr(driver, "TIMEOUT_S", seconds)
-        assert failure_of(CASE, tmp_path / f"run-{seconds}", arm=arm, stop=given).kind == "timeout"
+    assert failure_of(CASE, tmp_path / "run", arm=arm, stop=stop).kind == "timeout"
 
 
 def test_rank_finds_its_place_in_the_environment(tmp_path: Path) -> None:
@@ -88,16 +88,16 @@ def test_variable_of_a_script_is_the_worktrees(tmp_path: Path) -> None:
     assert f"CONFIG={worktree}/a.yaml" in variables
 
 
-def test_a_given_gpu_replaces_that_of_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "why_not", lambda: None)
+@pytest.mark.usefixtures("with_compiler")
+def test_a_given_gpu_replaces_that_of_the_case(tmp_path: Path) -> None:
     arm = with_process("exit 1", tmp_path)
     run = dry_run(CASE.replace(hardware="h100"), tmp_path / "run", gpu="NVIDIA L4", arm=arm)
     assert (run.machine.device_name, run.machine.devices) == ("NVIDIA L4", 2)
 
 
-def test_a_given_gpu_must_be_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "why_not", lambda: "g++ is missing")
-    with pytest.raises(DryRunError, match=r"g\+\+ is missing"):
+@pytest.mark.usefixtures("without_compiler")
+def test_a_given_gpu_must_be_possible(tmp_path: Path) -> None:
+    with pytest.raises(DryRunError, match=r"there is no C\+\+ compiler"):
         dry_run(CASE, tmp_path / "run", gpu="NVIDIA L4")
 
 

@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.errors import DryRunError
+from tests.fake_torch import install_torch
 from tests.processes import executable
 
 ASKING = Path(__file__).with_name("driver_asking.cpp")
-
-FOR_CPUS = {"__version__": "2.13.0+cpu"}
-"""The description of a torch built without CUDA. The tests themselves might run with another build."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +30,7 @@ def compiler(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 
-def test_missing_compiler_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch_build, "installed", lambda: FOR_CPUS)
+def test_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert guard.why_not() == "there is no C++ compiler: install g++ (apt-get install g++)"
     guard.library().parent.mkdir(parents=True)
@@ -44,23 +38,23 @@ def test_missing_compiler_says_what_to_install(
     assert guard.why_not() is None
 
 
-def test_pretends_with_a_build_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+def test_pretends_with_a_build_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torch(tmp_path / "torch", monkeypatch, cuda="13.0")
+    compiler(tmp_path, "exit 1", monkeypatch)
     assert guard.why_not() is None
 
 
 def test_library_depends_on_torch_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = guard.library()
-    assert first.parent == tmp_path / "cache" / "perfsuite"
-    monkeypatch.setattr(guard, "_torch", lambda: tmp_path / "another environment" / "torch")
-    second = guard.library()
-    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.99.0"})
-    third = guard.library()
-    other = tmp_path / "guard.cpp"
-    other.write_text("// another")
-    monkeypatch.setattr(guard, "SOURCE", other)
-    assert len({first, second, third, guard.library()}) == 4
+    source = tmp_path / "guard.cpp"
+    source.write_text("// another")
+    install_torch(tmp_path / "torch", monkeypatch)
+    libraries = [guard.library(), guard.library(source)]
+    install_torch(tmp_path / "another environment", monkeypatch)
+    libraries.append(guard.library())
+    install_torch(tmp_path / "another environment", monkeypatch, version="2.99.0")
+    libraries.append(guard.library())
+    assert len({*libraries}) == 4
+    assert {library.parent for library in libraries} == {tmp_path / "cache" / "perfsuite"}
 
 
 def test_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,15 +164,13 @@ os._exit(0)
 
 @pytest.mark.launch
 @pytest.mark.nightly
-def test_ddp_asks_no_driver_of_a_build_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ddp_asks_no_driver_of_a_build_for_gpus(tmp_path: Path) -> None:
     """A library replaces the build for GPUs.
 
     The functions that it registers end the process if they are called.
     """
     library = tmp_path / "asking.so"
-    monkeypatch.setattr(guard, "SOURCE", ASKING)
-    monkeypatch.setattr(guard, "DRIVER", "asking")
-    guard.build(library)
+    guard.build(library, source=ASKING, driver="asking")
     words = [sys.executable, "-c", DDP_STEP, str(library)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stdout == "cuda:0\n", done.stderr

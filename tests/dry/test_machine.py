@@ -1,21 +1,16 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Topology, Trainer
-from perfsuite.case import torch_build
 from perfsuite.case.hardware import PRODUCTS
-from perfsuite.dry import guard
 from perfsuite.dry.machine import pretended, pretended_gpu, product, telling_ranks, why_not_dry
 from perfsuite.errors import CaseError, DryRunError
+from tests.fake_torch import install_torch
 from tests.samples import make_case, make_gpu_machine
 
-NO_COMPILER = "there is no C++ compiler: install g++"
-
-
-@pytest.fixture(autouse=True)
-def _can_pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "why_not", lambda: None)
+NO_COMPILER = "there is no C++ compiler: install g++ (apt-get install g++)"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +28,7 @@ def test_pretends_the_first_gpu_of_the_case(hardware: tuple[str, ...], name: str
     assert product(hardware) == name
 
 
+@pytest.mark.usefixtures("with_compiler")
 def test_pretends_one_gpu_for_each_process() -> None:
     case = make_case(hardware="a100-80gb")
     machine, instead = pretended(case)
@@ -49,8 +45,8 @@ def test_pretends_nominal_memory_if_nothing_else_is_known() -> None:
     assert pretended_gpu("NVIDIA H800", Topology(processes_per_node=1)).memory_bytes == 80 << 30
 
 
-def test_pretends_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "why_not", lambda: NO_COMPILER)
+@pytest.mark.usefixtures("without_compiler")
+def test_pretends_a_cpu_without_a_compiler() -> None:
     machine, instead = pretended(make_case(hardware="h100"))
     assert machine.device == "cpu"
     lost = "so kernels are those of a CPU, and memory and speed are not predicted"
@@ -104,7 +100,12 @@ def test_the_last_rank_runs_where_ranks_differ(framework: Any, ranks: tuple[int,
     assert telling_ranks(case.replace(topology=Topology(processes_per_node=1))) == (0,)
 
 
-def test_torch_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no torch for a {machine.device}")
-    with pytest.raises(CaseError, match="no torch for a cpu"):
+def test_an_old_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torch(tmp_path, monkeypatch, version="2.10.1", cuda="12.8")
+    with pytest.raises(CaseError, match=r"torch 2\.10\.1 is too old"):
         why_not_dry(make_case(**SIZES), make_gpu_machine())
+
+
+def test_a_gpu_needs_no_torch_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torch(tmp_path, monkeypatch, version="2.13.0+cpu")
+    assert why_not_dry(make_case(**SIZES, framework=DDP()), make_gpu_machine()) is None

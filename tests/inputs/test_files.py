@@ -133,19 +133,13 @@ def test_limits_a_file_that_reports_no_size() -> None:
         files.read_bytes(Path("/proc/self/status"), 100)
 
 
-def test_the_limit_holds_for_a_file_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_holds_for_a_file_that_grows(tmp_path: Path) -> None:
     path = tmp_path / "growing"
     path.write_bytes(b"x")
-    opened = files.open_file
-
-    def grow(path: Path, most: int) -> object:
-        file = opened(path, most)
+    with files.open_file(path, 1000) as file:
         path.write_bytes(b"x" * 5000)
-        return file
-
-    monkeypatch.setattr(files, "open_file", grow)
-    with pytest.raises(FileError, match="more than 1,000 bytes"):
-        files.read_bytes(path, 1000)
+        with pytest.raises(FileError, match="more than 1,000 bytes"):
+            files._read_open(file, path, 1000)
 
 
 def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
@@ -156,14 +150,11 @@ def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
         files.read_bytes(path, 999)
 
 
-def test_no_race_lets_a_fifo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_race_lets_a_fifo_in(tmp_path: Path) -> None:
     """Between the check of the path and its opening, another file might take its place."""
-    (tmp_path / "file").write_bytes(b"x")
     fifo(tmp_path / "fifo")
-    of_file = os.stat(tmp_path / "file")
-    monkeypatch.setattr("perfsuite.inputs.files.os.stat", lambda path: of_file)
     before = os.listdir("/proc/self/fd")
-    error = within(30, lambda: files.open_file(tmp_path / "fifo"))
+    error = within(30, lambda: files._open_checked(tmp_path / "fifo", 1000))
     assert isinstance(error, FileError)
     assert os.listdir("/proc/self/fd") == before
 

@@ -73,7 +73,7 @@ def test_a_new_report_is_seen_on_a_slow_file_server(tmp_path: Path, monkeypatch:
         names.update(os.listdir(path))
         return contextlib.nullcontext()
 
-    monkeypatch.setattr("perfsuite.results.run_dir.os.scandir", scandir)
+    monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(Path, "exists", lambda path: path.name in names)
     run_dir.rank(0).touch()
     assert not run_dir.has_reports(2)
