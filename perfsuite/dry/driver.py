@@ -166,8 +166,14 @@ def _report(
     try:
         return documents.read(run_dir.rank(rank), RankReport)
     except FileError:
-        ended = f"killed after {timeout_s} s" if code is None else f"it ended with exit code {code}"
-        kind: FailureKind = "timeout" if code is None else "crash"
+        kind: FailureKind = "crash"
+        ended = f"it ended with exit code {code}"
+        if code is None and stop.is_set():
+            kind = "cancelled"
+            ended = "the dry run was stopped"
+        elif code is None:
+            kind = "timeout"
+            ended = f"killed after {timeout_s} s"
         failure = with_log(Failure(kind=kind, message=f"no report: {ended}", rank=rank), run_dir)
     world_size = case.topology.world_size
     return RankReport(rank=rank, world_size=world_size, host="", clock="none", failure=failure)

@@ -139,9 +139,9 @@ def _not_checked(session: SessionFile) -> list[str]:
         if growth is not None:
             parts.append(f"memory outside of Python: the process of {result.case_id} grows by {growth}")
     if session.skipped:
-        parts.append(
-            f"{plural(len(session.skipped), 'case')} that cannot run here (--dry might compare them)"
-        )
+        cases = plural(len(session.skipped), "case")
+        cannot = "run dry (see the report)" if dry else "run here (--dry might compare them)"
+        parts.append(f"{cases} that cannot {cannot}")
     if session.not_compared:
         parts.append(f"{plural(len(session.not_compared), 'case')} that are missing or changed in arm B")
     if session.cases_unknown is not None:

@@ -120,3 +120,4 @@ def test_a_dry_run_checks_only_steps() -> None:
 def test_skipped_cases_were_not_checked() -> None:
     skipped = Skipped(nodeid="x", case_id="x", framework="ddp", reason="needs h100")
     assert "1 case that cannot run here" in answered(make_compared(), skipped=(skipped,))[NOT_CHECKED]
+    assert "1 case that cannot run dry" in answered(make_dry(SAME), skipped=(skipped,))[NOT_CHECKED]
