@@ -76,6 +76,13 @@ def test_leaves_the_process_group_to_the_library(run_dir: RunDir, init_process_g
     init_process_group.assert_not_called()
 
 
+def test_a_preflight_connects_its_ranks_at_once(run_dir: RunDir, init_process_group: Mock) -> None:
+    rank = rank_of(run_dir, "cuda", LaunchPlan(process_group="lazy"))
+    rank.request = rank.request.replace(preflight=True)
+    worker._init_process_group(rank, torch.device("cuda", 1))
+    assert init_process_group.call_args.kwargs["device_id"] == torch.device("cuda", 1)
+
+
 def test_backward_is_watched_in_loops_of_ours(
     run_dir: RunDir, init_process_group: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
