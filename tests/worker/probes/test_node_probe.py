@@ -101,11 +101,11 @@ def test_best_round_and_its_best_matmul_count(monkeypatch: pytest.MonkeyPatch) -
     assert rounds == list(range(1, 11))
 
 
-@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 2), (3, 1, 0), (4, 2, 1)])
+@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 3), (3, 2, 0), (4, 1, 2)])
 def test_all_ranks_of_two_nodes_reduce_together(
     monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
 ) -> None:
-    """There are three nodes with two ranks each.
+    """There are four nodes with two ranks each.
 
     Every rank makes each group, and measures in its own two groups.
     """
@@ -113,10 +113,10 @@ def test_all_ranks_of_two_nodes_reduce_together(
     reduced: list[list[int]] = []
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "all_reduce", lambda _, group: reduced.append(get_process_group_ranks(group)))
-    with fake_group(rank, 6):
-        probed = node_probe._neighbour_probe(CPU, 3)
+    with fake_group(rank, 8):
+        probed = node_probe._neighbour_probe(CPU, 4)
     groups = [sorted(call.args[0]) for call in new_group.call_args_list]
-    assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
+    assert groups == [[0, 1, 2, 3], [4, 5, 6, 7], [2, 3, 4, 5], [0, 1, 6, 7]]
     own = [sorted(ranks) for ranks, _ in groupby(reduced)]
     measured = dict(zip(probed, own, strict=True))
     assert measured == {"next_gb_s": groups[next_pair], "previous_gb_s": groups[previous_pair]}
