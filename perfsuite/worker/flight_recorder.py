@@ -46,8 +46,6 @@ OF_HOOKS = f"{Path(__file__).parent}{os.sep}"  # our hooks wrap functions of tor
 # Modules outside of torch whose decorators wrap functions of torch, so these modules are in many stacks.
 OF_DECORATORS = ("typing_extensions.py", "contextlib.py")
 
-_listening = 0  # id of the process that has the waiting thread. A forked child does not have the thread
-
 
 def watch(run_dir: RunDir) -> None:
     """Call `listen` as soon as this process has created its process group.
@@ -71,13 +69,12 @@ def watch(run_dir: RunDir) -> None:
 
 
 def listen(run_dir: RunDir) -> None:
-    """Start the thread that waits for requests. Later calls in the same process have no effect."""
-    global _listening
-    if _listening == os.getpid():
-        return
-    _listening = os.getpid()
-    # If there can be no socket or no thread, the calls of this process are unknown. This must not end the
-    # training.
+    """Start the thread that waits for requests. Later calls in the same process have no effect.
+
+    A forked child does not have its parent's thread, but it has an address of its own, so it can start one.
+    """
+    # The address is in use if this process listens already. If there can be no socket or no thread, the calls
+    # of this process are unknown. Neither must end the training.
     with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
         requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))

@@ -4,7 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,17 @@ def main(path: str) -> None:
     report = empty_report()
     leash.die_with_parent()
     leash.listen(run_dir, report.rank)
+    measure_rank(run_dir, report, measure=_measured)
+
+
+def measure_rank(run_dir: RunDir, report: RankReport, *, measure: Callable[[Rank], RankReport]) -> None:
+    """Measure the rank that `report` identifies, and write its report, also if measuring fails.
+
+    The report is written before the rank meets the other ranks, because this meeting can hang.
+    """
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
-        measure = _measure if rank.plan.needs_torch else _simulate
-        measured = _preflight(rank) if rank.request.preflight else measure(rank)
+        measured = measure(rank)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, report.rank))
         raise
@@ -57,6 +64,13 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
     main(path)
 
 
+def _measured(rank: Rank) -> RankReport:
+    """Measure the rank in the way that its case and its request need."""
+    if rank.request.preflight:
+        return _preflight(rank)
+    return _measure(rank) if rank.plan.needs_torch else _simulate(rank)
+
+
 def _simulate(rank: Rank) -> RankReport:
     rank.build(SimulatedTimer())
     rank.start()
@@ -76,9 +90,7 @@ def _measure(rank: Rank) -> RankReport:
     device = _device(rank.request)
     timer, probe = clock_for(device)
     startup_clock.go_on()
-    process_group = rank.plan.process_group
-    if process_group != "library":
-        _init_process_group(case, device, connects_at_once=process_group == "eager")
+    _init_process_group(rank, device)
     with Part(PERFSUITE_BUILDS):
         flops = count_known(case)  # imports transformers and builds the model once, on the meta device
     rank.framework.load(case, device)
@@ -149,7 +161,7 @@ def _preflight(rank: Rank) -> RankReport:
 
     flight_recorder.watch(rank.run_dir)
     device = _device(rank.request)
-    _init_process_group(rank.case, device, connects_at_once=True)
+    _init_process_group(rank, device)
     rank.tell(0, 1)
     probed = node_probe(device, rank.case.topology.nodes, lambda rounds: rank.tell(rounds, 1))
     return rank.report.replace(device_probe=probed)
@@ -174,19 +186,22 @@ def _nccl_timeout(case: Case) -> timedelta:
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 
-def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
-    """Create the process group.
+def _init_process_group(rank: Rank, device: Any) -> None:
+    """Create the process group, unless a library creates it. A preflight loads no library.
 
-    With `connects_at_once`, NCCL gets the device, and connects all ranks now. Without it, NCCL connects them
-    in the first collective.
+    If the group is eager, NCCL gets the device, and connects all ranks now. Otherwise, NCCL connects them in
+    the first collective.
     """
     import torch.distributed as dist
 
+    kind = "eager" if rank.request.preflight else rank.plan.process_group
+    if kind == "library":
+        return
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        device_id=device if on_gpu and connects_at_once else None,
-        timeout=_nccl_timeout(case) if on_gpu else None,
+        device_id=device if on_gpu and kind == "eager" else None,
+        timeout=_nccl_timeout(rank.case) if on_gpu else None,
     )
 
 

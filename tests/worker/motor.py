@@ -86,6 +86,16 @@ def install(packages: Packages) -> None:
     packages.install("perf-motor", FRAMEWORK, frameworks="motor = perf_motor:Motor")
 
 
+def install_attaching(packages: Packages) -> None:
+    """Do the same as `install`, for a library whose engine's module begins by calling `sys.attach`.
+
+    It is like a module that begins by importing torch. Then perfsuite attaches while it is half imported.
+    """
+    install(packages)
+    (packages.directory / "motor" / "__init__.py").write_text("")
+    (packages.directory / "motor" / "driving.py").write_text(f"import sys; sys.attach()\n{LIBRARY}")
+
+
 def install_as_one_file(packages: Packages) -> None:
     """Do the same as `install`, for a library that is a single file."""
     (packages.directory / "motor.py").write_text(LIBRARY)

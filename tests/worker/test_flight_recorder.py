@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from perfsuite import documents
-from perfsuite.frameworks.common import private
 from perfsuite.results.collective_calls import CollectiveCallsFile
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import flight_recorder
@@ -119,9 +118,8 @@ def test_the_place_is_in_the_training_code() -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
+def run_dir(tmp_path: Path) -> Iterator[RunDir]:
     """Return a directory. A thread that listens for requests in it ends with the test."""
-    monkeypatch.setattr(flight_recorder, "_listening", 0)
     run_dir = RunDir(tmp_path)
     yield run_dir
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # nothing listens
@@ -184,20 +182,16 @@ def test_a_closed_socket_ends_the_thread(run_dir: RunDir) -> None:
     flight_recorder._serve(closed, run_dir)
 
 
-def test_an_error_does_not_end_the_thread(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = iter((True, False))
-    real = flight_recorder.read
-
-    def read() -> CollectiveCallsFile:
-        if next(failing):
-            raise RuntimeError("the process group is gone")
-        return real()
-
-    monkeypatch.setattr(flight_recorder, "read", read)
-    with alone():
-        flight_recorder.listen(run_dir)
-        send(run_dir, b"?")
-        assert ask(run_dir).world_size == 1
+def test_an_error_does_not_end_the_thread(run_dir: RunDir) -> None:
+    """Without a process group, there is nothing to write."""
+    requests, served = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with requests, served.dup() as unread:
+        for request in (b"?", b"?", b""):
+            requests.send(request)
+        flight_recorder._serve(served, run_dir)
+        with pytest.raises(BlockingIOError):
+            unread.recv(1, socket.MSG_DONTWAIT)
+    assert not run_dir.collectives(os.getpid()).exists()
 
 
 @pytest.fixture
@@ -209,17 +203,28 @@ def _watched(run_dir: RunDir) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_watched")
-def test_listens_once_a_process_group_exists(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    listening: list[RunDir] = []
-    monkeypatch.setattr(flight_recorder, "listen", listening.append)
-    flight_recorder.watch(run_dir)  # the second call does not wrap again
-    assert listening == []
+def test_listens_once_a_process_group_exists(run_dir: RunDir) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        send(run_dir, b"?")
     with alone():
-        assert listening == [run_dir]
+        assert ask(run_dir).world_size == 1
 
 
-def test_missing_names_leave_the_calls_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "or_none", lambda name: None)
+@pytest.mark.usefixtures("_watched")
+def test_a_watched_function_is_not_wrapped_again(run_dir: RunDir) -> None:
+    watched = dist.init_process_group
+    flight_recorder.watch(run_dir)
+    assert dist.init_process_group is watched
+
+
+def test_calls_are_unknown_without_torchs_recorders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        monkeypatch.delattr(torch._C._distributed_c10d, name, raising=False)
     with alone():
         dist.all_reduce(torch.ones(3))
         assert flight_recorder.read() == CollectiveCallsFile(rank=0, world_size=1)
+
+
+def test_ranks_are_unknown_without_torchs_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed.distributed_c10d._world")
+    assert flight_recorder.ranks_of_groups() == {}

@@ -19,10 +19,11 @@ from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.timers import SimulatedTimer
 from perfsuite.worker.observation import engines
-from perfsuite.worker.observation.observe import Observer
 from perfsuite.worker.rank import GRAPHS_UNKNOWN, Rank, empty_report, failure_of, write_failure
+from tests.packages import Packages
 from tests.samples import known, make_case
 from tests.test_errors import Unspeakable
+from tests.worker import motor
 
 
 def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
@@ -56,24 +57,29 @@ def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
 
 
 def test_looks_again_for_engines_when_training_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
+    motor.install_attaching(packages)
     rank = simulated(tmp_path)
     rank.plan = dataclasses.replace(rank.plan, needs_torch=True)
-    looked: list[int] = []
-    monkeypatch.setattr(engines, "look_again", lambda: looked.append(rank.recorder.steps))
+    engine = motor.driving().Driver
+    assert not hasattr(engine.__init__, "is_watched")
     rank.start()
-    assert looked == [0], "the rank looks once, before the first step"
+    assert hasattr(engine.__init__, "is_watched"), "engines are noticed before the first step"
+
+
+def observer() -> Mock:
+    """Return an observer of a training that matches its case."""
+    observed = Observed(settings={"wrapper": "none"}, environment={})
+    evidence = Evidence(data_parallel=2)
+    return Mock(**{"result.return_value": observed, "evidence.return_value": evidence, "dtypes": {}})
 
 
 def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = simulated(tmp_path)
-    observed = Observed(settings={"wrapper": "none"}, environment={})
-    evidence = Evidence(data_parallel=2)
-    for name, value in (("result", observed), ("evidence", evidence), ("check", None)):
-        monkeypatch.setattr(Observer, name, Mock(return_value=value))
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
-    rank.observe()
+    rank.observer = observer()
     rank.start()
     rank.workload.run(3)
     report = rank.finish()
@@ -88,30 +94,26 @@ def test_reads_memory_after_clock_before_observer(
 ) -> None:
     """If a run differs from the case, the measured values are kept."""
     rank = simulated(tmp_path, rank=1)
-    observed = Observed(settings={"wrapper": "none"}, environment={})
-    evidence = Evidence(data_parallel=2)
     order = Mock()
     order.clock.side_effect = rank.recorder.finish
     order.memory.return_value = Memory(peak=1, method="said")
     order.own.return_value = 5.0
-    order.result.return_value = observed
-    order.evidence.return_value = evidence
-    order.check.side_effect = None if mismatch is None else MismatchError(mismatch)
+    order.attach_mock(observer(), "observer")
+    order.observer.check.side_effect = None if mismatch is None else MismatchError(mismatch)
     monkeypatch.setattr(rank.recorder, "finish", order.clock)
-    for name in ("result", "evidence", "check"):
-        monkeypatch.setattr(Observer, name, getattr(order, name))
     rank.workload = Workload(
         run=rank.workload.run, data_parallel=2, own_tokens_per_s=order.own, memory=order.memory
     )
-    rank.observe()
+    rank.observer = order.observer
     rank.notes = ["known before"]
     rank.start()
     rank.workload.run(3)
     report = rank.finish()
     calls = [name for name, _, _ in order.mock_calls]
-    assert calls == ["clock", "memory", "own", "result", "evidence", "check"]
+    assert calls == ["clock", "memory", "own", "observer.result", "observer.evidence", "observer.check"]
+    observed = order.observer.result.return_value
     assert known(report.observed).replace(code=None) == observed  # without the digest of this process's code
-    assert report.evidence == evidence
+    assert report.evidence == order.observer.evidence.return_value
     assert (report.own_tokens_per_s, report.notes[0], len(report.step_s)) == (5.0, "known before", 3)
     failure = None if report.failure is None else (report.failure.kind, report.failure.rank)
     assert failure == (None if mismatch is None else ("mismatch", 1))

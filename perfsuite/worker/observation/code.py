@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfsuite.results.run_dir import CACHES
@@ -31,20 +31,28 @@ def digest(started_at: float | None) -> str | None:
     """
     if started_at is None:
         return None
-    total = hashlib.sha256()
     try:
-        for name, path in sorted({*_modules(), *_libraries()}):
-            if GENERATED in path or _is_of_standard_library(path):
-                continue
-            if path.endswith(".py"):
-                if os.stat(path).st_mtime > started_at:
-                    return None
-                total.update(f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}\n".encode())
-            else:
-                status = os.stat(path)
-                total.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        return digest_of({*_modules(), *_libraries()}, started_at)
     except OSError:  # for example, the file is in an archive or was deleted
         return None
+
+
+def digest_of(files: Iterable[tuple[str, str]], started_at: float) -> str | None:
+    """Return the digest of files, given as names and paths. None if a Python file is newer than the process.
+
+    Raises OSError if a file cannot be read.
+    """
+    total = hashlib.sha256()
+    for name, path in sorted(files):
+        if GENERATED in path or _is_of_standard_library(path):
+            continue
+        if path.endswith(".py"):
+            if os.stat(path).st_mtime > started_at:
+                return None
+            total.update(f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}\n".encode())
+        else:
+            status = os.stat(path)
+            total.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return total.hexdigest()[:12]
 
 

@@ -94,11 +94,14 @@ def _is_whole(parameter: Any) -> bool:
     return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 
 
-def collectives_begun() -> int | None:
-    """Return the number of collectives that have begun in groups of several ranks, or None if unknown."""
-    if _world is None or _sequence_number is None or not dist.is_initialized():
+def collectives_begun(*, world: Any = _world, sequence_number: Any = _sequence_number) -> int | None:
+    """Return the number of collectives that have begun in groups of several ranks, or None if unknown.
+
+    `world` and `sequence_number` are None if this version of torch lacks these private names.
+    """
+    if world is None or sequence_number is None or not dist.is_initialized():
         return None
     try:
-        return sum(int(_sequence_number(group)) for group in _world.pg_map if group.size() > 1)
+        return sum(int(sequence_number(group)) for group in world.pg_map if group.size() > 1)
     except RuntimeError:  # the backend does not count collectives
         return None

@@ -21,16 +21,28 @@ NO_KERNEL = "none seen"  # used if no autograd node of the blocks looks like an 
 UNFUSED = "math"  # torch's name for attention by matmuls and a softmax
 NODES_NEAR = 300  # maximum number of autograd nodes to search. Attention is a few nodes before a linear layer
 
+current_graph_task: Callable[[], int] | None = private.or_none("current_graph_task")
+"""A function that returns the number of the running backward pass, or -1 if none is running. None if this
+version of torch does not have this function."""
+
 
 class SecondStep:
     """Hooks for one step. They are on the outermost module and, with `inside`, also on the modules in it.
 
-    `inside` must be False for a compiled model.
+    `inside` must be False for a compiled model. `graph_task` is None if this version of torch does not report
+    that a backward pass is running.
     """
 
-    def __init__(self, model: nn.Module, *, inside: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        inside: bool,
+        graph_task: Callable[[], int] | None = current_graph_task,
+    ) -> None:
         self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
         self.inside = inside
+        self._graph_task = graph_task
         self.tokens = TokenCount()
         self._handles: list[Any] = []
         self._errors: list[Exception] = []
@@ -86,7 +98,7 @@ class SecondStep:
         self._handles.append(register(run, **how))
 
     def _count(self, index: int, module: nn.Module, args: Any) -> None:
-        (self.recomputed if in_backward() else self.forwards)[index] += 1
+        (self.recomputed if in_backward(self._graph_task) else self.forwards)[index] += 1
 
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
         made = _first_tensor(output)
@@ -145,7 +157,7 @@ class SecondStep:
 
     def recomputing(self) -> str:
         """Return how many blocks ran their forward again in backward, such as `2 of 4`."""
-        if not self.inside or not knows_backward():
+        if not self.inside or self._graph_task is None:
             return NOT_OBSERVED
         if self.lacks_forward:
             return NO_FORWARD
@@ -242,22 +254,17 @@ def nodes_of(value: Tensor) -> Iterator[Any]:
             ahead.extend(following for following, _ in node.next_functions)
 
 
-current_graph_task = private.or_none("current_graph_task")
-"""A function that returns the number of the running backward pass, or -1 if none is running. None if this
-version of torch does not have this function."""
-
-
 def knows_backward() -> bool:
     """Return whether this version of torch reports that a backward pass is running."""
     return current_graph_task is not None
 
 
-def in_backward() -> bool:
+def in_backward(graph_task: Callable[[], int] | None = current_graph_task) -> bool:
     """Return whether a backward pass is running. False if this is unknown.
 
     If a forward runs inside a backward pass, it recomputes activations.
     """
-    return current_graph_task is not None and bool(current_graph_task() != -1)
+    return graph_task is not None and graph_task() != -1
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -149,9 +150,11 @@ class ScriptRank(Rank):
         losses: Losses | None,
         optimizers: Optimizers,
         search: Search,
+        probe: Callable[[torch.device], dict[str, float]] = device_probe,
     ) -> None:
         super().__init__(run_dir, request, report)
         self.claim = Claim(run_dir, report.rank)
+        self._probe = probe
         self._losses = losses
         self._optimizers = optimizers
         self._search = search
@@ -258,7 +261,7 @@ class ScriptRank(Rank):
         is_gpu = self.device.type == "cuda"
         on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:
-            return device_probe(self.device)
+            return self._probe(self.device)
         return {}
 
 

@@ -7,13 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
 from perfsuite.case.fault import AT_STEP, Fault
 from perfsuite.results.rank_report import Memory, RankReport
 from perfsuite.worker.clock.memory import HostMemory
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import SimulatedTimer
-from perfsuite.worker.faults import structural_faults
 from perfsuite.worker.faults.injector import Injector
 from tests.processes import Left, leave
 from tests.samples import make_report
@@ -45,15 +45,16 @@ def test_effect_on_the_steps(text: str | None, step_s: list[float], is_last_rank
     assert recorder.wall_s == pytest.approx(sum(step_s))
 
 
-def test_structural_fault_starts_after_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Mock()
-    monkeypatch.setattr(structural_faults, "begin", begin)
-    injector = Injector(Fault.parse("host-read"), is_last_rank=False, training=lambda: ("model", "optimizer"))
+def test_structural_fault_starts_after_two_steps() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    injector = Injector(Fault.parse("host-read"), is_last_rank=False, training=lambda: (model, optimizer))
     recorder = Recorder(SimulatedTimer())
+    hooks = []
     for step in range(12):
         injector.before_end(step, recorder)
-        assert begin.call_count == (step >= 1)
-    begin.assert_called_once_with("host-read", "model", "optimizer")
+        hooks.append(len(model._forward_hooks))
+    assert hooks == [0] + [1] * 11, "the fault reads from the device in a hook"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,14 @@ import pytest
 from perfsuite.worker.observation import code
 
 
+def after_all_edits() -> float:
+    """Return a time after all edits of the tests."""
+    return time.time() + 60
+
+
 def digest() -> str | None:
     """Return the digest for a process that started after all edits of the tests."""
-    return code.digest(time.time() + 60)
+    return code.digest(after_all_edits())
 
 
 @pytest.fixture
@@ -59,14 +64,15 @@ def test_size_and_date_identify_a_compiled_module(module: ModuleType, tmp_path: 
     assert len(digests - {None}) == 3
 
 
-def test_loaded_libraries_are_part_of_the_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = {name for name, _ in code._libraries()}
-    assert any(name.startswith("libtorch") for name in names)
+def test_loaded_libraries_are_part_of_the_digest(tmp_path: Path) -> None:
+    libraries = {*code._libraries()}
+    assert any(name.startswith("libtorch") for name, _ in libraries)
+    files = {*code._modules(), *libraries}
     before = digest()
+    assert code.digest_of(files, after_all_edits()) == before
     (tmp_path / "libnet.so").write_bytes(b"1")
-    loaded = [*code._libraries(), ("libnet.so", str(tmp_path / "libnet.so"))]
-    monkeypatch.setattr(code, "_libraries", lambda: loaded)
-    assert digest() not in (before, None)
+    files.add(("libnet.so", str(tmp_path / "libnet.so")))
+    assert code.digest_of(files, after_all_edits()) not in (before, None)
 
 
 def test_code_edited_after_the_start_is_unknown(module: ModuleType) -> None:

@@ -123,11 +123,8 @@ def test_notices_engines_of_a_half_imported_library(
 def test_looks_again_for_a_half_imported_engine(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's module begins by importing torch, and then perfsuite attaches."""
-    motor.install(packages)
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
-    (packages.directory / "motor" / "__init__.py").write_text("")
-    (packages.directory / "motor" / "driving.py").write_text(f"import sys; sys.attach()\n{motor.LIBRARY}")
+    motor.install_attaching(packages)
     driving = motor.driving()
     engines.look_again()
     engine = driving.Driver(optimizer)

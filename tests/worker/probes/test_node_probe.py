@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -6,43 +6,41 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import get_process_group_ranks
 from torch.multiprocessing.spawn import start_processes
 
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.probes import node_probe
 from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe, pair_rounds
-from tests.fake_group import alone
+from tests.fake_group import alone, fake_group
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def in_a_group() -> Iterator[None]:
-    with alone():
-        yield
-
-
-@pytest.mark.usefixtures("in_a_group")
 def test_one_rank_has_nobody_to_reduce_with() -> None:
-    probed = device_probe(CPU)
-    assert all_reduce_probe(CPU) == {}
+    with alone():
+        probed = device_probe(CPU)
+        assert all_reduce_probe(CPU) == {}
     assert list(probed) == ["matmul_tflops", "copy_gb_s"]
     assert 1e-4 < probed["matmul_tflops"] < 100
     assert 0.05 < probed["copy_gb_s"] < 5000
 
 
-@pytest.mark.usefixtures("in_a_group")
+def test_ranks_with_peers_reduce_as_well() -> None:
+    with fake_group(0, 2):
+        assert list(device_probe(CPU)) == ["matmul_tflops", "copy_gb_s", "all_reduce_gb_s"]
+
+
 def test_best_of_twenty_all_reduces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most all-reduces are disturbed. The best one shows what the links can do."""
     asked = Mock()
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "barrier", asked.barrier)
     monkeypatch.setattr(dist, "all_reduce", asked.all_reduce)
-    monkeypatch.setattr(node_probe, "_alone", lambda device: {"copy_gb_s": 1.0})
     times = [*(0.01 * number for number in range(9)), *(0.01 * number - 0.009 for number in range(9, 21))]
     monkeypatch.setattr(HostTimer, "stamp", Mock(side_effect=times))
     best = pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)
-    assert device_probe(CPU) == {"copy_gb_s": 1.0, "all_reduce_gb_s": best}
+    with fake_group(0, 2):
+        assert all_reduce_probe(CPU) == {"all_reduce_gb_s": best}
     # One all-reduce is a warm-up.
     assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21
     assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
@@ -87,36 +85,38 @@ def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     start_processes(as_node, (str(tmp_path / "meet"),), nprocs=3, start_method="fork")
 
 
-@pytest.mark.usefixtures("in_a_group")
 def test_best_round_and_its_best_matmul_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if other processes disturb all other rounds and most of this one, the best counts."""
     rounds: list[int] = []
-    times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
-    monkeypatch.setattr(node_probe, "_seconds", lambda device, work, repeats: next(times))
-    monkeypatch.setattr(node_probe, "_neighbour_probe", lambda device, nodes: {"next_gb_s": 1.0})
-    assert node_probe.node_probe(CPU, 2, rounds.append) == {
+    times = [[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8, [0.5], [0.25]]
+    monkeypatch.setattr(node_probe, "_seconds", Mock(side_effect=times))
+    with fake_group(0, 2):
+        probed = node_probe.node_probe(CPU, 2, rounds.append)
+    assert probed == {
         "matmul_tflops": pytest.approx(2 * 384**3 / 2.0 / 1e12, rel=1e-3),
         "copy_gb_s": pytest.approx(2 * 64 * 2**20 / 4.0 / 1e9, rel=1e-3),
-        "next_gb_s": 1.0,
+        "all_reduce_gb_s": pytest.approx(4 * 2**20 / 0.5 / 1e9, rel=1e-3),
+        "next_gb_s": pytest.approx(4 * 2**20 / 0.25 / 1e9, rel=1e-3),
     }
     assert rounds == list(range(1, 11))
 
 
-@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 2), (3, 1, 0), (4, 2, 1)])
+@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 3), (3, 2, 0), (4, 1, 2)])
 def test_all_ranks_of_two_nodes_reduce_together(
     monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
 ) -> None:
-    """There are three nodes with two ranks each.
+    """There are four nodes with two ranks each.
 
     Every rank makes each group, and measures in its own two groups.
     """
-    new_group = Mock(side_effect=[1.0, 2.0, 3.0])
-    monkeypatch.setattr(dist, "get_world_size", lambda: 6)
-    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    new_group = Mock(wraps=dist.new_group)
+    reduced: list[list[int]] = []
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: group)
-    probed = node_probe._neighbour_probe(CPU, 3)
+    monkeypatch.setattr(dist, "all_reduce", lambda _, group: reduced.append(get_process_group_ranks(group)))
+    with fake_group(rank, 8):
+        probed = node_probe._neighbour_probe(CPU, 4)
     groups = [sorted(call.args[0]) for call in new_group.call_args_list]
-    assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
-    assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}
+    assert groups == [[0, 1, 2, 3], [4, 5, 6, 7], [2, 3, 4, 5], [0, 1, 6, 7]]
+    own = [sorted(ranks) for ranks, _ in groupby(reduced)]
+    measured = dict(zip(probed, own, strict=True))
+    assert measured == {"next_gb_s": groups[next_pair], "previous_gb_s": groups[previous_pair]}

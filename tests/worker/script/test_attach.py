@@ -22,18 +22,16 @@ from torch.utils.checkpoint import checkpoint
 
 from perfsuite import Script, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import FileError, MismatchError
+from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
-from perfsuite.worker.clock import memory, startup_clock, timers
-from perfsuite.worker.clock.recorder import Recorder
-from perfsuite.worker.observation.observe import Observer
-from perfsuite.worker.script import script_rank
+from perfsuite.worker.clock import startup_clock, timers
 from perfsuite.worker.script.attach import Attached, Measured
 from perfsuite.worker.script.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known
 from tests.worker.attaching import ALONE, Start, Unprobed, attaching
+from tests.worker.fake_gpu import GPU, FakeAllocator, FakeGPU
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
@@ -251,7 +249,7 @@ def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pyte
     assert report.hidden == ("a CUDA graph was replayed, and its operators are not seen (1x)",)
 
 
-def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_probed_when_all_is_written(start: Start) -> None:
     def probe(device: torch.device) -> dict[str, float]:
         assert device == torch.device("cpu")
         before.append(report_of(attached))
@@ -259,8 +257,7 @@ def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pyt
         return {"matmul_tflops": 1.0}
 
     before: list[RankReport] = []
-    attached = start()
-    monkeypatch.setattr(script_rank, "device_probe", probe)
+    attached = start(new_rank=partial(ScriptRank, probe=probe))
     after = measured(attached)
     assert after.device_probe == {"matmul_tflops": 1.0}
     assert before == [after.replace(device_probe={})]
@@ -268,9 +265,7 @@ def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("others_failed", [False, True])
-def test_probe_needs_all_ranks_and_may_fail(
-    start: Start, monkeypatch: pytest.MonkeyPatch, others_failed: bool
-) -> None:
+def test_probe_needs_all_ranks_and_may_fail(start: Start, others_failed: bool) -> None:
     """The probe would wait in its all-reduce for a rank that failed."""
 
     class BesideOthers(ScriptRank):
@@ -278,8 +273,7 @@ def test_probe_needs_all_ranks_and_may_fail(
             return not others_failed
 
     probe = Mock(side_effect=torch.OutOfMemoryError)
-    monkeypatch.setattr(script_rank, "device_probe", probe)
-    assert measured(start(new_rank=BesideOthers)).device_probe == {}
+    assert measured(start(new_rank=partial(BesideOthers, probe=probe))).device_probe == {}
     assert probe.called is not others_failed
 
 
@@ -386,10 +380,14 @@ def test_a_script_that_ends_early_is_told_why(
 
 def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script itself started its processes, without torchrun's variables."""
-    attached = start(TWO)
+
+    class Unobserved(ScriptRank):
+        def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+            """Observe nothing, because the process group is made up."""
+
+    attached = start(TWO, new_rank=Unobserved)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
         monkeypatch.setattr(torch.distributed, name, Mock(return_value=value))
-    monkeypatch.setattr(Observer, "before_optimizer_step", lambda *args: None)
     train(steps=1)
     monkeypatch.undo()
     attached.crashed(RuntimeError("after destroy_process_group"))
@@ -488,12 +486,9 @@ def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
     )
 
 
-def test_unwritable_report_is_in_the_scripts_log(
-    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_report_is_in_the_scripts_log(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     """An example is a script that has switched to another user."""
-    start()
-    monkeypatch.setattr(documents, "write", Mock(side_effect=FileError("cannot write rank-0.json")))
+    start().run_dir.rank(0).mkdir()
     with pytest.raises(Measured):
         train()
     assert "FileError: cannot write " in capsys.readouterr().err
@@ -560,13 +555,16 @@ def test_which_device_trains(monkeypatch: pytest.MonkeyPatch, devices: list[str]
     assert device_of(SimpleNamespace(param_groups=groups)) == torch.device(expected)
 
 
-def test_other_allocator_hides_peak_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_allocator_hides_peak_memory(
+    start: Start, gpu: FakeGPU, allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The peak is missing and the reason is reported, but the script goes on training."""
     refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
-    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
-    monkeypatch.setattr(memory, "CudaMemory", refuses)
-    monkeypatch.setattr(timers, "clock_for", lambda device: (timers.HostTimer(), None))
-    report = measured(start(new_rank=Unprobed, device="cuda"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refuses)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
+    report = measured(
+        start(new_rank=Unprobed, device="cuda"), before=lambda: gpu.work(milliseconds=1.0, ahead_ms=0.0)
+    )
     assert report.memory is None
     assert report.notes == (
         "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not support "
@@ -574,29 +572,33 @@ def test_other_allocator_hides_peak_memory(start: Start, monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.usefixtures("gpu", "allocator")
 def test_clock_and_memory_are_of_one_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    third = torch.device("cuda", 3)
-    kept = Mock()
-    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: third)
-    monkeypatch.setattr(memory, "CudaMemory", lambda device: SimpleNamespace(device=device))
-    monkeypatch.setattr(memory, "keep_peaks", kept)
-    monkeypatch.setattr(Recorder, "start", lambda recorder: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
     attached = start(device="cuda")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Attached, "_end_step", lambda *args: None)
-        train(steps=1)
+    train(steps=1)
     recorder: Any = known(attached.rank).recorder
     assert isinstance(recorder.timer, timers.CudaTimer)
-    assert recorder.timer.device == recorder.memory.device == third
-    assert not kept.called
+    assert recorder.timer.device == recorder.memory.device == GPU
+
+
+@pytest.mark.usefixtures("allocator")
+def test_peaks_are_kept_before_a_script_resets_them(start: Start) -> None:
+    """torch's function is replaced before the script can import it."""
+    attached = start()
+    assert not hasattr(torch.cuda.reset_peak_memory_stats, "is_watched")
     Attached(attached.run_dir, CaseFile(case=ALONE, device="cuda"))
-    assert kept.called, "torch's function is replaced before the script can import it"
+    assert hasattr(torch.cuda.reset_peak_memory_stats, "is_watched")
 
 
 @pytest.mark.parametrize("method", ["before_optimizer_step", "result"])
-def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    monkeypatch.setattr(Observer, method, Mock(side_effect=ODD))
-    attached = start()
+def test_no_error_of_ours_is_a_crash(start: Start, method: str) -> None:
+    class Misobserved(ScriptRank):
+        def observe(self) -> None:
+            super().observe()
+            setattr(self.observer, method, Mock(side_effect=ODD))
+
+    attached = start(new_rank=Misobserved)
     with pytest.raises(Measured):
         train()
     failure = failure_of(attached)

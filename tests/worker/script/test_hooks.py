@@ -20,8 +20,8 @@ import perfsuite
 from perfsuite import documents
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import RankReport
-from perfsuite.worker.clock import timers
 from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.counting.steps import warm_up
 from perfsuite.worker.observation import observe  # noqa: F401  imported before it is seen
 from perfsuite.worker.script import attach  # noqa: F401  imported before it is seen
@@ -43,6 +43,13 @@ GUARDS = {
     "CollectorClock._see",
 }
 """Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions."""
+
+
+class IdleBetweenSteps(Unprobed):
+    """A rank whose probe after each step takes no time."""
+
+    def build(self, timer: HostTimer, **how: Any) -> None:
+        super().build(timer, **{**how, "probe": lambda: None})
 
 
 def train() -> list[float]:
@@ -88,7 +95,7 @@ def calls(seen: Callable[[CodeType], object]) -> Iterator[None]:
 def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[float], RankReport | None]:
     """Return the losses of the script when it is measured, and its report."""
     with attaching(directory) as start:
-        measured: Attached = start(CASE, new_rank=Unprobed)
+        measured: Attached = start(CASE, new_rank=IdleBetweenSteps)
         with calls(seen):
             losses = train()
             measured.exits()
@@ -100,9 +107,8 @@ def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[
     [pytest.param(1, marks=pytest.mark.nightly, id="each function"), pytest.param(10, id="every tenth")],
 )
 def test_no_error_of_ours_reaches_the_training(
-    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    every: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
     warm_up()  # work that is done once per process cannot fail a second time
     gc.freeze()  # otherwise each collection takes a tenth of a second, here and in later tests
     thresholds = gc.get_threshold()
