@@ -61,6 +61,21 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
     return None
 
 
+class EndsAfter(LocalLauncher):
+    """Simulates some launches of `fake` in this process. The next launch raises an error."""
+
+    def __init__(self, launches: int, error: BaseException) -> None:
+        super().__init__()
+        self._left = launches
+        self._error = error
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        if self._left == 0:
+            raise self._error
+        self._left -= 1
+        return launch(self, job, on_progress)
+
+
 def patch(patch: pytest.MonkeyPatch) -> None:
     """Make jobs of `fake` run in this process."""
 
