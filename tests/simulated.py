@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,7 +13,7 @@ from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.driving import prepare
 from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
-from perfsuite.results.rank_report import Failure
+from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import LaunchFile
 from perfsuite.worker.faults import injector
 from perfsuite.worker.main import _simulate
@@ -59,6 +59,36 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
                 thread.join(60)
     documents.write(job.run_dir.launch(0), LaunchFile(node=0, failures=tuple(ended)))
     return None
+
+
+class EndsAfter(LocalLauncher):
+    """Simulates some launches of `fake` in this process. The next launch raises an error."""
+
+    def __init__(self, launches: int, error: BaseException) -> None:
+        super().__init__()
+        self._left = launches
+        self._error = error
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        if self._left == 0:
+            raise self._error
+        self._left -= 1
+        return launch(self, job, on_progress)
+
+
+class Rewrites(LocalLauncher):
+    """Simulates launches of `fake` in this process, and changes these fields of the ranks' reports."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__()
+        self._changes = changes
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        failure = launch(self, job, on_progress)
+        for rank in range(job.case.topology.world_size):
+            file = job.run_dir.rank(rank)
+            documents.write(file, documents.read(file, RankReport).replace(**self._changes))
+        return failure
 
 
 def patch(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import perfsuite.frameworks.script
 import perfsuite.report.html.page
 import perfsuite.report.markdown  # noqa: F401
 from perfsuite.case.case import Case
+from perfsuite.launch.base import Launcher
+from perfsuite.plugin.collection import SESSION
+from perfsuite.session.session import Session
 
 FAKE = """
     import pytest
@@ -48,6 +52,35 @@ def test_it(bench, case):
 """
 
 
+FAKE_DRY_RUNS = """
+    from perfsuite.plugin.collection import SESSION
+    from tests.session.making import DryRuns
+
+    def pytest_sessionstart(session):
+        session.config.stash[SESSION].mode.dry_run = DryRuns()
+"""
+"""A `conftest.py` that replaces the dry runs of `--perf-dry`, also in processes of pytest-xdist."""
+
+
+class OnSession:
+    """A plugin of pytest that changes the session of perfsuite before any case is collected."""
+
+    def __init__(self, change: Callable[[Session], None]) -> None:
+        self._change = change
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._change(session.config.stash[SESSION])
+
+
+def launching_with(launcher: Launcher) -> OnSession:
+    """Return a plugin that makes a session use this launcher."""
+
+    def change(session: Session) -> None:
+        session.setup.host.launcher = launcher
+
+    return OnSession(change)
+
+
 def measuring(*cases: Case) -> str:
     """Return the content of a test file that measures these cases."""
     return MEASURED.format(texts=[case.model_dump_json() for case in cases])
@@ -76,16 +109,20 @@ def local_baseline(suite: pytest.Pytester) -> Path:
     return file
 
 
-def run(suite: pytest.Pytester, *args: str | Path, status: int = 0) -> pytest.RunResult:
-    """Run pytest, which must end with this status, and return its result."""
-    result = suite.runpytest(*args)
+def run(
+    suite: pytest.Pytester, *args: str | Path, status: int = 0, plugins: Sequence[object] = ()
+) -> pytest.RunResult:
+    """Run pytest with plugins. It must end with this status. Return its result."""
+    result = suite.runpytest(*args, plugins=plugins)
     assert result.ret == status, result.ret
     return result
 
 
-def run_cpu(suite: pytest.Pytester, *args: str, status: int = 0) -> pytest.RunResult:
-    """Run pytest on the cases for a CPU. It must end with this status."""
-    return run(suite, "-m", "cpu", "--strict-markers", *args, status=status)
+def run_cpu(
+    suite: pytest.Pytester, *args: str, status: int = 0, plugins: Sequence[object] = ()
+) -> pytest.RunResult:
+    """Run pytest with plugins on the cases for a CPU. It must end with this status."""
+    return run(suite, "-m", "cpu", "--strict-markers", *args, status=status, plugins=plugins)
 
 
 def read_json(suite: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:

@@ -6,7 +6,7 @@ ByDryRuns    compares the counts of a step in one dry run of each arm, which nee
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Excuse, Verdict
+from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -153,6 +154,9 @@ class AgainstArm(TwoArms):
     explains: bool = True  # whether to launch each arm once more for a profile if the arms differ
     # Launch pairs until this metric is decided. None: until all metrics are decided.
     metric: str | None = None
+    # How a case is launched, and how it is launched once more for a profile.
+    launch_watched: Callable[..., tuple[Run, bool]] = launch_watched
+    profile_once: Callable[..., TakenProfile] = profile_once
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Launch pairs until the verdict is decided.
@@ -176,7 +180,8 @@ class AgainstArm(TwoArms):
             directory = _directory(task, arm, pair)
             how = self.launching(arm)
             number = 2 * (pair - 1) + len(made) + 1
-            made[arm], beside_others = launch_watched(task.case, task.machine, directory, number, how)
+            run, beside_others = self.launch_watched(task.case, task.machine, directory, number, how)
+            made[arm] = run
             was_shared = was_shared or beside_others
         launches.add_pair(made["a"], made["b"])
         return was_shared
@@ -206,7 +211,7 @@ class AgainstArm(TwoArms):
         for arm, name in (("a", ARM_A), ("b", ARM_B)):
             self.setup.progress.say(f"{name} of {task.case.id} is launched once more for a profile")
             directory = RunDir.of_profile(task.directory / arm).path
-            taken.append(profile_once(task.case, task.machine, directory, self.launching(arm)))
+            taken.append(self.profile_once(task.case, task.machine, directory, self.launching(arm)))
         before, now = taken
         verdict = with_unseen(result.verdict, {ARM_A: before, ARM_B: now})
         verdict = verdict.replace(profiled=explained(before, now, ARM_A))
@@ -224,6 +229,7 @@ class ByCounts(TwoArms):
     of_equals: ClassVar[str] = "only find differences between runs"
     known_a: Run | None = None  # the run of arm A, if arm A has already run
     metric: str | None = None  # the only count that matters (`Finding.name`); None: all counts
+    launch_once: Callable[..., Run] = launch_once  # how a case is launched
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case in both arms, and judge the counts of arm B against the counts of arm A."""
@@ -265,7 +271,7 @@ class ByCounts(TwoArms):
         for number, arm in enumerate(arms, 2 * launch - 1):
             how = replace(self.launching(arm), counted_steps=self.options.steps_to_count(task.case))
             how.on_launch(task.case, number)
-            runs[arm] = launch_once(task.case, task.machine, _directory(task, arm, launch), how)
+            runs[arm] = self.launch_once(task.case, task.machine, _directory(task, arm, launch), how)
         return runs
 
 
@@ -275,6 +281,7 @@ class ByDryRuns(ByCounts):
 
     dry: ClassVar[bool] = True
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
+    dry_run: Callable[..., Run] = dry_run  # how a case is run dry
 
     def __post_init__(self) -> None:
         """Prepare to run several cases at the same time."""
@@ -311,7 +318,7 @@ class ByDryRuns(ByCounts):
         arms = arms or self._arms_to_run
 
         def run(arm: str) -> Run:
-            return dry_run(
+            return self.dry_run(
                 self.setup.host.meant(task.case),
                 _directory(task, arm, launch),
                 device=self.device,
@@ -433,19 +440,24 @@ def by_counts(
     arms: tuple[Arm, ...],
     known_a: Run | None = None,
     metric: str | None = None,
+    *,
+    launch_once: Callable[..., Run] = launch_once,
+    dry_run: Callable[..., Run] = dry_run,
+    why_no_cuda: Callable[[Arm], str | None] = why_no_cuda,
 ) -> Session:
     """Return a session that compares the counts of two arms. Without a `launcher`, the arms run dry.
 
-    `known_a` and `metric` are fields of `ByCounts`. Dry runs simulate a GPU in both arms or in neither. If
-    CUDA cannot be faked in one of the arms, both arms simulate a CPU, and a message gives the reason.
+    `known_a`, `metric` and `launch_once` are fields of `ByCounts`, and `dry_run` is a field of `ByDryRuns`.
+    Dry runs simulate a GPU in both arms or in neither. If CUDA cannot be faked in one of the arms
+    (`why_no_cuda`), both arms simulate a CPU, and a message gives the reason.
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))
-        return Session(ByCounts(setup, arms, known_a=known_a, metric=metric))
+        return Session(ByCounts(setup, arms, known_a=known_a, metric=metric, launch_once=launch_once))
     reasons = {name: why_no_cuda(arm) for name, arm in zip("AB", arms, strict=True)}
     why_not = {name: why for name, why in reasons.items() if why}
     for name, why in why_not.items():
         progress.say(f"both arms run dry as on a CPU, because CUDA cannot be faked in arm {name}: {why}")
     device: Device | None = "cpu" if why_not else None
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(ByDryRuns(setup, arms, known_a=known_a, device=device))
+    return Session(ByDryRuns(setup, arms, known_a=known_a, device=device, dry_run=dry_run))

@@ -1,10 +1,12 @@
 """Launch cases and judge them against their baselines, or record a baseline if there is none."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfsuite.case.case import Case
+from perfsuite.dry.driver import dry_run
 from perfsuite.errors import AllocationOverError, FileError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.measure import measure, profile_once
@@ -14,6 +16,7 @@ from perfsuite.results.count_baseline import target_of
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import UNMEASURED, Verdict
 from perfsuite.results.profile import TakenProfile, of_baseline
+from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionReference
 from perfsuite.results.store import FoundBaseline, SessionDir, digest_of
@@ -35,6 +38,10 @@ class AgainstBaseline(Mode):
     """Judge cases against accepted or recorded baselines."""
 
     reference: ReferenceArm | None = None  # the session's reference; None: cases are judged without one
+    # How a case is launched until its verdict is decided, launched once more for a profile, and run dry.
+    measure: Callable[..., tuple[list[Run], Verdict]] = measure
+    profile_once: Callable[..., TakenProfile] = profile_once
+    dry_run: Callable[..., Run] = dry_run
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
     @property
@@ -66,13 +73,13 @@ class AgainstBaseline(Mode):
         )
         runs = launches.runs
         how = self.setup.launching
-        _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
+        _, verdict = self.measure(case, task.machine, task.directory, reference, how, runs=runs)
         is_open = verdict.outcome in ("regressed", "inconclusive")
         if reference.tonight is not None and is_open and any(map(looks_slower, verdict.checks)):
             # If the allocation ends here, the verdict stays, and the next case ends the session.
             with suppress(AllocationOverError):
                 reference = replace(reference, tonight=self._confirming(task, len(runs)))
-                _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
+                _, verdict = self.measure(case, task.machine, task.directory, reference, how, runs=runs)
         if self.reference is not None:
             self.reference.launches_of_cases += len(runs)
         if required is not None and verdict.outcome == "recorded":
@@ -140,7 +147,8 @@ class AgainstBaseline(Mode):
         if self.options.inject is not None or not self.setup.has_time_for(task.case, 1):
             return None
         self.setup.progress.say(f"running {task.case.id} dry, to predict its speed")
-        facts = predicted(result.healthy_runs[-1], RunDir.of_prediction(task.directory).path)
+        directory = RunDir.of_prediction(task.directory).path
+        facts = predicted(result.healthy_runs[-1], directory, dry_run=self.dry_run)
         forecasts = self.setup.forecasts(task.machine.device_name, task.directory.parent)
         return facts.replace(forecast=forecasts.of(task.case.id))
 
@@ -156,7 +164,7 @@ class AgainstBaseline(Mode):
             return None
         self.setup.progress.say(f"launching {task.case.id} once more, for a profile")
         directory = RunDir.of_profile(task.directory).path
-        taken = profile_once(task.case, task.machine, directory, self.setup.launching)
+        taken = self.profile_once(task.case, task.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)

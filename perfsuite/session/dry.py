@@ -1,6 +1,6 @@
 """Run cases dry and judge their counts against baselines of counts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -32,6 +32,7 @@ class Dry(Mode):
     device: Device | None = None  # the device to simulate; None: the device that the case is meant for
     # Ranks to run. None: the ranks that represent all others. A baseline is recorded only if this is None.
     ranks: tuple[int, ...] | None = None
+    dry_run: Callable[..., Run] = dry_run  # how a case is run dry
     dry: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class Dry(Mode):
         return Trial.of(launches, verdict)
 
     def _run(self, task: Task, stop: Event) -> Run:
-        return dry_run(
+        return self.dry_run(
             self.setup.host.meant(task.case),
             RunDir.of_launch(task.directory, 1).path,
             ranks=self.ranks,
@@ -110,10 +111,13 @@ def dry_session(
     progress: Progress,
     device: Device | None = None,
     ranks: tuple[int, ...] | None = None,
+    *,
+    dry_run: Callable[..., Run] = dry_run,
 ) -> Session:
     """Return a session that runs cases dry on simulated machines.
 
-    Without `device`, each case runs on the simulated device that it is meant for.
+    Without `device`, each case runs on the simulated device that it is meant for. `ranks` and `dry_run` are
+    fields of `Dry`.
     """
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(Dry(setup, device=device, ranks=ranks))
+    return Session(Dry(setup, device=device, ranks=ranks, dry_run=dry_run))

@@ -1,6 +1,6 @@
 """Choose and order the cases of a session that does not have time for all of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from math import ceil
@@ -113,9 +113,14 @@ class Budget:
     launch_s: dict[str, float] = field(default_factory=dict)  # seconds of a launch in the past, where known
     waiting: set[str] = field(default_factory=set)  # ids of the cases that have not begun
     fewest: int = 1  # minimum number of launches of a case (--perf-min-launches)
-    began: float = field(default_factory=lambda: monotonic())
+    now: Callable[[], float] = monotonic  # the clock, in seconds
+    began: float = field(init=False)  # the time at which the session began
     # Seconds of the longest launch of each case in this session. Has only cases that have been launched.
     measured_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin the session."""
+        self.began = self.now()
 
     def allows(self, case: Case) -> bool:
         """Return whether there is time for the minimum number of launches of a case.
@@ -159,7 +164,7 @@ class Budget:
         return f"not reached: too little of the budget of {whole} is left{takes}"
 
     def _left(self) -> float:
-        return self.seconds - (monotonic() - self.began)
+        return self.seconds - (self.now() - self.began)
 
     def _needed_s(self, case_id: str) -> float:
         """Return how long the minimum number of launches of a case should take; 0 if that is unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from perfsuite.analysis.step_time.expected import speeds, why_unknown
@@ -14,20 +15,20 @@ from perfsuite.results.run import Run
 SAME_WORK = 0.01  # share by which the FLOPs of a launch and of its dry run may differ
 
 
-def predicted(run: Run, directory: Path) -> DryFacts:
+def predicted(run: Run, directory: Path, *, dry_run: Callable[..., Run] = dry_run) -> DryFacts:
     """Return the expected time of a launch's step, or why it is unknown.
 
-    The dry run simulates the machine of the launch. The dry run uses the CPU for some seconds, so no launch
-    must be measured at the same time. If the launch already shows that its time cannot be predicted, there is
-    no dry run.
+    `dry_run` runs the case dry on the simulated machine of the launch. It uses the CPU for some seconds, so
+    no launch must be measured at the same time. If the launch already shows that its time cannot be
+    predicted, there is no dry run.
     """
     try:
-        return DryFacts(expected=_expected(run, directory))
+        return DryFacts(expected=_expected(run, directory, dry_run))
     except (PredictionError, DryRunError, CaseError) as error:
         return DryFacts(no_expected=str(error))
 
 
-def _expected(run: Run, directory: Path) -> Expected:
+def _expected(run: Run, directory: Path, dry_run: Callable[..., Run]) -> Expected:
     """Run the case of a launch dry, and return the expected time of a step.
 
     If the expected time is unknown, raises an error that gives the reason.

@@ -82,6 +82,7 @@ class ReferenceArm:
     setup: Setup
     resolve: Callable[[], Arm]  # finds the arm and installs its packages
     wanted: int | tuple[str, ...] = CANARIES  # number of the canaries, or their ids
+    launch_watched: Callable[..., tuple[Run, bool]] = launch_watched  # how the reference is launched
     arm: Arm | None = None  # None: not resolved yet, or impossible to resolve
     canaries: list[LaunchedCanary] = field(default_factory=list)
     confirming: dict[str, LaunchedCanary] = field(default_factory=dict)  # cases that looked slower, by id
@@ -172,9 +173,8 @@ class ReferenceArm:
         )
         self.setup.progress.say(f"launching the reference on {case.id}")
         try:
-            run, _ = launch_watched(
-                case, canary.machine, RunDir.of_launch(directory, number).path, number, how
-            )
+            launch_directory = RunDir.of_launch(directory, number).path
+            run, _ = self.launch_watched(case, canary.machine, launch_directory, number, how)
         except AllocationOverError:
             raise
         except Exception as error:

@@ -80,7 +80,8 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verd
     for module in (driver, setup):
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
     monkeypatch.setattr(guard, "why_not", lambda: None)
-    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: None)
+    by_counts = partial(against_arm.by_counts, why_no_cuda=lambda arm: None)
+    monkeypatch.setattr(compare, "by_counts", by_counts)
     return stand_in
 
 

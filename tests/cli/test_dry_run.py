@@ -11,6 +11,7 @@ from perfsuite import FSDP, FSDP2, KnownIssue, Topology, documents
 from perfsuite.dry import guard
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import SessionFile
+from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK
 from perfsuite.session.side_by_side import SideBySide
 from tests.cli import commands
@@ -31,7 +32,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
     runs = DryRuns()
-    monkeypatch.setattr("perfsuite.session.dry.dry_run", runs)
+    monkeypatch.setattr("perfsuite.cli.dry_run.dry_session", partial(dry.dry_session, dry_run=runs))
     return runs
 
 

@@ -1,28 +1,31 @@
 """Test sessions with `--perf-reference`, as a user would run them."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite.case.case import Case
-from perfsuite.case.hardware import Machine
-from perfsuite.measure import Launching, launch_watched
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
+from perfsuite.launch.job import Job, OnProgress, no_progress
+from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.session import reference
 from perfsuite.verdict import comparability
-from tests.suite import CASES, batches, read_json, run_cpu, write_cases
+from tests.simulated import Rewrites
+from tests.suite import CASES, batches, launching_with, read_json, run_cpu, write_cases
 
 JSON = ("--perf-json", "out.json")
+CODE = Observed(settings={}, environment={"torch": "2.13.0"}, code="0123456789ab")
+OBSERVED = launching_with(Rewrites(observed=CODE))
+"""A plugin with which all ranks observe the same code. Simulated ranks alone observe none."""
 
 
 @pytest.fixture
-def recorded(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, simulated: None) -> pytest.Pytester:
-    """Return a suite of four cases with local baselines of one session. Simulated ranks observe no code."""
-    monkeypatch.setattr(reference, "other_than_baseline", lambda run, baseline, commit: [])
+def recorded(suite: pytest.Pytester, simulated: None) -> pytest.Pytester:
+    """Return a suite of four cases with local baselines of one session."""
     write_cases(suite, batches(4, 8, 16, 32))
-    run_cpu(suite)
+    run_cpu(suite, plugins=[OBSERVED])
     return suite
 
 
@@ -32,7 +35,7 @@ def reference_of(suite: pytest.Pytester) -> dict[str, Any]:
 
 
 def test_a_reference_is_launched_beside_the_cases(recorded: pytest.Pytester) -> None:
-    result = run_cpu(recorded, "--perf-reference", ".", *JSON)
+    result = run_cpu(recorded, "--perf-reference", ".", *JSON, plugins=[OBSERVED])
     result.stdout.fnmatch_lines(
         ["*the reference . is launched on fake-*", "*[[]4/4] fake-* passed*", "The reference is as fast*"]
     )
@@ -43,7 +46,8 @@ def test_a_reference_is_launched_beside_the_cases(recorded: pytest.Pytester) -> 
 
 
 def test_slower_code_is_slower_than_the_reference(recorded: pytest.Pytester) -> None:
-    result = run_cpu(recorded, "--perf-reference", ".", "--perf-inject=slowdown=40%", *JSON, status=1)
+    options = ("--perf-reference", ".", "--perf-inject=slowdown=40%", *JSON)
+    result = run_cpu(recorded, *options, status=1, plugins=[OBSERVED])
     result.stdout.fnmatch_lines(["fake-llama-tiny-s64-b4-fp32-1x2 is 2?.?% slower than tonight's reference."])
     speed = read_json(recorded)["results"][0]["verdict"]["checks"][0]
     assert (speed["metric"], speed["outcome"]) == ("tokens_per_s", "regressed")
@@ -51,14 +55,18 @@ def test_slower_code_is_slower_than_the_reference(recorded: pytest.Pytester) -> 
     assert [len(canary["runs"]) for canary in reference_of(recorded)["canaries"]] == [3, 3, 3, 3]
 
 
-def test_a_slower_machine_fails_no_case(recorded: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault slows the launches of the reference as well, like a slower machine."""
+class Slower(Rewrites):
+    """Injects a slowdown into every launch, also into those of the reference, like a slower machine."""
 
-    def slowed(case: Case, machine: Machine, directory: Path, number: int, how: Launching) -> Any:
-        return launch_watched(case, machine, directory, number, replace(how, inject="slowdown=40%"))
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        request = documents.read(job.run_dir.case, CaseFile)
+        documents.write(job.run_dir.case, request.replace(inject="slowdown=40%"))
+        return super().launch(job, on_progress)
 
-    monkeypatch.setattr(reference, "launch_watched", slowed)
-    result = run_cpu(recorded, "--perf-reference", ".", "--perf-inject=slowdown=40%")
+
+def test_a_slower_machine_fails_no_case(recorded: pytest.Pytester) -> None:
+    plugins = [launching_with(Slower(observed=CODE))]
+    result = run_cpu(recorded, "--perf-reference", ".", plugins=plugins)
     result.stdout.fnmatch_lines(
         ["4 of 4 cases are 2?.?% slower tonight, and so is the reference (2?.?%, *): the machine,"]
     )
@@ -74,7 +82,7 @@ def test_a_slower_machine_fails_no_case(recorded: pytest.Pytester, monkeypatch: 
 def test_a_reference_that_is_gone_does_not_end_the_night(
     recorded: pytest.Pytester, arm: str, said: str
 ) -> None:
-    result = run_cpu(recorded, "--perf-reference", arm, *JSON)
+    result = run_cpu(recorded, "--perf-reference", arm, *JSON, plugins=[OBSERVED])
     result.stdout.fnmatch_lines(["*cases are judged without it: --perf-reference*", "*4 passed*"])
     facts = reference_of(recorded)
     assert said in facts["problems"][0]
@@ -87,8 +95,8 @@ def test_canaries_need_a_reference(suite: pytest.Pytester) -> None:
 
 
 def test_a_session_with_a_reference_is_not_resumed(recorded: pytest.Pytester) -> None:
-    run_cpu(recorded, "--perf-reference", ".")
-    result = run_cpu(recorded, "--perf-resume")
+    run_cpu(recorded, "--perf-reference", ".", plugins=[OBSERVED])
+    result = run_cpu(recorded, "--perf-resume", plugins=[OBSERVED])
     result.stdout.fnmatch_lines(["*--perf-resume begins a new session*"])
 
 

@@ -7,7 +7,18 @@ import pytest
 
 from perfsuite.launch.download import Plan
 from perfsuite.launch.overlay import Wanted
-from tests.suite import CASES, ID, batches, read_json, read_junit, read_report, run, run_cpu, write_cases
+from tests.suite import (
+    CASES,
+    FAKE_DRY_RUNS,
+    ID,
+    batches,
+    read_json,
+    read_junit,
+    read_report,
+    run,
+    run_cpu,
+    write_cases,
+)
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
@@ -206,12 +217,6 @@ def test_only_verdicts_on_code_count_as_judged(recorded: pytest.Pytester) -> Non
     run_cpu(recorded, status=1).stdout.fnmatch_lines(["1 of 2 cases judged"])
 
 
-STANDS_IN_FOR_DRY_RUNS = """
-    from perfsuite.session import dry
-    from tests.session.making import DryRuns
-
-    dry.dry_run = DryRuns()
-"""
 SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json=out.json")
 
 
@@ -219,7 +224,7 @@ SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--
 def dry_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Return a suite with a case whose dry run is fake, also in processes of pytest-xdist."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
+    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=FAKE_DRY_RUNS)
     return suite
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite import CASES, ID, batches, read_json, read_report, run, run_cpu, write_cases
+from tests.suite import CASES, FAKE_DRY_RUNS, ID, batches, read_json, read_report, run, run_cpu, write_cases
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
@@ -155,13 +155,7 @@ def test_other_tests_say_nothing_of_the_cases(reviewed: pytest.Pytester) -> None
 @pytest.mark.nightly
 def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    conftest = """
-        from perfsuite.session import dry
-        from tests.session.making import DryRuns
-
-        dry.dry_run = DryRuns()
-    """
-    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=conftest)
+    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=FAKE_DRY_RUNS)
     folder = suite.path / "baselines" / "counts" / "dry-cpu"
     folder.mkdir(parents=True)
     (folder / "lost.json").write_text("{}")

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,26 +17,33 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from perfsuite import documents, measure
-from perfsuite.analysis import collect
+from perfsuite import documents
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.frameworks.fake import Fake
-from perfsuite.launch import local, lock
-from perfsuite.launch.lock import MachineLock
+from perfsuite.launch.job import Job, OnProgress, no_progress
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.lock import MachineLock, machine_lock
 from perfsuite.launch.quiet import Neighbours
+from perfsuite.measure import measure
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.run import Health, Run
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Health, LaunchFile, Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_baseline
+from perfsuite.session.against_baseline import AgainstBaseline
+from perfsuite.session.session import Session
+from perfsuite.session.setup import Host
 from tests.processes import arguments
 from tests.samples import DISTURBED, make_gpu_machine, make_run
+from tests.simulated import EndsAfter, Rewrites
 from tests.suite import (
     CASES,
+    FAKE_DRY_RUNS,
     ID,
+    OnSession,
     batches,
+    launching_with,
     local_baseline,
     read_json,
     read_junit,
@@ -133,35 +141,46 @@ def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
     slow.stdout.fnmatch_lines(["*23.0% fewer*", "*1 regressed*"])
 
 
-def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> None:
-    """Replace the launches of cases with micro-batches 1, 2, and so on. The verdicts have these outcomes.
+def measuring_with(function: Callable[..., Any]) -> OnSession:
+    """Return a plugin that makes a session measure its cases with this function."""
 
-    Each case takes 100 s on the clock of the budget.
+    def change(session: Session) -> None:
+        assert isinstance(session.mode, AgainstBaseline)
+        session.mode.measure = function
+
+    return OnSession(change)
+
+
+def find(suite: pytest.Pytester, *outcomes: Outcome) -> OnSession:
+    """Write cases with micro-batches 1, 2, and so on. Return a plugin with which these are their outcomes.
+
+    Each case takes 100 s of the budget.
     """
-    clock = [0.0]
-    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: clock[0])
 
-    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
-        args[-1].on_launch(case, 1)
-        runs.append(make_run(case=case, duration_s=100))
-        clock[0] += 100
-        return runs, Verdict(outcome=outcomes[case.micro_batch - 1], launches=1)
+    def change(session: Session) -> None:
+        def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
+            args[-1].on_launch(case, 1)
+            runs.append(make_run(case=case, duration_s=100))
+            if session.setup.budget is not None:
+                session.setup.budget.began -= 100
+            return runs, Verdict(outcome=outcomes[case.micro_batch - 1], launches=1)
 
-    monkeypatch.setattr(against_baseline, "measure", measured)
+        assert isinstance(session.mode, AgainstBaseline)
+        session.mode.measure = measured
+
     write_cases(suite, batches(*range(1, len(outcomes) + 1)))
+    return OnSession(change)
 
 
-def test_other_outcomes_are_named_and_may_fail(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_outcomes_are_named_and_may_fail(suite: pytest.Pytester) -> None:
     """The last line has the number of judged cases. If there are too few, the session can fail on request."""
-    find(suite, monkeypatch, "improved", "inconclusive", "unhealthy", "passed")
-    result = run_cpu(suite, "-v", "--perf-min-judged=50%")
+    plugins = [find(suite, "improved", "inconclusive", "unhealthy", "passed")]
+    result = run_cpu(suite, "-v", "--perf-min-judged=50%", plugins=plugins)
     assert result.outlines[-2] == "2 of 4 cases judged"
     for outcome in ("improved", "inconclusive"):
         result.stdout.fnmatch_lines([f"*{outcome.upper()}*", f"*: {outcome} after*", f"*1 {outcome}*"])
-        run_cpu(suite, f"--perf-strict={outcome}", status=1)
-    too_few = run_cpu(suite, "--perf-min-judged=51%", status=1)
+        run_cpu(suite, f"--perf-strict={outcome}", status=1, plugins=plugins)
+    too_few = run_cpu(suite, "--perf-min-judged=51%", status=1, plugins=plugins)
     assert too_few.outlines[-2] == "2 of 4 cases judged, but --perf-min-judged requires 51%: not a pass"
 
 
@@ -245,11 +264,15 @@ def test_test_without_cases_fails_on_any_hardware(suite: pytest.Pytester, mark: 
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
 
 
-def test_unknown_mark_for_lost_cases_is_an_error(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_mark_for_lost_cases_is_an_error(suite: pytest.Pytester) -> None:
     write_cases(suite, "[]")
-    monkeypatch.setattr("perfsuite.plugin.collection.EMPTY_REASON", "as an older pytest said")
+    suite.makeconftest("""
+        import pytest
+
+        def pytest_itemcollected(item):
+            others = [mark for mark in item.own_markers if mark.name != "skip"]
+            item.own_markers[:] = [*others, pytest.mark.skip(reason="as an older pytest said").mark]
+    """)
     result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(["*has no case, and pytest * would skip it in a way*"])
 
@@ -356,50 +379,75 @@ def test_unwritable_output_costs_no_figures(
 def test_torch_unable_to_use_gpus_is_one_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "detect", make_gpu_machine)
+    def has_gpus(session: Session) -> None:
+        session.setup.host.machine = make_gpu_machine()
+
+    plugins = [OnSession(has_gpus)]
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
     more = "[FAKE, *(FAKE.replace(framework=DDP(), hardware='gpu', micro_batch=b) for b in (1, 2, 3))]"
     write_cases(suite, more)
-    result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
+    result = run(suite, status=pytest.ExitCode.USAGE_ERROR, plugins=plugins)
     (said,) = (line for line in result.errlines if "torch" in line)
     assert said.startswith("ERROR: torch 2.13.0+cpu was built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
-    run_cpu(suite)
+    run_cpu(suite, plugins=plugins)
 
 
-def test_unreadable_gpu_concerns_only_its_cases(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
-    monkeypatch.setattr(local, "detect", Mock(side_effect=lost))
-    result = run_cpu(suite, "--perf-json=out.json", status=pytest.ExitCode.USAGE_ERROR)
+class LostGpu(LocalLauncher):
+    """A launcher on a machine with a broken GPU."""
+
+    def machine(self, shared: Path) -> Machine:
+        raise MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
+
+
+def test_unreadable_gpu_concerns_only_its_cases(suite: pytest.Pytester) -> None:
+    plugins = [launching_with(LostGpu())]
+    result = run_cpu(suite, "--perf-json=out.json", status=pytest.ExitCode.USAGE_ERROR, plugins=plugins)
     result.stderr.fnmatch_lines(["ERROR: GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost"])
     for output in (str(result.stdout), str(result.stderr)):
         assert "Traceback" not in output
         assert "INTERNALERROR" not in output
     suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(len, ('abc',))\n")
-    run(suite, "--benchmark-json=b.json")
+    run(suite, "--benchmark-json=b.json", plugins=plugins)
     machine = read_json(suite, "b.json")["machine_info"]
     assert ("hardware" in machine, "frameworks" in machine) == (False, True)
 
 
-def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
-    """Make launches report these healths, one after another, on a machine whose other users never stop."""
-    remaining = itertools.cycle(healths)
+class BesideOthers(Rewrites):
+    """Simulates launches that report these healths, one after another. The ranks measure their time."""
 
-    def beside_others(*args: Any, **options: Any) -> Run:
-        return collect.collect(*args, **options).replace(health=next(remaining))
+    def __init__(self, *healths: Health) -> None:
+        super().__init__(clock="perf_counter")
+        self._healths = itertools.cycle(healths)
 
-    monkeypatch.setattr(measure, "collect", beside_others)
-    monkeypatch.setattr(Neighbours, "wait", lambda *args: False)
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        failure = super().launch(job, on_progress)
+        file = job.run_dir.launch(0)
+        documents.write(file, documents.read(file, LaunchFile).replace(health=next(self._healths)))
+        return failure
+
+
+class Restless(Neighbours):
+    """Other users who never stop."""
+
+    def wait(self, machine: Machine, devices: int) -> bool:
+        return False
+
+
+def shared_with_others(*healths: Health) -> OnSession:
+    """Return a plugin with which launches report these healths, beside other users who never stop."""
+
+    def change(session: Session) -> None:
+        session.setup.host.launcher = BesideOthers(*healths)
+        session.setup.neighbours = Restless(session.setup.progress.say, session.setup.progress.waiting)
+
+    return OnSession(change)
 
 
 @pytest.mark.fault("other programs use the machine")
-def test_shared_machine_shows_figures_on_request(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_others_use(monkeypatch, DISTURBED)
-    nothing = run_cpu(suite, status=1)
+def test_shared_machine_shows_figures_on_request(suite: pytest.Pytester) -> None:
+    plugins = [shared_with_others(DISTURBED)]
+    nothing = run_cpu(suite, status=1, plugins=plugins)
     nothing.stdout.fnmatch_lines(
         [
             "perfsuite: launch 1 of fake-* is set aside: other processes used 60% of *; seen: *",
@@ -409,7 +457,7 @@ def test_shared_machine_shows_figures_on_request(
             "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared*",
         ]
     )
-    shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json")
+    shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json", plugins=plugins)
     shown.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
@@ -424,19 +472,18 @@ def test_shared_machine_shows_figures_on_request(
 
 
 @pytest.mark.parametrize("shadow", [(), ("--perf-shadow",)])
-def test_a_failed_case_is_judged(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shadow: tuple[str, ...]
-) -> None:
-    find(suite, monkeypatch, "failed", "unhealthy")
-    result = run_cpu(suite, *shadow, status=0 if shadow else 1)
+def test_a_failed_case_is_judged(suite: pytest.Pytester, shadow: tuple[str, ...]) -> None:
+    plugins = [find(suite, "failed", "unhealthy")]
+    result = run_cpu(suite, *shadow, status=0 if shadow else 1, plugins=plugins)
     assert "nothing was judged" not in str(result.stdout)
     assert "none could be judged" not in str(result.stdout)
     result.stdout.fnmatch_lines(["1 of 2 cases judged"])
 
 
-def test_names_others_who_used_some_launches(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_others_use(monkeypatch, DISTURBED, DISTURBED.replace(foreign_cpu=0))
-    run_cpu(suite, "--perf-wait-quiet=0", "--perf-json=out.json", status=1).stdout.fnmatch_lines(
+def test_names_others_who_used_some_launches(suite: pytest.Pytester) -> None:
+    plugins = [shared_with_others(DISTURBED, DISTURBED.replace(foreign_cpu=0))]
+    options = ("--perf-wait-quiet=0", "--perf-json=out.json")
+    run_cpu(suite, *options, status=1, plugins=plugins).stdout.fnmatch_lines(
         ["*1 case selected, none could be judged: not a pass.", "Other jobs used the machine.*"]
     )
     (result,) = read_json(suite)["results"]
@@ -447,11 +494,10 @@ def measured_batches(suite: pytest.Pytester) -> list[int]:
     return [result["runs"][0]["case"]["micro_batch"] for result in read_json(suite)["results"]]
 
 
-def test_budget_takes_failed_and_oldest_first(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
-    first = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-report=out")
+def test_budget_takes_failed_and_oldest_first(suite: pytest.Pytester) -> None:
+    plugins = [find(suite, "passed", "passed", "regressed", "passed")]
+    first_options = ("--perf-budget=250s", "--perf-json=out.json", "--perf-report=out")
+    first = suite.runpytest(*first_options, plugins=plugins)
     first.stdout.fnmatch_lines(
         [
             "*perfsuite: the budget is used up*",
@@ -464,25 +510,26 @@ def test_budget_takes_failed_and_oldest_first(
     summary = read_report(suite)[1]
     assert "2 not reached" in summary
     assert "launches 3.3 min" in summary
-    suite.runpytest("--perf-budget=300s", "--perf-json=out.json")
+    suite.runpytest("--perf-budget=350s", "--perf-json=out.json", plugins=plugins)
     again = measured_batches(suite)
     assert ({1, 2, 3, 4} - {*began}) <= {*again}
     assert len(again) == 3
     assert again[0] == 3 if 3 in began else again[2] in began
-    last = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
+    last_options = ("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
+    last = suite.runpytest(*last_options, plugins=plugins)
     assert measured_batches(suite)[0] == 3, "the regressed case comes first"
     last.stdout.fnmatch_lines(["*2 of 4 cases judged, but --perf-min-judged requires 60%: not a pass"])
-    none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED)
+    none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED, plugins=plugins)
     none.stdout.fnmatch_lines(
         ["*: it never fits into the budget of 99 s, because it takes about 1.7 min. Give 2min or more"]
     )
 
 
-def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    find(suite, monkeypatch, "passed", "passed", "passed", "passed")
+def test_jobs_share_the_cases(suite: pytest.Pytester) -> None:
+    plugins = [find(suite, "passed", "passed", "passed", "passed")]
     shares = []
     for number in (1, 2):
-        run_cpu(suite, f"--perf-shard={number}/2", "--perf-json=out.json")
+        run_cpu(suite, f"--perf-shard={number}/2", "--perf-json=out.json", plugins=plugins)
         shares.append(set(measured_batches(suite)))
     assert [len(share) for share in shares] == [2, 2]
     assert set.union(*shares) == {1, 2, 3, 4}
@@ -491,7 +538,7 @@ def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.Monkey
     run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_that_the_work_is_the_same(suite: pytest.Pytester) -> None:
     """The report says that the work is the same, even if no launch's times are judged."""
 
     def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
@@ -499,24 +546,24 @@ def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pyt
         runs.append(launch(counts(flops={"forward": 100}), case=case))
         return runs, Verdict(outcome="unhealthy", launches=1)
 
-    monkeypatch.setattr(against_baseline, "measure", measured)
+    plugins = [measuring_with(measured)]
     write_cases(suite, batches(1, 2))
-    assert "same work" not in str(run_cpu(suite, status=1).stdout)
-    again = run_cpu(suite, status=1)
+    assert "same work" not in str(run_cpu(suite, status=1, plugins=plugins).stdout)
+    again = run_cpu(suite, status=1, plugins=plugins)
     again.stdout.fnmatch_lines(["*unhealthy in * s, same work as before*"])
     again.stdout.fnmatch_lines(["same work as before, by exact counts: 2 of 2 cases"])
 
 
-def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    find(suite, monkeypatch, "passed", "passed")
-    printed = str(run_cpu(suite, "--perf-no-counts").stdout)
+def test_no_counts_on_request_is_said_once(suite: pytest.Pytester) -> None:
+    plugins = [find(suite, "passed", "passed")]
+    printed = str(run_cpu(suite, "--perf-no-counts", plugins=plugins).stdout)
     assert printed.count("--perf-no-counts: the work of a step was neither counted nor judged") == 1
     assert "not counted" not in printed
 
 
 @pytest.mark.fault("another session uses the machine")
 def test_two_sessions_measure_one_after_the_other(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    suite: pytest.Pytester, request: pytest.FixtureRequest
 ) -> None:
     held = MachineLock()
     held.take(print)
@@ -524,27 +571,21 @@ def test_two_sessions_measure_one_after_the_other(
     run(suite, "--collect-only")
     run_cpu(suite, "--perf-missing-baseline=fail", status=1)  # this launches nothing
 
-    def written(descriptor: int, length: int, offset: int) -> bytes:
-        held.release()  # the holder ends at this moment
-        return b"pid 7 of somebody"
+    def change(session: Session) -> None:
+        session.setup.lock = MachineLock(sleep=lambda seconds: held.release())  # the holder ends meanwhile
 
-    monkeypatch.setattr(os, "pread", written)
-    monkeypatch.setattr(lock, "POLL_S", 0)
-    run_cpu(suite).stdout.fnmatch_lines(
+    run_cpu(suite, plugins=[OnSession(change)]).stdout.fnmatch_lines(
         [
-            "perfsuite: waiting for another session on this machine: pid 7 of somebody",
+            f"perfsuite: waiting for another session on this machine: pid {os.getpid()} of *",
             "perfsuite: [[]1/1] fake-* begins",
         ]
     )
     held.take(print)  # the session has released it
 
 
-def test_a_lock_that_stays_taken_fails_its_cases(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "POLL_S", 0.5)
+def test_a_lock_that_stays_taken_fails_its_cases(suite: pytest.Pytester) -> None:
     write_cases(suite, batches(4, 8))
-    with lock.machine_lock(print):
+    with machine_lock(print):
         result = run_cpu(suite, "--perf-wait-lock=1s", status=1)
     result.stdout.fnmatch_lines(["another session is still measuring on this machine after 1 s: pid *"])
     result.stdout.fnmatch_lines(["*2 failed*"])
@@ -574,24 +615,24 @@ def test_a_failure_prints_its_text_once(
 
 
 @pytest.mark.fault("anything else fails in pytest's process")
-def test_every_report_has_an_unexpected_error(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_report_has_an_unexpected_error(suite: pytest.Pytester) -> None:
     """One error occurs before the launch, and one in it. A third case is measured."""
-    real: Any = measure.measure
-
     nothing: dict[str, Any] = {}
 
     def measured(case: Case, *args: Any, **options: Any) -> Any:
-        return real(case, *args, **options) if case.micro_batch != 2 else nothing["in a launch"]
+        return measure(case, *args, **options) if case.micro_batch != 2 else nothing["in a launch"]
 
-    def unsupported(self: Fake, case: Case, machine: Machine) -> Any:
-        return None if case.micro_batch != 3 else nothing["before"]
+    class BrokenHost(Host):
+        def why_not(self, case: Case) -> str | None:
+            return super().why_not(case) if case.micro_batch != 3 else nothing["before"]
 
-    monkeypatch.setattr(against_baseline, "measure", measured)
-    monkeypatch.setattr(Fake, "unsupported", unsupported)
+    def change(session: Session) -> None:
+        session.setup.host = BrokenHost()
+
+    plugins = [measuring_with(measured), OnSession(change)]
     write_cases(suite, batches(2, 3, 4))
-    result = run(suite, "--perf-json=out.json", "--perf-report=out", "--perf-record-launches=1", status=1)
+    options = (*FILES[1:], "--perf-record-launches=1")
+    result = run(suite, *options, status=1, plugins=plugins)
     results = read_json(suite)["results"]
     outcomes = [
         (result_of_case["outcome"], result_of_case["verdict"]["failure"]) for result_of_case in results
@@ -614,20 +655,22 @@ def test_ctrl_c_keeps_results_and_leaves_nothing(suite: pytest.Pytester) -> None
         import os, signal, threading, time
         from dataclasses import replace
         from pathlib import Path
-        from perfsuite.session import against_baseline
+        from perfsuite.measure import measure
+        from perfsuite.plugin.collection import SESSION
 
-        def measure(case, *args, **options):
+        def measure_or_hang(case, *args, **options):
             *others, how = args
             fault = "hang" if case.micro_batch == 8 else None
-            return real(case, *others, replace(how, inject=fault), **options)
+            return measure(case, *others, replace(how, inject=fault), **options)
 
         def interrupt():
             while not list(Path(".perfsuite").glob("runs/*/fake-*b8*/launch-1/rank-1.log")):
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
 
-        real, against_baseline.measure = against_baseline.measure, measure
-        threading.Thread(target=interrupt, daemon=True).start()
+        def pytest_sessionstart(session):
+            session.config.stash[SESSION].mode.measure = measure_or_hang
+            threading.Thread(target=interrupt, daemon=True).start()
     """)
     result = suite.runpytest_subprocess("-W", "error", "--perf-record-launches=1", *FILES[1:])
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -642,18 +685,9 @@ def test_ctrl_c_keeps_results_and_leaves_nothing(suite: pytest.Pytester) -> None
 
 
 @pytest.mark.parametrize("launches", [0, 1])
-def test_ctrl_c_keeps_launches_of_the_first_case(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launches: int
-) -> None:
-    real = measure.launch_once
-
-    def interrupted(case: Case, machine: Machine, directory: Path, *how: Any) -> Run:
-        if directory.name == f"launch-{launches + 1}":
-            raise KeyboardInterrupt
-        return real(case, machine, directory, *how)
-
-    monkeypatch.setattr(measure, "launch_once", interrupted)
-    result = suite.runpytest_inprocess("-m", "cpu", no_reraise_ctrlc=True)
+def test_ctrl_c_keeps_launches_of_the_first_case(suite: pytest.Pytester, launches: int) -> None:
+    plugins = [launching_with(EndsAfter(launches, KeyboardInterrupt()))]
+    result = suite.runpytest_inprocess("-m", "cpu", no_reraise_ctrlc=True, plugins=plugins)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines([f"*perfsuite: nothing was {'judged' if launches else 'measured'} ==*"])
     (file,) = suite.path.glob(".perfsuite/runs/*/results.json")
@@ -726,9 +760,9 @@ def test_shadow_mode_says_what_would_have_failed(recorded: pytest.Pytester) -> N
     assert "regressed (shadow)" in summary
 
 
-def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shadow(said: str, *options: str, would: int = 1) -> None:
-        result = run_cpu(suite, "-rx", "--perf-shadow", *options)
+def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester) -> None:
+    def shadow(said: str, *options: str, would: int = 1, plugins: Sequence[object] = ()) -> None:
+        result = run_cpu(suite, "-rx", "--perf-shadow", *options, plugins=plugins)
         result.stdout.fnmatch_lines([said])
         result.stdout.fnmatch_lines([f"--perf-shadow: {would} of 1 case would have failed"])
 
@@ -736,8 +770,8 @@ def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch:
     shadow("*perfsuite: too few*", "--perf-min-judged=100%", would=0)  # this records the baseline
     shadow("XFAIL * failed (shadow): crash*", "--perf-inject=crash")
     for error, said in ((MachineError("no machine"), "no machine"), (ValueError("bug"), "ValueError: bug*")):
-        monkeypatch.setattr(against_baseline, "measure", Mock(side_effect=error))
-        shadow(f"XFAIL * failed (shadow): {said}")
+        plugins = [measuring_with(Mock(side_effect=error))]
+        shadow(f"XFAIL * failed (shadow): {said}", plugins=plugins)
     write_cases(suite, body="assert not case")
     run_cpu(suite, "--perf-shadow", status=1).stdout.fnmatch_lines(["*1 failed*"])
 
@@ -765,18 +799,10 @@ def test_other_repository_needs_only_the_package(tmp_path: Path) -> None:
 SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json", "out.json")
 
 
-STANDS_IN_FOR_DRY_RUNS = """
-    from perfsuite.session import dry
-    from tests.session.making import DryRuns
-
-    dry.dry_run = DryRuns()
-"""
-
-
 @pytest.mark.launch
 def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
+    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=FAKE_DRY_RUNS)
     result = suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-interconnect=8xib400")
     assert result.ret == 0, result.outlines
     result.stdout.fnmatch_lines(["*ddp-llama-tiny-s64-b4-fp32-1x2*recorded*", "*1 recorded*"])

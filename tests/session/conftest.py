@@ -6,5 +6,5 @@ from tests.session.making import Sessions
 
 
 @pytest.fixture
-def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sessions:
-    return Sessions(tmp_path, monkeypatch)
+def sessions(tmp_path: Path) -> Sessions:
+    return Sessions(tmp_path)

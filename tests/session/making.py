@@ -1,18 +1,19 @@
 """Helpers that make sessions without launches, and that replace their measurements and dry runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
-import pytest
-
 from perfsuite.case.case import Case
+from perfsuite.dry.driver import dry_run
 from perfsuite.dry.machine import pretended
 from perfsuite.errors import DryRunError, FileError
+from perfsuite.inputs import git
 from perfsuite.launch.lock import MachineLock
+from perfsuite.measure import measure, profile_once
 from perfsuite.report.progress import Progress
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
 from perfsuite.results.counts import Counts, merged
@@ -20,7 +21,6 @@ from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.session import against_baseline
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Options, Setup
@@ -45,15 +45,26 @@ def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
 
 @dataclass
 class Sessions:
-    """Makes sessions in one repository. The sessions launch nothing."""
+    """Makes sessions in one repository. They launch nothing after a call of `launch`."""
 
     directory: Path
-    patch: pytest.MonkeyPatch
     said: list[str] = field(default_factory=list)
+    commit: str | None = None  # a clean commit with the cases; None: they are not in git
+    measure: Callable[..., Any] = measure
+    profile_once: Callable[..., Any] = profile_once
+    dry_run: Callable[..., Any] = dry_run
 
     def make(self, **options: Any) -> Session:
-        setup = make_setup(self.directory, self.said, **options)
-        return Session(AgainstBaseline(setup))
+        mode = AgainstBaseline(
+            make_setup(self.directory, self.said, **options),
+            measure=lambda *args, **how: self.measure(*args, **how),  # tests also change it later
+            profile_once=self.profile_once,
+            dry_run=self.dry_run,
+        )
+        session = Session(mode)
+        if self.commit is not None:
+            session.record.revision = git.Revision(self.commit, dirty=False)
+        return session
 
     def resumed(self) -> Session:
         """Return a session that continues the newest session."""
@@ -70,10 +81,7 @@ class Sessions:
             runs += made
             return runs, verdict
 
-        self.measure_by(measure)
-
-    def measure_by(self, function: Any) -> None:
-        self.patch.setattr(against_baseline, "measure", function)
+        self.measure = measure
 
 
 class DryRuns:

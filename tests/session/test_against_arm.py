@@ -1,7 +1,9 @@
 """Tests of the order in which a comparison launches its arms, and of the files that it keeps."""
 
 import threading
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 from perfsuite import documents
-from perfsuite import measure as flow
 from perfsuite.case.case import Case, KnownIssue
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.launch import download
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.download import Consent, Plan
 from perfsuite.launch.installer import Package
@@ -23,19 +23,25 @@ from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.overlay import Wanted
 from perfsuite.measure import Launching
 from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
-from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind, Observed
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.session import against_arm
-from perfsuite.session.against_arm import COPIES, SAME_ARMS, SAME_CODE, AgainstArm, ByDryRuns, by_counts
-from perfsuite.session.mode import Launches as LaunchesSoFar
+from perfsuite.session.against_arm import (
+    COPIES,
+    SAME_ARMS,
+    SAME_CODE,
+    AgainstArm,
+    ByDryRuns,
+    by_counts,
+    resolved,
+)
 from perfsuite.session.mode import Task
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Preflights
 from perfsuite.verdict.policy import Policy
-from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
+from tests.samples import DISTURBED, known, make_case, make_figures, make_machine, make_run
 from tests.session.making import make_setup
 from tests.session.test_priced import GIB, directory_of, run_of
 from tests.traces import EAGER, taken, unseen_profile
@@ -59,6 +65,7 @@ class Launches:
         self.said: list[str] = []
         self.arms = ARMS
         self.made: list[str] = []  # the directories of launches and dry runs
+        self.numbers: list[int] = []  # the numbers of timed launches
         self.injected: list[str | None] = []
         self.slower = 1.0
         self.disturbed: set[int] = set()
@@ -66,6 +73,8 @@ class Launches:
         self.message = "boom"  # of each failure
         self.end: tuple[int, BaseException] | None = None
         """A number of launches, and the error that the next launch raises."""
+        # How slow the machine and its probe are in each launch of arm A, and backwards in those of arm B.
+        self.drift: tuple[float, ...] = ()
         self.counts: dict[str, Counts] = {}
         self.first_counts: dict[str, Counts] = {}  # counts of an arm's first launch, if different
         self.norms: dict[str, float] = {}
@@ -84,6 +93,14 @@ class Launches:
         """Return the arms in the order of their launches."""
         return "".join(arm[0] for arm in self.made).upper()
 
+    def launch_watched(
+        self, case: Case, machine: Machine, directory: Path, number: int, how: Launching
+    ) -> tuple[Run, bool]:
+        how.on_launch(case, number)
+        self.numbers.append(number)
+        run = self.launch_once(case, machine, directory, how)
+        return run, run.health == DISTURBED
+
     def launch_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
         if self.end is not None and len(self.made) == self.end[0]:
             raise self.end[1]
@@ -96,6 +113,10 @@ class Launches:
         speed = 1000.0 * (1 + 0.001 * (len(self.made) % 3)) / (self.slower if name == "B" else 1.0)
         norm = self.norms.get(name)
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed, gradient_norm=norm)
+        if self.drift:
+            of_arm = self.drift if name == "A" else self.drift[::-1]
+            slow = of_arm[known(RunDir(directory).number) - 1]
+            figures = make_figures(tokens_per_s=speed / slow, probe_s_p50=0.01 * slow)
         health = DISTURBED if len(self.made) in self.disturbed else None
         counts = self.first_counts.pop(name, self.counts.get(name))
         run = make_run() if counts is None else launch(counts)
@@ -134,7 +155,14 @@ class Launches:
         self.arms = arms
         setup = make_setup(self.root, self.said, wait_quiet_s=0, **options)
         setup.host.machine = make_machine()
-        return Session(AgainstArm(setup, arms, explains=explains))
+        mode = AgainstArm(
+            setup,
+            arms,
+            explains=explains,
+            launch_watched=self.launch_watched,
+            profile_once=self.profile_once,
+        )
+        return Session(mode)
 
     def measure(self, case: Case = SIMULATED, **options: Any) -> Measurement:
         return self.session(**options).measure(case, "test")
@@ -146,13 +174,24 @@ class Launches:
         dry: bool = False,
         known_a: Run | None = None,
         metric: str | None = None,
+        dry_run: Callable[..., Run] | None = None,
         **options: Any,
     ) -> Measurement:
         """Compare the counts of the arms. By default, arm B has more work."""
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
         launcher = None if dry else LocalLauncher()
-        ours = by_counts(setup.options, setup.progress, launcher, self.arms, known_a, metric)
+        ours = by_counts(
+            setup.options,
+            setup.progress,
+            launcher,
+            self.arms,
+            known_a,
+            metric,
+            launch_once=self.launch_once,
+            dry_run=dry_run or self.dry_run,
+            why_no_cuda=lambda arm: self.no_cuda.get(arm.text),
+        )
         ours.setup.lock = Mock()
         if not dry:
             ours.setup.host.machine = make_machine()
@@ -164,13 +203,8 @@ def task(directory: Path) -> Task:
 
 
 @pytest.fixture
-def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
-    stand_in = Launches(tmp_path)
-    monkeypatch.setattr(flow, "launch_once", stand_in.launch_once)
-    for name in ("launch_once", "profile_once", "dry_run"):
-        monkeypatch.setattr(against_arm, name, getattr(stand_in, name))
-    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: stand_in.no_cuda.get(arm.text))
-    return stand_in
+def launches(tmp_path: Path) -> Launches:
+    return Launches(tmp_path)
 
 
 def test_launches_alternate_until_they_decide(launches: Launches) -> None:
@@ -187,15 +221,14 @@ def test_launches_alternate_until_they_decide(launches: Launches) -> None:
 
 @pytest.mark.parametrize(("variables", "corrects"), [({}, True), ({"X": "1"}, False)])
 def test_probe_corrects_only_if_code_alone_differs(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
+    launches: Launches, variables: dict[str, str], corrects: bool
 ) -> None:
-    monkeypatch.setattr(flow, "launch_once", lambda *arguments: make_run())
-    passed: dict[str, Any] = {}
-    verdict = Verdict(outcome="passed", launches=2)
-    monkeypatch.setattr(against_arm, "judge_pairs", lambda a, b, **options: passed.update(options) or verdict)
+    launches.slower = 1.25
+    launches.drift = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8) * 2  # for at most twelve pairs
     arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
-    launches.session(arms=arms).mode.judge(task(launches.root), LaunchesSoFar())
-    assert passed["corrects"] == corrects
+    speed = launches.measure(arms=arms).verdict.checks[0]
+    assert speed.metric == "tokens_per_s"
+    assert (speed.probe_exponent is not None) == corrects
 
 
 @pytest.mark.parametrize(
@@ -226,7 +259,7 @@ def test_repeats_a_shared_pair_in_the_same_order(launches: Launches) -> None:
     assert launches.order == "ABBABAAB"
     assert result.verdict.unhealthy_launches == (2,)
     assert result.outcome == "passed"
-    assert any("seen during launch 3" in note for run in result.runs for note in run.notes)
+    assert launches.numbers == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_allow_shared_ends_at_one_shared_pair(launches: Launches) -> None:
@@ -345,9 +378,12 @@ def test_a_session_can_have_its_own_tolerance(
     assert launches.measure(policy=Policy(tolerance=tolerance)).outcome == outcome
 
 
-def test_nodes_found_bad_are_not_launched_on(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Preflights, "problems", lambda self, case, machine: ("n2: slow",))
-    result = launches.measure()
+def test_nodes_found_bad_are_not_launched_on(launches: Launches) -> None:
+    ours = launches.session()
+    preflights = Mock(spec=Preflights)
+    preflights.problems.return_value = ("n2: slow",)
+    ours.preflights = preflights
+    result = ours.measure(SIMULATED, "test")
     assert (result.outcome, result.verdict.reasons, launches.order) == ("unhealthy", ("n2: slow",), "")
 
 
@@ -388,13 +424,15 @@ def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:
     assert [len(runs) for runs in (result.before, result.runs)] == [2, 2]
 
 
-def test_saves_no_launch_of_another_case(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_no_launch_of_another_case(launches: Launches) -> None:
     ours = launches.session()
     ours.measure(SIMULATED, "first")
-    saved: list[int] = []
-    monkeypatch.setattr(ours.record, "save", lambda: saved.append(len(ours.record.launches.all)))
-    ours.measure(make_case(micro_batch=5), "second")
-    assert saved[0] == 0
+    launches.end = len(launches.made), KeyboardInterrupt()
+    second = make_case(micro_batch=5)
+    with pytest.raises(KeyboardInterrupt):
+        ours.measure(second, "second")
+    saved = documents.read(ours.record.directory.results, SessionFile)
+    assert (saved.interrupted_case, saved.interrupted_launches) == (second.id, ())
 
 
 def test_profiles_each_differing_arm_once(launches: Launches) -> None:
@@ -532,25 +570,20 @@ def test_pretends_cuda_in_both_arms_or_neither(launches: Launches) -> None:
     assert launches.said[0].endswith("CUDA cannot be faked in arm A: torch 2.13.0 is built for CUDA 13.0")
 
 
-def test_changes_between_dry_arms_get_a_price(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_between_dry_arms_get_a_price(launches: Launches) -> None:
     def gather(case: Case, directory: Path, *, arm: Arm, **how: Any) -> Run:
         size = GIB if arm == A else 3 * GIB
         directory.parent.mkdir(parents=True)
         directory_of(directory, size)
         return run_of(size)
 
-    monkeypatch.setattr(against_arm, "dry_run", gather)
-    counts = launches.compare_counts(dry=True).verdict.counts
+    counts = launches.compare_counts(dry=True, dry_run=gather).verdict.counts
     assert counts is not None
     assert "; predicted cost: " in counts.findings[0].in_words()
 
 
 def test_dry_arms_have_the_given_network(launches: Launches) -> None:
-    setup = make_setup(launches.root, launches.said)
-    options = replace(setup.options, interconnect="8xib400")
-    ours = by_counts(options, setup.progress, None, ARMS)
-    ours.setup.lock = Mock()
-    ours.measure(SIMULATED, "test")
+    launches.compare_counts(dry=True, interconnect="8xib400")
     assert launches.interconnects == {"8xib400"}
 
 
@@ -563,6 +596,16 @@ def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Download(Plan):
+    """A plan whose files have known sizes."""
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int | None]:
+        known_sizes = {"2.13.0": 900_000_000, "2.14.1": 800_000_000, "runtime": 2_000_000}
+        return {package.url: known_sizes[package.url] for package in self.changes}
+
+
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """Replace the download of torch's releases. Return a list to which each accepted plan is added."""
@@ -571,7 +614,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     def plan(wanted: Wanted, store: Path) -> Plan:
         version = wanted.releases[0].partition("==")[2]
         runtime = Package(name="nvidia-cuda-runtime", version="13.0.1", url="runtime")
-        return Plan(changes=(Package(name="torch", version=version, url=version), runtime))
+        return Download(changes=(Package(name="torch", version=version, url=version), runtime))
 
     def release(wanted: Wanted, store: Path, consent: Consent, plan: Plan | None) -> Path:
         agreed.append(plan)
@@ -579,7 +622,6 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 
     monkeypatch.setattr("perfsuite.launch.arm.plan", plan)
     monkeypatch.setattr("perfsuite.launch.arm.release", release)
-    monkeypatch.setattr(download, "size_of", {"2.13.0": 900e6, "2.14.1": 800e6, "runtime": 2e6}.get)
     return agreed
 
 
@@ -593,7 +635,7 @@ def test_asks_once_for_both_arms(planned: list[Any], tmp_path: Path) -> None:
         asked.append(text)
         return True
 
-    against_arm.resolved(make_setup(tmp_path, []).options, RELEASES, consent)
+    resolved(make_setup(tmp_path, []).options, RELEASES, consent)
     listed = "torch 2.13.0 (0.9 GB), torch 2.14.1 (0.8 GB), nvidia-cuda-runtime 13.0.1"
     assert asked == [f"pip downloads 1.7 GB: {listed}"]
     assert [plan.changes[0].version for plan in planned] == ["2.13.0", "2.14.1"]
@@ -602,7 +644,7 @@ def test_asks_once_for_both_arms(planned: list[Any], tmp_path: Path) -> None:
 def test_installs_nothing_without_consent(planned: list[Any], tmp_path: Path) -> None:
     arms = r"^--against 'torch==2\.13\.0' and --arm 'torch==2\.14\.1': pip downloads 1\.7 GB: .* --yes"
     with pytest.raises(CaseError, match=arms):
-        against_arm.resolved(make_setup(tmp_path, []).options, RELEASES)
+        resolved(make_setup(tmp_path, []).options, RELEASES)
     assert planned == []
 
 
@@ -610,9 +652,7 @@ def test_an_old_driver_is_noticed_before_the_download(planned: list[Any], tmp_pa
     with pytest.raises(
         CaseError, match=r"^--against 'torch==2\.13\.0': this torch is built for CUDA 13, which n"
     ):
-        against_arm.resolved(
-            make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: True, driver="550.54.15"
-        )
+        resolved(make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: True, driver="550.54.15")
     assert planned == []
 
 
@@ -623,7 +663,5 @@ def test_a_full_disk_is_noticed_before_the_question(
     with pytest.raises(
         CaseError, match=r"'torch==2\.14\.1': the packages need about 5\.\d GB on the disk, but"
     ):
-        against_arm.resolved(
-            make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: pytest.fail("asked")
-        )
+        resolved(make_setup(tmp_path, []).options, RELEASES, lambda text, is_large: pytest.fail("asked"))
     assert planned == []

@@ -5,13 +5,14 @@ from unittest.mock import Mock
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import Case, KnownIssue
+from perfsuite.case.case import Case, KnownIssue, Topology
 from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError
 from perfsuite.frameworks.ddp import DDP
+from perfsuite.launch.lock import MachineLock
 from perfsuite.results import baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline, target_of
-from perfsuite.results.counts import Counts, merged
+from perfsuite.results.counts import Counts, RankCounts, merged
 from perfsuite.results.dry_facts import DryFacts, Forecast
 from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.profile import of_baseline
@@ -19,7 +20,6 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionReference
 from perfsuite.results.store import Store
-from perfsuite.session import against_baseline, setup
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.plan import Budget
 from perfsuite.session.reference import ReferenceArm
@@ -31,6 +31,7 @@ from tests.samples import (
     make_case,
     make_figures,
     make_gpu_machine,
+    make_machine,
     make_result,
     make_run,
     make_session_file,
@@ -56,18 +57,21 @@ def test_does_not_record_an_unhealthy_launch(sessions: Sessions) -> None:
     assert {launch.session for launch in held.launches} == {ours.record.directory.name}
 
 
-def test_case_with_a_baseline_may_not_be_skipped(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "unsupported", lambda case, machine: "no nanotron")
+def test_case_with_a_baseline_may_not_be_skipped(sessions: Sessions) -> None:
+    too_large = make_case(topology=Topology(processes_per_node=5))
     ours = sessions.make(fail_without_baseline=True)
-    before = baseline.from_runs([make_run(machine=ours.setup.host.machine)])
-    file = ours.setup.baselines.write_reviewed(before)
-    assert sessions.make().skip_reason(make_case()) == "no nanotron"
+    others = sessions.make()
+    for session in (ours, others):
+        session.setup.host.machine = make_machine()
+    file = ours.setup.baselines.write_reviewed(baseline.from_runs([make_run(case=too_large)]))
+    why = "it needs 5 cores (one per process), but this machine has 2"
+    assert others.skip_reason(too_large) == why
     with pytest.raises(CaseError) as caught:
-        ours.skip_reason(make_case())
+        ours.skip_reason(too_large)
     missing = f"the case has a reviewed baseline ({file}) and --perf-missing-baseline=fail is set"
-    assert str(caught.value) == f"no nanotron, but {missing}"
-    assert ours.skip_reason(make_case(micro_batch=3)) == "no nanotron"
-    ours.record_error(make_case(), "test", caught.value)
+    assert str(caught.value) == f"{why}, but {missing}"
+    assert ours.skip_reason(too_large.replace(micro_batch=3)) == why
+    ours.record_error(too_large, "test", caught.value)
     (kept,) = ours.record.results
     assert (kept.outcome, kept.verdict.failure, kept.excused) == ("failed", "error", None)
     assert kept.verdict.reasons == (str(caught.value),)
@@ -114,9 +118,10 @@ def test_compares_with_a_baseline_made_meanwhile(sessions: Sessions) -> None:
     ours = sessions.make()
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)] * 5)
     measure = Mock(side_effect=AllocationOverError("enough"))
-    record = ours.setup.baselines.write_local
-    sessions.patch.setattr(ours.setup.lock, "take", lambda say: record(before))
-    sessions.measure_by(measure)
+    lock = Mock(spec=MachineLock)
+    lock.take.side_effect = lambda say: ours.setup.baselines.write_local(before)
+    ours.setup.lock = lock
+    sessions.measure = measure
     with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
     *_, reference, _ = measure.call_args.args
@@ -171,7 +176,7 @@ def test_small_baseline_counts_if_time_is_short(sessions: Sessions, launch_s: fl
     case = make_case()
     ours.setup.budget = Budget(100, {case.id: launch_s})
     measure = Mock(side_effect=AllocationOverError("enough"))
-    sessions.measure_by(measure)
+    sessions.measure = measure
     with pytest.raises(AllocationOverError):
         ours.measure(case, "test")
     *_, reference, _ = measure.call_args.args
@@ -236,7 +241,7 @@ def test_bad_count_file_fails_before_launching(sessions: Sessions) -> None:
     ours = sessions.make()
     file = ours.setup.baselines.counts.write_reviewed(baseline_of())
     file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    sessions.measure_by(lambda *args, **options: pytest.fail("launched"))
+    sessions.measure = lambda *args, **options: pytest.fail("launched")
     with pytest.raises(PerfsuiteError, match="this perfsuite reads 1, got 2"):
         ours.measure(make_case(), "test")
     assert [result.outcome for result in ours.record.results] == ["failed"]
@@ -252,13 +257,13 @@ class Explained:
     def __init__(
         self, sessions: Sessions, verdict: Verdict, *, counted: bool = False, **options: Any
     ) -> None:
+        self.profile = Mock(return_value=taken(EAGER))
+        sessions.profile_once = self.profile
         self.session = sessions.make(**{"explain": True, **options})
         self.baselines = self.session.setup.baselines
         self.run = make_run(case=TRAINS, machine=self.session.setup.host.machine)
         launched = self.run.replace(counts=launch().counts) if counted else self.run
         sessions.launch(*[launched] * 3, verdict=verdict)
-        self.profile = Mock(return_value=taken(EAGER))
-        sessions.patch.setattr(against_baseline, "profile_once", self.profile)
 
     @property
     def profiled(self) -> list[Path]:
@@ -378,31 +383,45 @@ INTERVAL = Forecast(low_s=1.1, high_s=1.3, cases=("a",), gpu_factor=1.2, host_fa
 class Predictions(Sessions):
     """Makes sessions on a machine with GPUs. The dry run that follows the launches is replaced."""
 
-    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
-        super().__init__(directory, patch)
-        self.predicted = Mock(return_value=DryFacts(expected=EXPECTED))
-        patch.setattr(against_baseline, "predicted", self.predicted)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self.case = make_case(hardware="h100")
+        of_a_dry_run = {"counts": does(flops=100), "dry_facts": DryFacts(expected=EXPECTED)}
+        self.runs_dry = Mock(return_value=make_run(dry=True, **of_a_dry_run))
+        self.dry_run = self.runs_dry
 
-    def measure(self, verdict: Verdict = RECORDED, run: Run | None = None, **options: Any) -> Measurement:
+    def result(
+        self,
+        verdict: Verdict = RECORDED,
+        run: Run | None = None,
+        budget: Budget | None = None,
+        **options: Any,
+    ) -> Measurement:
         self.launch(run or make_run(case=self.case, machine=make_gpu_machine()), verdict=verdict)
         ours = self.make(**options)
         ours.setup.host.machine = make_gpu_machine()
+        ours.setup.budget = budget
         return ours.measure(self.case, "test")
 
 
+def does(flops: int) -> tuple[RankCounts, ...]:
+    """Return the counts of two ranks that do this many FLOPs in a step."""
+    return merged({rank: Counts(flops={"forward": flops}) for rank in (0, 1)})
+
+
 @pytest.fixture
-def predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predictions:
-    return Predictions(tmp_path, monkeypatch)
+def predictions(tmp_path: Path) -> Predictions:
+    return Predictions(tmp_path)
 
 
 def test_a_first_baseline_is_compared_with_a_dry_run(predictions: Predictions) -> None:
-    result = predictions.measure()
+    result = predictions.result()
     assert result.prediction == DryFacts(expected=EXPECTED)
     assert result.baseline_file is not None
     assert documents.read(Path(result.baseline_file), Baseline).expected == EXPECTED
-    run, directory = predictions.predicted.call_args.args
-    assert (run, directory.name) == (result.runs[-1], "prediction")
+    case, directory = predictions.runs_dry.call_args.args
+    assert (case, directory.name) == (predictions.case, "prediction")
+    assert predictions.runs_dry.call_args.kwargs["gpu"] == make_gpu_machine().device_name
 
 
 def test_a_measured_case_has_the_forecast_of_an_earlier_dry_run(predictions: Predictions) -> None:
@@ -410,22 +429,18 @@ def test_a_measured_case_has_the_forecast_of_an_earlier_dry_run(predictions: Pre
     run = make_run(case=predictions.case, machine=make_gpu_machine(), dry=True, dry_facts=promised)
     session = Store(predictions.directory / "store").new_session()
     documents.write(session.results, make_session_file(make_result(run, before=None)))
-    assert predictions.measure().prediction == promised
+    assert predictions.result().prediction == promised
 
 
 def test_the_same_work_has_the_expected_time_of_its_baseline(predictions: Predictions) -> None:
     first, more = (
-        make_run(
-            case=predictions.case,
-            machine=make_gpu_machine(),
-            counts=merged({rank: Counts(flops={"forward": flops}) for rank in (0, 1)}),
-        )
+        make_run(case=predictions.case, machine=make_gpu_machine(), counts=does(flops))
         for flops in (100, 200)
     )
-    predictions.measure(run=first)
-    assert predictions.measure(PASSED, first).prediction == DryFacts(expected=EXPECTED)
-    assert predictions.measure(PASSED, more).prediction is None
-    assert predictions.predicted.call_count == 1
+    predictions.result(run=first)
+    assert predictions.result(PASSED, first).prediction == DryFacts(expected=EXPECTED)
+    assert predictions.result(PASSED, more).prediction is None
+    assert predictions.runs_dry.call_count == 1
 
 
 @pytest.mark.parametrize(
@@ -441,32 +456,30 @@ def test_the_same_work_has_the_expected_time_of_its_baseline(predictions: Predic
 def test_only_possible_baselines_need_a_dry_run(
     predictions: Predictions, verdict: Verdict, options: dict[str, Any], runs_dry: bool
 ) -> None:
-    predictions.patch.setattr(against_baseline, "profile_once", Mock(return_value=make_run()))
     if "inject" in options:
-        predictions.measure()
-        predictions.predicted.reset_mock()
-    predictions.measure(verdict, **options)
-    assert predictions.predicted.called is runs_dry
+        predictions.result()
+        predictions.runs_dry.reset_mock()
+    predictions.result(verdict, **options)
+    assert predictions.runs_dry.called is runs_dry
 
 
 def test_a_cpu_has_no_expected_speed(predictions: Predictions) -> None:
     predictions.case = make_case()
     predictions.launch(make_run(), verdict=RECORDED)
     assert predictions.make().measure(make_case(), "test").prediction is None
-    assert not predictions.predicted.called
+    assert not predictions.runs_dry.called
 
 
 def test_a_failed_prediction_keeps_the_verdict(predictions: Predictions) -> None:
-    predictions.predicted.side_effect = ValueError("a fault of the model")
-    result = predictions.measure()
+    predictions.runs_dry.side_effect = ValueError("a fault of the model")
+    result = predictions.result()
     assert result.outcome == "recorded"
     assert result.prediction is not None
     assert "a fault of the model" in str(result.prediction.no_expected)
 
 
 def test_a_dry_run_needs_time_in_the_budget(predictions: Predictions) -> None:
-    predictions.patch.setattr(setup.Setup, "has_time_for", lambda self, case, launches: launches > 1)
-    assert predictions.measure().prediction is None
+    assert predictions.result(budget=Budget(seconds=0)).prediction is None
 
 
 def slower_case(sessions: Sessions, *outcomes: str) -> tuple[Mock, Mock]:
@@ -485,7 +498,7 @@ def slower_case(sessions: Sessions, *outcomes: str) -> tuple[Mock, Mock]:
         return runs, verdicts.pop(0)
 
     measure = Mock(side_effect=launch)
-    sessions.measure_by(measure)
+    sessions.measure = measure
     ours = sessions.make()
     ours.setup.baselines.write_reviewed(reviewed(*[make_run(machine=ours.setup.host.machine)] * 5))
     reference = Mock(spec=ReferenceArm, launches_of_cases=0)

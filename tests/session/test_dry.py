@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -6,7 +7,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.dry import guard
+from perfsuite.dry.guard import COMPILER
 from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.fsdp import FSDP
@@ -16,12 +17,12 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import Store
-from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK, dry_session
 from perfsuite.session.priced import NO_LOG_OF_BASELINE
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost
 from tests.analysis.step_time.test_forecast import step
+from tests.processes import executable
 from tests.samples import make_case, make_figures, make_gpu_machine, make_result, make_run, make_session_file
 from tests.session.making import DryRuns, make_setup
 
@@ -37,7 +38,7 @@ class DrySessions(DryRuns):
 
     def session(self, ranks: tuple[int, ...] | None = None, **options: Any) -> Session:
         setup = make_setup(self.directory, [], **options)
-        return dry_session(setup.options, setup.progress, ranks=ranks)
+        return dry_session(setup.options, setup.progress, ranks=ranks, dry_run=self)
 
     def measure(self, case: Case = H100, **how: Any) -> Measurement:
         return self.session(**how).measure(case, "test")
@@ -45,10 +46,10 @@ class DrySessions(DryRuns):
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrySessions:
-    made = DrySessions(tmp_path)
-    monkeypatch.setattr(dry, "dry_run", made)
-    monkeypatch.setattr(guard, "why_not", lambda: None)
-    return made
+    """Return dry sessions on a machine with a compiler, so that CUDA can be faked."""
+    executable(tmp_path / COMPILER)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return DrySessions(tmp_path)
 
 
 def test_judges_dry_runs_by_architecture_counts(runs: DrySessions) -> None:
@@ -90,9 +91,10 @@ def test_a_dry_run_counts_twelve_steps_by_default(runs: DrySessions) -> None:
     assert runs.counted_steps == [12]
 
 
-def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalLauncher, "machine", Mock(side_effect=MachineError("GPU 0 is split by MIG")))
+def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions) -> None:
+    no_machine = Mock(side_effect=MachineError("GPU 0 is split by MIG"))
     ours = runs.session()
+    ours.setup.host.launcher = Mock(spec=LocalLauncher, machine=no_machine)
     assert ours.measure(H100, "test").outcome == "recorded"
     assert ours.record.session_file("complete").machine.note == "GPU 0 is split by MIG"
 

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -79,100 +80,108 @@ def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
     assert past_of([file])[compared.case_id].launch_s == 100
 
 
+@dataclass
+class Clock:
+    """A clock that stands still until a test changes its time."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace the clock that `Budget` reads. Returns a list with the time in seconds, which tests change."""
-    now = [1000.0]
-    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
-    return now
+def clock() -> Clock:
+    return Clock()
 
 
-def test_a_case_begins_if_its_launch_fits(clock: list[float]) -> None:
+def test_a_case_begins_if_its_launch_fits(clock: Clock) -> None:
     """Cases of unknown duration are expected to take 50 s, the median of the other cases."""
     long, short, *_ = CASES
-    budget = Budget(100, {long.id: 90, short.id: 10})
+    budget = Budget(100, {long.id: 90, short.id: 10}, now=clock)
     assert all(map(budget.allows, CASES))
-    clock[0] += 20
+    clock.now_s += 20
     assert [budget.allows(case) for case in CASES] == [False, True, True, True]
-    clock[0] += 40
+    clock.now_s += 40
     assert [budget.allows(case) for case in CASES] == [False, True, False, False]
-    clock[0] += 40
+    clock.now_s += 40
     assert not any(map(budget.allows, CASES))
 
 
-def test_any_time_is_enough_if_nothing_is_known(clock: list[float]) -> None:
-    budget = Budget(100)
-    clock[0] += 99
+def test_any_time_is_enough_if_nothing_is_known(clock: Clock) -> None:
+    budget = Budget(100, now=clock)
+    clock.now_s += 99
     assert budget.allows(CASES[0])
 
 
-def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
+def test_second_launches_leave_time_for_first_ones(clock: Clock) -> None:
     first, second, third, _ = CASES
-    budget = Budget(100, {first.id: 20, second.id: 20, third.id: 20}, {first.id, second.id, third.id})
+    launch_s = {first.id: 20.0, second.id: 20.0, third.id: 20.0}
+    budget = Budget(100, launch_s, {*launch_s}, now=clock)
     assert budget.allows(first)
-    clock[0] += 40
+    clock.now_s += 40
     assert budget.allows_another(first, 20)
-    clock[0] += 20
+    clock.now_s += 20
     assert not budget.allows_another(first, 20)
     assert budget.allows(second)
-    clock[0] += 20
+    clock.now_s += 20
     assert not budget.allows_another(second, 20)
     assert budget.allows(third)
 
 
-def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
+def test_expects_the_duration_of_todays_launches(clock: Clock) -> None:
     """Today's launches are used too, because the machine can be slower than before.
 
     On the first day, there are no other launches.
     """
     first, second, third, _ = CASES
-    budget = Budget(100, {}, {first.id, second.id, third.id})
+    budget = Budget(100, {}, {first.id, second.id, third.id}, now=clock)
     assert budget.allows(first)
-    clock[0] += 40
+    clock.now_s += 40
     assert not budget.allows_another(first, 40)
     assert budget.allows(second)
-    clock[0] += 40
+    clock.now_s += 40
     assert not budget.allows(third)
 
 
-def test_a_slower_machine_takes_longer_for_every_case(clock: list[float]) -> None:
+def test_a_slower_machine_takes_longer_for_every_case(clock: Clock) -> None:
     first, second, third, unknown = CASES
-    budget = Budget(300, {first.id: 30, second.id: 30, third.id: 60})
+    budget = Budget(300, {first.id: 30, second.id: 30, third.id: 60}, now=clock)
     assert budget.allows(first)
-    clock[0] += 120
+    clock.now_s += 120
     budget.note(first, 120)
     assert budget.allows(second), "30 s in the past, and 120 s today"
     assert not budget.allows(third), "60 s in the past, and 240 s today"
-    clock[0] += 61
+    clock.now_s += 61
     assert not budget.allows(unknown), "120 s today, like the median of the others"
 
 
-def test_a_machine_as_fast_as_before_takes_as_long(clock: list[float]) -> None:
+def test_a_machine_as_fast_as_before_takes_as_long(clock: Clock) -> None:
     first, second, *_ = CASES
-    budget = Budget(100, {first.id: 30, second.id: 60})
+    budget = Budget(100, {first.id: 30, second.id: 60}, now=clock)
     assert budget.allows(first)
-    clock[0] += 30
+    clock.now_s += 30
     budget.note(first, 30)
     assert budget.allows(second)
 
 
-def test_reserves_the_fewest_launches_of_each_case(clock: list[float]) -> None:
+def test_reserves_the_fewest_launches_of_each_case(clock: Clock) -> None:
     first, second, *_ = CASES
-    budget = Budget(100, {first.id: 15, second.id: 15}, {first.id, second.id}, fewest=5)
+    budget = Budget(100, {first.id: 15, second.id: 15}, {first.id, second.id}, fewest=5, now=clock)
     assert budget.allows(first)
-    clock[0] += 15
+    clock.now_s += 15
     assert not budget.allows_another(first, 15)
-    clock[0] += 60
+    clock.now_s += 60
     assert not budget.allows(second)
 
 
-def test_time_for_a_case_excludes_waiting_ones(clock: list[float]) -> None:
+def test_time_for_a_case_excludes_waiting_ones(clock: Clock) -> None:
     first, second, unknown, _ = CASES
-    budget = Budget(100, {first.id: 20, second.id: 40}, {second.id, unknown.id})
+    budget = Budget(100, {first.id: 20, second.id: 40}, {second.id, unknown.id}, now=clock)
     assert budget.has_time_for(first, 1), "20 + 40 s, and a median of 30 s"
     assert not budget.has_time_for(first, 2)
     assert budget.has_time_for(second, 1), "its own 40 s are not reserved twice"
-    clock[0] += 40
+    clock.now_s += 40
     assert not budget.has_time_for(second, 1)
 
 
@@ -189,9 +198,9 @@ def test_too_long_case_names_the_budget_it_needs() -> None:
     assert "too little of the budget" in budget.why_not_reached(CASES[2])
 
 
-def test_a_case_that_fits_on_a_faster_machine_may_fit_later(clock: list[float]) -> None:
+def test_a_case_that_fits_on_a_faster_machine_may_fit_later(clock: Clock) -> None:
     first, second, *_ = CASES
-    budget = Budget(100, {first.id: 20, second.id: 60})
+    budget = Budget(100, {first.id: 20, second.id: 60}, now=clock)
     budget.note(first, 40)
     assert budget.why_not_reached(second) == (
         "not reached: too little of the budget of 1.7 min is left, and it takes about 2.0 min"

@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,7 +10,6 @@ from perfsuite.results.counts import Compiled, Counts, RankCounts
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.session import prediction
 from perfsuite.session.prediction import predicted
 from tests.analysis.step_time.test_forecast import step
 from tests.samples import make_case, make_gpu_machine, make_run
@@ -40,15 +40,13 @@ class Dry:
 
 
 @pytest.fixture
-def dry(monkeypatch: pytest.MonkeyPatch) -> Dry:
-    made = Dry()
-    monkeypatch.setattr(prediction, "dry_run", made)
-    return made
+def dry() -> Dry:
+    return Dry()
 
 
 def test_the_dry_run_simulates_the_machine_of_the_launch(dry: Dry, tmp_path: Path) -> None:
     machine = make_gpu_machine("NVIDIA A100-SXM4-80GB").replace(interconnect="8xib200")
-    assert predicted(launch(machine=machine), tmp_path) == DryFacts(expected=step(1))
+    assert predicted(launch(machine=machine), tmp_path, dry_run=dry) == DryFacts(expected=step(1))
     assert dry.calls == [{"gpu": "NVIDIA A100-SXM4-80GB", "interconnect": "8xib200"}]
 
 
@@ -64,7 +62,7 @@ def test_the_dry_run_simulates_the_machine_of_the_launch(dry: Dry, tmp_path: Pat
 def test_a_launch_that_cannot_be_predicted_needs_no_dry_run(
     dry: Dry, tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    facts = predicted(launch(**changes), tmp_path)
+    facts = predicted(launch(**changes), tmp_path, dry_run=dry)
     assert facts.expected is None
     assert why in str(facts.no_expected)
     assert dry.calls == []
@@ -86,12 +84,10 @@ def test_a_dry_run_that_shows_nothing_is_the_reason(
     dry: Dry, tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
     dry.run = dry.run.replace(**changes)
-    assert predicted(launch(), tmp_path) == DryFacts(no_expected=why)
+    assert predicted(launch(), tmp_path, dry_run=dry) == DryFacts(no_expected=why)
 
 
-def test_a_refused_dry_run_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(case: Case, directory: Path, **how: Any) -> Run:
-        raise DryRunError("a dry run cannot do this")
-
-    monkeypatch.setattr(prediction, "dry_run", refuse)
-    assert predicted(launch(), tmp_path) == DryFacts(no_expected="a dry run cannot do this")
+def test_a_refused_dry_run_is_the_reason(tmp_path: Path) -> None:
+    refuse = Mock(side_effect=DryRunError("a dry run cannot do this"))
+    facts = predicted(launch(), tmp_path, dry_run=refuse)
+    assert facts == DryFacts(no_expected="a dry run cannot do this")

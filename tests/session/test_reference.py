@@ -14,9 +14,9 @@ from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.store import SessionDir
-from perfsuite.session import reference as flow
 from perfsuite.session.plan import Budget
 from perfsuite.session.reference import NO_CANARY, UNKNOWN_SHIFT, ReferenceArm
+from perfsuite.session.setup import Host
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from tests.samples import DISTURBED, known, make_case, make_figures, make_run
 from tests.session.making import make_setup
@@ -30,13 +30,12 @@ SPEEDS = (1.0, 1.001, 0.999, 1.002, 0.998)
 class Nights:
     """Makes references in one repository. Their launches are replaced."""
 
-    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path) -> None:
         self.said: list[str] = []
         self.setup = make_setup(directory, self.said)
         self.session = SessionDir(directory / "store" / "runs" / "tonight")
         self.launched: list[tuple[Case, Path, Arm]] = []
         self.changes: dict[int, Any] = {}  # micro batch of a case -> changes of its run, or an error
-        patch.setattr(flow, "launch_watched", self._launch)
 
     def _launch(self, case: Case, machine: Any, directory: Path, number: int, how: Any) -> tuple[Run, bool]:
         self.launched.append((case, directory, how.arm))
@@ -59,7 +58,7 @@ class Nights:
 
     def reference(self, resolve: Callable[[], Arm] = lambda: ARM, wanted: Any = 5) -> ReferenceArm:
         """Return a reference that has been prepared for all cases."""
-        made = ReferenceArm(self.setup, resolve, wanted)
+        made = ReferenceArm(self.setup, resolve, wanted, launch_watched=self._launch)
         made.prepare(CASES)
         return made
 
@@ -68,8 +67,8 @@ class Nights:
 
 
 @pytest.fixture
-def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
-    return Nights(tmp_path, monkeypatch)
+def nights(tmp_path: Path) -> Nights:
+    return Nights(tmp_path)
 
 
 def hardware_class(nights: Nights) -> str:
@@ -137,17 +136,17 @@ def test_a_user_can_name_the_canaries(nights: Nights) -> None:
     assert [canary.candidate.case for canary in reference.canaries] == [CASES[4], CASES[1]]
 
 
+class TwoClasses(Host):
+    """A host whose machine is of another hardware class for the first two cases."""
+
+    def machine_for(self, case: Case) -> Machine:
+        usual = super().machine_for(case)
+        return usual.replace(hardware_class="cpu-test-2c-eth100") if case in CASES[:2] else usual
+
+
 @pytest.fixture
-def two_classes(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> Nights:
-    """Return nights on a machine that is of another hardware class for the first two cases."""
-    host = nights.setup.host
-    usual = host.machine_for(CASES[0])
-    other = usual.replace(hardware_class="cpu-test-2c-eth100")
-
-    def machine_for(_: Any, case: Case) -> Machine:
-        return other if case in CASES[:2] else usual
-
-    monkeypatch.setattr(type(host), "machine_for", machine_for)
+def two_classes(nights: Nights) -> Nights:
+    nights.setup.host = TwoClasses()
     nights.accept(*CASES)
     return nights
 

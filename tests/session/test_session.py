@@ -6,20 +6,22 @@ from unittest.mock import Mock
 import pytest
 
 from perfsuite import documents
-from perfsuite import measure as running
 from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.documents import plain
 from perfsuite.errors import AllocationOverError, FileError, PerfsuiteError
-from perfsuite.inputs import git
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.outcome import CountCheck, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import SessionFile, Skipped
-from perfsuite.results.store import SessionDir, Store
+from perfsuite.results.store import Store
+from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.mode import Launches, Task, Trial
 from perfsuite.session.outputs import lines
+from perfsuite.session.session import Session
+from perfsuite.session.setup import Host, Setup
 from tests.samples import (
     COMMIT,
     make_case,
@@ -27,9 +29,10 @@ from tests.samples import (
     make_run,
     now,
 )
-from tests.session.making import HELD, PASSED, RECORDED, Sessions
+from tests.session.making import HELD, PASSED, RECORDED, Sessions, make_setup
 from tests.session.test_priced import GIB, finding, run_of
 from tests.sessions import make_blind
+from tests.simulated import EndsAfter
 from tests.twin_counts import launch
 
 
@@ -51,7 +54,7 @@ def test_unlaunchable_case_fails_with_traceback(sessions: Sessions, error: Excep
     def broken(*args: object, **options: object) -> Any:
         raise error
 
-    sessions.measure_by(broken)
+    sessions.measure = broken
     ours = sessions.make()
     with pytest.raises(type(error), match=str(error)):
         ours.measure(make_case(), "test")
@@ -68,61 +71,76 @@ def test_unlaunchable_case_fails_with_traceback(sessions: Sessions, error: Excep
         assert "in broken" in file.read_text()
 
 
-def test_records_an_error_that_cannot_be_written(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **options: object) -> Any:
-        raise ValueError("what was wrong")
+class HasNoTraceback(ValueError):
+    """An error whose traceback cannot be made at first. Later, pytest can show it if the test fails."""
 
-    def cannot(*args: object) -> None:
-        raise UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed")
+    is_broken = True
 
-    sessions.measure_by(broken)
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__cause__" and self.is_broken:
+            self.is_broken = False
+            raise LookupError("the cause is gone")
+        return super().__getattribute__(name)
+
+
+def test_records_an_error_that_cannot_be_written(sessions: Sessions) -> None:
+    sessions.measure = Mock(side_effect=HasNoTraceback("what was wrong"))
     ours = sessions.make()
-    monkeypatch.setattr(documents, "write", cannot)
-    monkeypatch.setattr(documents, "write_text", cannot)
-    with pytest.raises(ValueError, match="what was wrong"):
+    ours.record.directory.results.mkdir(parents=True)
+    with pytest.raises(HasNoTraceback):
         ours.measure(make_case(), "test")
     ((reason,),) = (result.verdict.reasons for result in ours.record.results)
-    assert "ValueError: what was wrong (its traceback could not be written: UnicodeEncodeError" in reason
+    assert "what was wrong (its traceback could not be written: LookupError: the cause is gone)" in reason
+    assert any("cannot write" in line for line in sessions.said)
 
 
-def test_records_an_error_without_its_traceback(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_directory(self: SessionDir, case_id: str) -> Path:
-        self.path.mkdir(parents=True)
-        self.case(case_id).write_text("in the way")
-        raise OSError(36, "File name too long")
+class LostHost(Host):
+    """A host whose machine cannot be read once a case begins."""
 
-    monkeypatch.setattr(SessionDir, "new_case", no_directory)
+    def machine_for(self, case: Case) -> Machine:
+        raise OSError(5, "Input/output error")
+
+
+def test_records_an_error_without_its_traceback(sessions: Sessions) -> None:
     ours = sessions.make()
-    with pytest.raises(OSError, match="too long"):
+    ours.setup.host = LostHost()
+    in_the_way = ours.record.directory.case(make_case().id)
+    documents.write_text(in_the_way, "not a directory")
+    with pytest.raises(OSError, match="Input/output error"):
         ours.measure(make_case(), "test")
     ((reason,),) = (result.verdict.reasons for result in ours.record.results)
-    assert "File name too long (its traceback could not be written: cannot write" in reason
+    assert "Input/output error (its traceback could not be written: cannot write" in reason
 
 
 @pytest.mark.parametrize(
     "end",
     [PerfsuiteError("processes 7 of this job cannot be killed"), ZeroDivisionError(), KeyboardInterrupt()],
 )
-def test_keeps_launches_before_an_error(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, end: BaseException
-) -> None:
-    runs = [make_run(started_at=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
-    monkeypatch.setattr(running, "launch_once", Mock(side_effect=[*runs, end]))
+def test_keeps_launches_before_an_error(sessions: Sessions, end: BaseException) -> None:
     ours = sessions.make()
+    ours.setup.host.launcher = EndsAfter(2, end)
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
     file = sessions.directory / "results.json"
     documents.write(file, ours.record.session_file("interrupted"))
     stored = documents.read(file, SessionFile)
+    runs = launched(ours)
+    assert len(runs) == 2
     if isinstance(end, KeyboardInterrupt):
-        assert (stored.interrupted_case, stored.interrupted_launches) == (make_case().id, tuple(runs))
+        assert (stored.interrupted_case, stored.interrupted_launches) == (make_case().id, runs)
         assert "was not judged (2 launches of it in results.json). Later cases" in str(interruption(stored))
         return
     (result,) = stored.results
-    assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
+    assert (result.runs, result.verdict.launches) == (runs, 2)
     assert (result.outcome, result.verdict.failure) == ("failed", "error")
     assert result.directory == str(ours.record.directory.case(make_case().id))
     assert (stored.interrupted_case, stored.interrupted_launches) == (None, ())
+
+
+def launched(session: Session) -> tuple[Run, ...]:
+    """Return the launches of the usual case, as the session's directory has them."""
+    files = session.record.directory.case(make_case().id).glob("launch-*/run.json")
+    return tuple(documents.read(file, Run) for file in sorted(files))
 
 
 def test_a_case_is_not_measured_twice(sessions: Sessions) -> None:
@@ -144,15 +162,15 @@ def test_a_refused_case_has_no_launches_of_another_test(sessions: Sessions) -> N
     assert (refused.runs, refused.verdict.launches) == ((), 0)
 
 
-def test_a_spent_allocation_interrupts_the_case(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = AllocationOverError("the Slurm job 7 is over")
-    monkeypatch.setattr(running, "launch_once", Mock(side_effect=[make_run(), spent]))
+def test_a_spent_allocation_interrupts_the_case(sessions: Sessions) -> None:
     ours = sessions.make()
+    ours.setup.host.launcher = EndsAfter(1, AllocationOverError("the Slurm job 7 is over"))
     with pytest.raises(AllocationOverError):
         ours.measure(make_case(), "test")
     stored = ours.record.session_file("interrupted")
     assert stored.results == ()
-    assert (stored.interrupted_case, stored.interrupted_launches) == (make_case().id, (make_run(),))
+    assert (stored.interrupted_case, stored.interrupted_launches) == (make_case().id, launched(ours))
+    assert len(stored.interrupted_launches) == 1
 
 
 def test_records_a_skip_only_on_request(sessions: Sessions) -> None:
@@ -175,12 +193,8 @@ def on_disk(sessions: Sessions) -> SessionFile:
 @pytest.fixture
 def in_git(sessions: Sessions) -> Sessions:
     """Return sessions in a repository with a clean commit."""
-    at_commit(sessions, COMMIT)
+    sessions.commit = COMMIT
     return sessions
-
-
-def at_commit(sessions: Sessions, commit: str) -> None:
-    sessions.patch.setattr(git, "revision", lambda root: git.Revision(commit, dirty=False))
 
 
 def test_writes_results_at_each_launch(sessions: Sessions) -> None:
@@ -192,7 +206,7 @@ def test_writes_results_at_each_launch(sessions: Sessions) -> None:
         runs.append(make_run())
         return runs, PASSED
 
-    sessions.measure_by(measure)
+    sessions.measure = measure
     ours = sessions.make()
     ours.measure(make_case(), "one")
     ours.measure(make_case(micro_batch=3), "two")
@@ -218,7 +232,7 @@ def test_removes_compiler_caches_after_a_case(sessions: Sessions, end: type[Base
         runs.append(make_run())
         return runs, PASSED
 
-    sessions.measure_by(measure)
+    sessions.measure = measure
     with contextlib.suppress(KeyboardInterrupt):
         sessions.make().measure(make_case(), "test")
     assert [directory.exists() for directory in caches] == [False]
@@ -234,7 +248,7 @@ def test_a_decided_case_is_not_measured_again(in_git: Sessions) -> None:
         f"perfsuite: --perf-resume continues {first.record.directory.path}, with 1 case already measured"
     )
     assert in_git.said == [goes_on]
-    in_git.measure_by(None)
+    in_git.measure = Mock(side_effect=AssertionError("measured again"))
     assert plain(later.measure(make_case(), "one")) == plain(before)
     assert [part.cases for part in later.record.session_file("complete").parts] == [1, 0]
 
@@ -288,7 +302,7 @@ def test_another_commit_starts_a_new_session(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
     first.measure(make_case(), "one")
-    at_commit(in_git, "f" * 40)
+    in_git.commit = "f" * 40
     later = in_git.resumed()
     assert in_git.said == [
         "perfsuite: --perf-resume begins a new session: the newest session, "
@@ -341,19 +355,23 @@ def test_passed_cases_and_blind_ones_share_lines(sessions: Sessions) -> None:
         assert (blind in text, ": passed after 1 launch" in text) == (not whole, whole)
 
 
-def test_launches_that_send_more_bytes_have_a_price(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Judged(AgainstBaseline):
+    """A mode that launches nothing, and whose cases all have the same trial."""
+
+    def __init__(self, setup: Setup, trial: Trial) -> None:
+        super().__init__(setup)
+        self.trial = trial
+
+    def judge(self, task: Task, launches: Launches) -> Trial:
+        self.setup.progress.begin(task.case.id, 1, 1)
+        return self.trial
+
+
+def test_launches_that_send_more_bytes_have_a_price(sessions: Sessions) -> None:
     run = run_of(3 * GIB).replace(dry=False)
     counts = CountCheck(outcome="regressed", findings=(finding(GIB, 3 * GIB),))
-    ours = sessions.make()
     trial = Trial(verdict=PASSED.replace(counts=counts), runs=(run,))
-
-    def judge(task: Task, launches: Launches) -> Trial:
-        ours.setup.progress.begin(task.case.id, 1, 1)
-        return trial
-
-    monkeypatch.setattr(ours.mode, "judge", judge)
+    ours = Session(Judged(make_setup(sessions.directory, sessions.said), trial))
     judged = ours.measure(run.case, "test").verdict.counts
     assert judged is not None
     assert "; sending these bytes takes 7.2 ms" in judged.findings[0].in_words()

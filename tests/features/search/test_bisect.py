@@ -64,9 +64,13 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
     commands.hold(monkeypatch, CASE)
     commands.ask_nobody(monkeypatch)
     monkeypatch.setattr(measure, "launch_once", stand_in)
-    monkeypatch.setattr(against_arm, "launch_once", stand_in.counted)
-    monkeypatch.setattr(against_arm, "dry_run", stand_in.counted_dry)
-    monkeypatch.setattr(against_arm, "why_no_cuda", lambda arm: None)
+    by_fake_counts = partial(
+        against_arm.by_counts,
+        launch_once=stand_in.counted,
+        dry_run=stand_in.counted_dry,
+        why_no_cuda=lambda arm: None,
+    )
+    monkeypatch.setattr("perfsuite.features.search.bisect.by_counts", by_fake_counts)
     monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
     return stand_in
 
