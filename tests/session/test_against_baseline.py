@@ -482,10 +482,12 @@ def test_a_dry_run_needs_time_in_the_budget(predictions: Predictions) -> None:
     assert predictions.result(budget=Budget(seconds=0)).prediction is None
 
 
-def slower_case(sessions: Sessions, *outcomes: str) -> tuple[Mock, Mock]:
-    """Measure a case in a session with a reference. Returns the mocks of the reference and of `measure`.
+def slower_case(
+    sessions: Sessions, *outcomes: str, confirm: Exception | None = None
+) -> tuple[Mock, Mock, Measurement]:
+    """Measure a case in a session with a reference, and return the mocks of the reference and of `measure`.
 
-    `outcomes` are those of tokens/s, by call of `measure`.
+    `outcomes` are those of tokens/s, by call of `measure`. `confirm` is an error of the confirming launches.
     """
     verdicts = [
         Verdict(outcome=outcome, launches=3, checks=(metric_check(outcome=outcome, change=-0.2),))
@@ -503,11 +505,11 @@ def slower_case(sessions: Sessions, *outcomes: str) -> tuple[Mock, Mock]:
     ours.setup.baselines.write_reviewed(reviewed(*[make_run(machine=ours.setup.host.machine)] * 5))
     reference = Mock(spec=ReferenceArm, launches_of_cases=0)
     reference.tonight.side_effect = [Tonight(), CONFIRMING]
+    reference.confirm.side_effect = confirm
     reference.facts.return_value = SessionReference(arm=ArmFacts(text="v1", facts={}))
     assert isinstance(ours.mode, AgainstBaseline)
     ours.mode.reference = reference
-    ours.measure(make_case(), "test")
-    return reference, measure
+    return reference, measure, ours.measure(make_case(), "test")
 
 
 CONFIRMING = Tonight(confirming={"x": Mock()})
@@ -515,7 +517,8 @@ CONFIRMING = Tonight(confirming={"x": Mock()})
 
 @pytest.mark.parametrize("outcome", ["regressed", "inconclusive"])
 def test_a_slower_case_is_judged_again_beside_the_old_code(sessions: Sessions, outcome: str) -> None:
-    reference, measure = slower_case(sessions, outcome, "passed")
+    reference, measure, result = slower_case(sessions, outcome, "passed")
+    assert result.outcome == "passed"
     case, launches, _ = reference.confirm.call_args.args
     assert (case, launches) == (make_case(), 3)
     assert [call.args[3].tonight for call in measure.call_args_list] == [Tonight(), CONFIRMING]
@@ -523,5 +526,11 @@ def test_a_slower_case_is_judged_again_beside_the_old_code(sessions: Sessions, o
 
 
 def test_a_case_that_passes_needs_no_launch_of_the_reference(sessions: Sessions) -> None:
-    reference, measure = slower_case(sessions, "passed")
+    reference, measure, _ = slower_case(sessions, "passed")
     assert (reference.confirm.call_count, measure.call_count) == (0, 1)
+
+
+def test_the_end_of_an_allocation_keeps_a_decided_verdict(sessions: Sessions) -> None:
+    """The job can end while the reference is launched to confirm a verdict. The next case ends the session."""
+    _, measure, result = slower_case(sessions, "regressed", confirm=AllocationOverError("the job is over"))
+    assert (result.outcome, measure.call_count) == ("regressed", 1)

@@ -298,6 +298,17 @@ def test_measures_again_with_another_baseline(in_git: Sessions, is_counted: bool
     assert in_git.resumed().record.earlier_result(make_case(), "one") is None
 
 
+def test_measures_again_if_a_baseline_has_new_content(in_git: Sessions) -> None:
+    first = in_git.make()
+    run = make_run(machine=first.setup.host.machine)
+    first.setup.baselines.write_reviewed(baseline.from_runs([run] * 5))
+    in_git.launch(run)
+    first.measure(make_case(), "one")
+    assert in_git.resumed().record.earlier_result(make_case(), "one") is not None
+    first.setup.baselines.write_reviewed(baseline.from_runs([run] * 6))
+    assert in_git.resumed().record.earlier_result(make_case(), "one") is None
+
+
 def test_another_commit_starts_a_new_session(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
