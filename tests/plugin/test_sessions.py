@@ -21,7 +21,7 @@ from perfsuite import documents
 from perfsuite.case import torch_build
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import MachineError
+from perfsuite.errors import AllocationOverError, MachineError
 from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import MachineLock, machine_lock
@@ -119,6 +119,20 @@ def test_explains_and_reports_a_slowdown(recorded: pytest.Pytester) -> None:
     page, summary = read_report(recorded)
     assert "<h1>1 regressed</h1>" in page
     assert summary.startswith("## perfsuite: 1 regressed")
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--perf-no-counts", "--perf-resume measures the remaining cases in another allocation"),
+        ("--perf-against=.", "Measure the remaining cases in another session: select them with -k"),
+    ],
+)
+def test_the_end_of_an_allocation_says_how_to_go_on(suite: pytest.Pytester, option: str, advice: str) -> None:
+    """A comparison cannot be resumed."""
+    plugins = [launching_with(EndsAfter(0, AllocationOverError("the job is over")))]
+    result = run_cpu(suite, option, status=2, plugins=plugins)
+    result.stdout.fnmatch_lines([f"*perfsuite: the job is over. {advice}*"])
 
 
 def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
