@@ -44,7 +44,7 @@ _NUMBERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _aten = torch.ops.aten
 _FOLLOWED = frozenset(
     {
-        *(_aten._to_copy, _aten.clone, _aten.detach, _aten.alias, _aten.lift_fresh),
+        *(torch.ops.aten._to_copy, _aten.clone, _aten.detach, _aten.alias, _aten.lift_fresh),
         *(_aten.view, _aten.unsqueeze, _aten.squeeze, _aten.select, _aten.slice, _aten.expand, _aten.t),
         *(_aten.cat, _aten.stack, _aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
         *(_aten.add, _aten.sub, _aten.mul, _aten.maximum, _aten.minimum, _aten.logical_not),

@@ -531,6 +531,6 @@ def test_a_case_that_passes_needs_no_launch_of_the_reference(sessions: Sessions)
 
 
 def test_the_end_of_an_allocation_keeps_a_decided_verdict(sessions: Sessions) -> None:
-    """The job can end while the reference is launched to confirm a verdict. The next case ends the session."""
+    """The job can end while the reference is launched to confirm a verdict."""
     _, measure, result = slower_case(sessions, "regressed", confirm=AllocationOverError("the job is over"))
     assert (result.outcome, measure.call_count) == ("regressed", 1)
