@@ -1,5 +1,7 @@
+import multiprocessing
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -7,6 +9,14 @@ import pytest
 @pytest.fixture(autouse=True)
 def _all_gpus_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def exit_code_of(target: Callable[..., object], *arguments: Any) -> int | None:
+    """Call a function in a fork of this process, and return the exit code of the fork."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    process.join(60)
+    return process.exitcode
 
 
 class Passing:

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import signal
 import socket
@@ -29,7 +28,7 @@ from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
-from tests.node.conftest import Passing
+from tests.node.conftest import Passing, exit_code_of
 from tests.node.fake_nvml import Nvml
 from tests.samples import make_case
 
@@ -52,14 +51,6 @@ Run = Callable[[AgentJob], list[Failure]]
 def watched(job: AgentJob, run: Run) -> list[Failure]:
     """Run the agent while its driver lives. `run` replaces the work of its ranks."""
     return agent._watched(job, run=run, new_lease=Mock(spec=Lease))
-
-
-def exit_code_of(target: Callable[..., object], *arguments: Any) -> int | None:
-    """Call a function in a fork of this process, and return the exit code of the fork."""
-    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
-    process.start()
-    process.join(60)
-    return process.exitcode
 
 
 def start_and_get_sigterm(file: Path) -> None:
