@@ -117,7 +117,7 @@ def test_refuses_a_lock_file_without_perfsuite(
     answers = "*direct_url*) echo '{}';; *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;;"
     inner = executable(tmp_path / "inner", f'case "$2" in pip) ;; {answers} esac')
     makes = f'mkdir -p "$3/bin"; cp {inner} "$3/bin/python"'
-    python = executable(tmp_path / "python", f"case \"$2\" in venv) {makes};; *) echo '[]' > \"$3\";; esac")
+    python = executable(tmp_path / "python", f'case "$2" in venv) {makes};; *) echo \'[]\' > "$3";; esac')
     (repo / "empty.txt").touch()
     commit(repo)
     monkeypatch.setattr(sys, "executable", str(python))

@@ -310,7 +310,9 @@ def test_unkillable_agent_is_an_error_naming_it() -> None:
     ):
         assert agent.stdout is not None
         agent.stdout.readline()
-        with pytest.raises(LaunchError, match=rf"processes {agent.pid} of this job cannot be killed .* dmesg"):
+        with pytest.raises(
+            LaunchError, match=rf"processes {agent.pid} of this job cannot be killed .* Look at dmesg"
+        ):
             local._kill(agent, mark, 0.1)
         left = [*marked(mark), *descendants(agent.pid)]
     assert left == [], "its ranks are killed if possible"

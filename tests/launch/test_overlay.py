@@ -257,9 +257,7 @@ def test_what_pins_torch_moves_with_it(below: Environment, tmp_path: Path) -> No
     [("wrong results", "torch 1 was yanked: wrong results"), ("", "torch 1 was yanked")],
     ids=["with a reason", "without a reason"],
 )
-def test_a_yanked_release_is_named(
-    below: Environment, tmp_path: Path, why: str, note: str
-) -> None:
+def test_a_yanked_release_is_named(below: Environment, tmp_path: Path, why: str, note: str) -> None:
     torch = Package(name="torch", version="1", url="", yanked=why)
     assert note in planned(below, tmp_path, torch).notes
 

@@ -28,7 +28,7 @@ from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
-from tests.node.conftest import Passing, exit_code_of
+from tests.node.conftest import Passing, exit_code_of, fork
 from tests.node.fake_nvml import Nvml
 from tests.samples import make_case
 
@@ -68,17 +68,18 @@ def test_signal_ends_the_job_then_the_agent(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with subprocess.Popen(["sleep", "60"]) as another:
-        code = exit_code_of(start_and_get_sigterm, tmp_path / "pid")
+        forked = fork(start_and_get_sigterm, tmp_path / "pid")
+        if ended is not None:
+            another.wait(20)
+        forked.join(60)
         status = another.poll()
         another.kill()
-    assert (code, status) == (128 + signal.SIGTERM, ended)
+    assert (forked.exitcode, status) == (128 + signal.SIGTERM, ended)
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"])
-def test_ranks_that_an_agent_kills_have_not_failed(
-    tmp_path: Path, is_told: bool, code: int
-) -> None:
+def test_ranks_that_an_agent_kills_have_not_failed(tmp_path: Path, is_told: bool, code: int) -> None:
     """With another status, a scheduler might end nodes that are still writing the stacks of their ranks."""
     ranks_are_killed = threading.Event()
     has_told = threading.Event()
@@ -174,8 +175,9 @@ def test_ranks_see_only_the_gpus_of_their_case(tmp_path: Path, monkeypatch: pyte
 
 
 def lose_driver_on_a_full_disk() -> None:
-    sys.stdout = Path("/dev/full").open("w")
-    agent._end("the driver is gone", 3)
+    with Path("/dev/full").open("w") as full:
+        sys.stdout = full
+        agent._end("the driver is gone", 3)
 
 
 def test_an_agent_ends_though_it_cannot_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,9 +199,7 @@ class Unstarted(OfADeadServer):
 @pytest.mark.usefixtures("passing")
 @pytest.mark.fault("fork server is killed")
 @pytest.mark.parametrize("kind", [OfADeadServer, Unstarted])
-def test_killed_fork_server_is_the_cause(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch, kind: Any
-) -> None:
+def test_killed_fork_server_is_the_cause(job: AgentJob, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     is_started = kind is not Unstarted
     with subprocess.Popen(["sleep", "1000"]) as server:
         monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
