@@ -280,7 +280,7 @@ def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
 
 def popen_of(program: str) -> Any:
     """Return the `Popen` with which this process started a program. The launcher keeps it to itself."""
-    processes = [value for value in gc.get_objects() if type(value) is subprocess.Popen]
+    processes: list[Any] = [value for value in gc.get_objects() if type(value) is subprocess.Popen]
     return next(process for process in processes if process.args[0] == program)
 
 
