@@ -122,9 +122,12 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
     return users
 
 
-def see_gpus(devices: int) -> list[str]:
-    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot report them."""
-    if not nvml_process.has_library():
+def see_gpus(devices: int, *, library: str = nvml_process.LIBRARY) -> list[str]:
+    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML cannot report them.
+
+    A machine without the file `library` has no NVML.
+    """
+    if not nvml_process.has_library(library):
         return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
 

@@ -72,6 +72,22 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
             os.environ[name] = f"{directory}-of-node-{node}"
 
 
+def _sweep() -> None:
+    # Spare Python's resource tracker, which cleans up and then ends by itself.
+    tracker = getattr(resource_tracker, "_resource_tracker", None)
+    sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
+
+
+def _end(why: str, status: int) -> NoReturn:
+    """End the job on this node from any thread, and log why."""
+    try:
+        with contextlib.suppress(OSError):  # the log's disk might be full
+            print(f"perfsuite: {why}", flush=True)
+        _sweep()
+    finally:
+        os._exit(status)
+
+
 class _Ending:
     """The end of this node's part of the job, and its launch file.
 
@@ -81,9 +97,11 @@ class _Ending:
     not failed.
     """
 
-    def __init__(self, job: AgentJob, watch: "HealthWatch") -> None:
+    def __init__(self, job: AgentJob, watch: "HealthWatch", end: Callable[[str, int], object]) -> None:
+        """`end` ends the job and this process. It gets the reason and the exit status."""
         self._job = job
         self._watch = watch
+        self._end = end
         self._killed_before = oom_kills()
         # The thread that ends the job never releases this lock, so other threads wait until the process is
         # gone.
@@ -109,12 +127,12 @@ class _Ending:
             _wait_for_peers(self._job)
         finally:
             # End with status 0. Otherwise a scheduler might kill other nodes, which are still writing.
-            _end("the driver ends the job", 0)
+            self._end("the driver ends the job", 0)
 
     def lost_driver(self, why: str) -> None:
         """End this process without writing anything more."""
         self._lock.acquire(timeout=LATCH_S)
-        _end(why)
+        self._end(why, 1)
 
     def _write(self, failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         content = LaunchFile(
@@ -133,6 +151,7 @@ def _watched(
     *,
     run: Callable[[AgentJob], list[Failure]] = ranks.run,
     new_lease: Callable[..., Lease] = Lease,
+    end: Callable[[str, int], object] = _end,
 ) -> list[Failure]:
     """Run the job and sample the node's health, until the job ends or the driver stops it."""
     # Do not import this at the top. It imports psutil, which ranks must not need, and ranks import this
@@ -140,7 +159,7 @@ def _watched(
     from perfsuite.node.health_sampler import HealthWatch, sampler
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
-    ending = _Ending(job, watch)
+    ending = _Ending(job, watch, end)
     new_lease(job.run_dir.lease, ending.stopped_by_driver, ending.lost_driver).hold()
     watch.begin()
     if watch.sampler.only_visible is not None:
@@ -189,25 +208,9 @@ def _wait_for_peers(job: AgentJob) -> None:
     wait_until(lambda: all(map(is_over, range(job.topology.nodes))), PEERS_S)
 
 
-def _sweep() -> None:
-    # Spare Python's resource tracker, which cleans up and then ends by itself.
-    tracker = getattr(resource_tracker, "_resource_tracker", None)
-    sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
-
-
 def _end_the_job(number: int, frame: Any) -> NoReturn:
     _sweep()
     os._exit(128 + number)  # the exit status that shells report for a process killed by this signal
-
-
-def _end(why: str, status: int = 1) -> NoReturn:
-    """End the job on this node from any thread, and log why."""
-    try:
-        with contextlib.suppress(OSError):  # the log's disk might be full
-            print(f"perfsuite: {why}", flush=True)
-        _sweep()
-    finally:
-        os._exit(status)
 
 
 if __name__ == "__main__":

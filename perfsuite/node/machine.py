@@ -18,15 +18,17 @@ from perfsuite.node import nvml_process
 
 # Values of CUDA_VISIBLE_DEVICES that hide every GPU. Slurm sets the last one in jobs without GPUs.
 HIDDEN = ("", "-1", "NoDevFiles")
+CPU_FILE = Path("/proc/cpuinfo")
 
 
-def detect() -> Machine:
+def detect(*, library: str = nvml_process.LIBRARY) -> Machine:
     """Return this machine. NVML finds the GPUs, so that torch need not be imported.
 
-    Raises `MachineError` if NVML does not answer, if it cannot read a visible GPU, or if MIG splits a visible
-    GPU.
+    A machine without the file `library` has no NVML, and so no GPU. Raises `MachineError` if NVML does not
+    answer, if it cannot read a visible GPU, or if MIG splits a visible GPU.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
+    if is_hidden or not nvml_process.has_library(library):
         return detect_here()
     return Machine.model_validate(nvml_process.ask("perfsuite.node.machine"))
 
@@ -169,10 +171,13 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
     )
 
 
-def detect_cpu(reason: str) -> Machine:
-    """Return this machine without GPUs. Its note is `reason`, which says why it has no GPUs."""
+def detect_cpu(reason: str, *, cpu_file: Path = CPU_FILE) -> Machine:
+    """Return this machine without GPUs. Its note is `reason`, which says why it has no GPUs.
+
+    Raises `MachineError` if `cpu_file`, which has the name of the processor, cannot be read.
+    """
     cores = len(os.sched_getaffinity(0))
-    name = _cpu_name()
+    name = _cpu_name(cpu_file)
     return Machine(
         device="cpu",
         device_name=name,
@@ -183,11 +188,8 @@ def detect_cpu(reason: str) -> Machine:
     )
 
 
-CPU_FILE = Path("/proc/cpuinfo")
-
-
 @functools.cache
-def _cpu_name(file: Path = CPU_FILE) -> str:
+def _cpu_name(file: Path) -> str:
     try:
         content = file.read_text()
     except OSError as error:

@@ -15,27 +15,30 @@ LIBRARY = "libnvidia-ml.so.1"  # NVML. A machine without this library has no NVI
 ANSWER_S = 30.0
 
 
-def has_library() -> bool:
-    """Return whether this machine has NVML."""
+def has_library(library: str = LIBRARY) -> bool:
+    """Return whether this machine has NVML, which is in the file `library`."""
     try:
-        ctypes.CDLL(LIBRARY)
+        ctypes.CDLL(library)
     except OSError:
         return False
     return True
 
 
-def ask(module: str, *words: str) -> Any:
-    """Run a module with these arguments, and return its `answer`. Raises `MachineError` without an answer."""
+def ask(module: str, *words: str, answer_s: float = ANSWER_S) -> Any:
+    """Run a module with these arguments, and return its `answer`.
+
+    Raises `MachineError` if there is no answer within `answer_s` seconds.
+    """
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        said, errors = child.communicate(timeout=ANSWER_S)
+        said, errors = child.communicate(timeout=answer_s)
     except subprocess.TimeoutExpired:
         child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1)
         raise MachineError(
-            f"NVML did not answer within {ANSWER_S:.0f} s (is a GPU lost?). Look at dmesg and restart the "
+            f"NVML did not answer within {answer_s:.0f} s (is a GPU lost?). Look at dmesg and restart the "
             "machine, or measure only on its CPU (CUDA_VISIBLE_DEVICES=)"
         ) from None
     try:

@@ -21,9 +21,10 @@ BIG = Wanted(releases=("big==1.0",))
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """An index whose wheels have separate metadata, like on PyPI. It records the requests."""
+    """A server of the files in a directory. It records the requests."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.asked: list[tuple[str, str]] = []
         server = self
 
@@ -43,12 +44,36 @@ class Server(http.server.ThreadingHTTPServer):
     def wheels(self) -> list[str]:
         return [how for how, path in self.asked if path.endswith(".whl")]
 
+    def package(self, name: str, version: str = "1", *, size: float | None) -> Package:
+        """Return a package whose file has this size here. If `size` is None, there is no such file."""
+        file = f"{name}-{version}"
+        if size is not None:
+            with (self.directory / file).open("wb") as empty:
+                empty.truncate(int(size))
+        return Package(name=name, version=version, url=f"{self.url}/{file}")
+
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Yield an index of one package, which is the only place where pip looks for packages."""
-    package = tmp_path / "web" / "big"
-    package.mkdir(parents=True)
+    """Yield a server that has no files yet."""
+    (tmp_path / "web").mkdir()
+    monkeypatch.setenv("no_proxy", "*")
+    with Server(tmp_path / "web") as server:
+        thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def index(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Return an index of one package, which is the only place where pip looks for packages.
+
+    The wheel has separate metadata, like on PyPI.
+    """
+    package = server.directory / "big"
+    package.mkdir()
     write_wheel(package, "big", "1.0", "VERSION = '1.0'\n")
     wheel = next(package.glob("*.whl"))
     with zipfile.ZipFile(wheel) as content:
@@ -59,20 +84,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv("no_proxy", "*")
-    with Server(tmp_path / "web") as server:
-        monkeypatch.setenv("PIP_INDEX_URL", server.url)
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    monkeypatch.setenv("PIP_INDEX_URL", server.url)
+    return server
 
 
 @pytest.mark.launch
-def test_asks_before_a_large_download(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asks_before_a_download(index: Server, tmp_path: Path) -> None:
     said: list[tuple[str, bool]] = []
     answers = iter([False, True])
 
@@ -80,15 +97,14 @@ def test_asks_before_a_large_download(
         said.append((text, is_large))
         return next(answers)
 
-    monkeypatch.setattr(download, "LARGE_BYTES", 100)
     with pytest.raises(
         PackageError, match=r"^pip downloads 0\.0 MB: big 1\.0\. A download this large needs the option --yes"
     ):
         release(BIG, tmp_path / "store", consent)
-    assert server.wheels() == ["HEAD"], "only the size is requested, and nothing is downloaded"
+    assert index.wheels() == ["HEAD"], "only the size is requested, and nothing is downloaded"
     made = release(BIG, tmp_path / "store", consent)
     assert (made / "big.py").exists()
-    assert said == [("pip downloads 0.0 MB: big 1.0", True)] * 2
+    assert said == [("pip downloads 0.0 MB: big 1.0", False)] * 2
     with pytest.raises(StopIteration):
         next(answers)
     assert release(BIG, tmp_path / "store") == made, "the question is asked only once"
@@ -104,16 +120,16 @@ def test_asks_before_a_large_download(
     ],
 )
 def test_what_is_downloaded_is_told_with_its_size(
-    monkeypatch: pytest.MonkeyPatch, sizes: tuple[Any, Any], text: str, is_large: bool
+    server: Server, sizes: tuple[Any, Any], text: str, is_large: bool
 ) -> None:
-    monkeypatch.setattr(download, "size_of", dict(zip("ab", sizes, strict=True)).get)
     said: list[tuple[str, bool]] = []
 
     def consent(text: str, is_large: bool) -> bool:
         said.append((text, is_large))
         return True
 
-    ask_for(consent, [Plan(changes=tuple(Package(name=name, version="1", url=name) for name in "ab"))])
+    packages = [server.package(name, size=size) for name, size in zip("ab", sizes, strict=True)]
+    ask_for(consent, [Plan(changes=tuple(packages))])
     assert said == [(text, is_large)]
 
 
@@ -122,17 +138,16 @@ def test_silent_server_hides_the_size() -> None:
         assert download.size_of(url) is None
 
 
-def test_two_arms_need_one_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_arms_need_one_consent(server: Server) -> None:
     """A file that both arms need counts only once."""
-    monkeypatch.setattr(download, "size_of", lambda url: 600e6)
     said: list[tuple[str, bool]] = []
-    common = Package(name="cudnn", version="9", url="cudnn")
+    common = server.package("cudnn", "9", size=600e6)
 
     def consent(text: str, is_large: bool) -> bool:
         said.append((text, is_large))
         return True
 
-    plans = [Plan(changes=(common, Package(name="torch", version=of, url=of))) for of in ("1", "2")]
+    plans = [Plan(changes=(common, server.package("torch", of, size=600e6))) for of in ("1", "2")]
     ask_for(consent, plans)
     text = "pip downloads 1.8 GB: cudnn 9 (0.6 GB), torch 1 (0.6 GB), torch 2 (0.6 GB)"
     assert said == [(text, True)]

@@ -211,7 +211,9 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         settings += "[engine]\ncgroup_manager = 'cgroupfs'\nruntime = 'runc'\n"
     (tmp_path / "containers.conf").write_text(settings)
     monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
-    monkeypatch.setattr(image, "RUNTIMES", {"podman": image.RUNTIMES["podman"]})
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "docker", "exit 1")  # so that podman is used
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     for name in ("usr", "lib", "lib64", "tmp", "root"):
         (tmp_path / "root" / name).mkdir(parents=True)
     archive = shutil.make_archive(str(tmp_path / "root"), "tar", tmp_path / "root")

@@ -14,6 +14,7 @@ from perfsuite.errors import CaseError, PackageError
 from perfsuite.inputs.git import git
 from perfsuite.launch import installed, installer
 from perfsuite.launch.arm import Arm, resolve
+from perfsuite.launch.download import Plan
 from tests.packages import only_index, write_wheel
 from tests.processes import executable
 from tests.synthetic import commit
@@ -54,8 +55,8 @@ def repo(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def arm(text: str, repo: Path) -> Arm:
-    return resolve("--a", text, root=repo, store=repo.with_name("store"))
+def arm(text: str, repo: Path, agreed: Plan | None = None) -> Arm:
+    return resolve("--a", text, root=repo, store=repo.with_name("store"), agreed=agreed)
 
 
 @pytest.mark.launch
@@ -64,28 +65,25 @@ def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch:
 
     Packages on the current path do not hide those of the lock file.
     """
-
-    def breaks(*command: str, **settings: object) -> str:
-        halves.append(Path(command[-1], "half"))
-        halves[0].mkdir(parents=True)
-        raise PackageError("pip install: No matching distribution")
-
-    halves: list[Path] = []
-
+    place = tmp_path / "place"
+    half = f'echo "$3" > {place}; mkdir -p "$3/half"'
+    broken = executable(tmp_path / "python", half, "echo 'ERROR: the disk is broken' >&2; exit 1")
     with monkeypatch.context() as patch:
-        patch.setattr(installed, "run", breaks)
-        with pytest.raises(CaseError, match=rf"--a 'old:{LOCK}': pip install: No matching distribution"):
-            arm(f"old:{LOCK}", repo)
-    assert not halves[0].parent.exists()
+        patch.setattr(sys, "executable", str(broken))
+        with pytest.raises(CaseError, match=rf"--a 'old:{LOCK}': .* -m venv .*: ERROR: the disk is broken"):
+            arm(f"old:{LOCK}", repo, agreed=Plan(changes=()))
+    assert not Path(place.read_text().strip()).exists()
     (tmp_path / "perfsuite.py").write_text("__version__ = '9'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     old = arm(f"old:{LOCK} X=1", repo)
     assert (old.perfsuite, old.lock, old.given) == ("1.0", LOCK, {"X": "1"})
     assert old.python != sys.executable
     assert old.commit == git("rev-parse", "old", cwd=repo).strip()
-    monkeypatch.setattr(installed, "run", lambda *command, **settings: pytest.fail(f"ran {command}"))
+    done = Path(old.python).parents[1] / installed.DONE
+    installed_ns = done.stat().st_mtime_ns
     assert arm(f"old:{LOCK} X=1", repo) == old
     assert arm(f"old:{LOCK} PYTHONPATH={tmp_path}", repo).perfsuite == "9", "the user asked for this path"
+    assert done.stat().st_mtime_ns == installed_ns
 
 
 @pytest.mark.nightly
@@ -112,19 +110,17 @@ def test_plans_releases_over_a_lock_files_packages(repo: Path, tmp_path: Path) -
     assert kept.python != sys.executable
 
 
-def test_refuses_a_lock_file_without_perfsuite(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*command: str, **settings: object) -> str:
-        if "venv" in command:
-            python = Path(command[-1], "bin", "python")
-            python.parent.mkdir(parents=True)
-            answers = "*direct_url*) echo '{}';; *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;;"
-            executable(python, f"case $2 in {answers} esac")
-        return ""
-
+def test_refuses_a_lock_file_without_perfsuite(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small program takes the place of Python. It finds nothing to install, and its venv is another one."""
+    answers = "*direct_url*) echo '{}';; *json*) echo '[\"/\"]';; *) echo No module >&2; exit 1;;"
+    inner = executable(tmp_path / "inner", f'case "$2" in pip) ;; {answers} esac')
+    makes = f'mkdir -p "$3/bin"; cp {inner} "$3/bin/python"'
+    python = executable(tmp_path / "python", f'case "$2" in venv) {makes};; *) echo \'[]\' > "$3";; esac')
     (repo / "empty.txt").touch()
     commit(repo)
-    monkeypatch.setattr(installed, "run", run)
-    monkeypatch.setattr(installed, "pip", run)
+    monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(CaseError, match=r"cannot import perfsuite .*\. Name it in empty\.txt$"):
         arm("main:empty.txt", repo)
 

@@ -1,12 +1,14 @@
 """Test with real processes that nothing of a job is left after its end, or after any process was killed."""
 
 import contextlib
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
-from perfsuite.node.processes import JOB_MARK
+from perfsuite.node.processes import JOB_MARK, descendants, marked
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from tests.processes import executable, wait_until
@@ -276,31 +278,41 @@ def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
     assert left == []
 
 
-def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This happens if a KeyboardInterrupt comes in `Popen.wait` when the lock is taken, but before `try`."""
+def popen_of(program: str) -> Any:
+    """Return the `Popen` with which this process started a program. The launcher keeps it to itself."""
+    processes: list[Any] = [value for value in gc.get_objects() if type(value) is subprocess.Popen]
+    return next(process for process in processes if process.args[0] == program)
 
-    def interrupted(job: Job, agent: subprocess.Popen[bytes], *_: object, **options: object) -> None:
-        agent._waitpid_lock.acquire()  # type: ignore[attr-defined]
+
+def test_held_lock_does_not_block_the_driver(tmp_path: Path) -> None:
+    """This happens if a KeyboardInterrupt comes in `Popen.wait` when the lock is taken, but before `try`."""
+    sleeps = executable(tmp_path / "python", "exec sleep 1000")
+
+    def interrupt(step: int, tokens: int) -> None:
+        popen_of(str(sleeps))._waitpid_lock.acquire()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "drive", interrupted)
-    sleeps = executable(tmp_path / "python", "exec sleep 1000")
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(sleeps))
     with pytest.raises(KeyboardInterrupt):
-        LocalLauncher(kill_s=5).launch(job)
+        LocalLauncher(kill_s=5).launch(job, interrupt)
 
 
-def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its threads waits for a device driver that does not answer, so even SIGKILL does not end it."""
+def test_unkillable_agent_is_an_error_naming_it() -> None:
+    """One of its threads waits for a device driver that does not answer, so even SIGKILL does not end it.
 
-    class Stuck:
-        pid = 4711
-        returncode = None
-
-    swept: list[Any] = []
-    monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
-    monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
-    monkeypatch.setattr(local, "sweep", lambda *job: swept.append(job))
-    with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* Look at dmesg"):
-        local._kill(Stuck(), "mark", 0.1)  # type: ignore[arg-type]
-    assert swept == [("mark", 4711), ("mark",)], "its ranks are killed if possible"
+    Here, SIGKILL does not reach the agent, because the agent has no process group of its own.
+    """
+    mark = uuid.uuid4().hex
+    words = ["sh", "-c", "sleep 60 & echo; wait; read word"]
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent,
+        subprocess.Popen(["sleep", "60"], env={**os.environ, JOB_MARK: mark}),
+    ):
+        assert agent.stdout is not None
+        agent.stdout.readline()
+        with pytest.raises(
+            LaunchError, match=rf"processes {agent.pid} of this job cannot be killed .* Look at dmesg"
+        ):
+            local._kill(agent, mark, 0.1)
+        left = [*marked(mark), *descendants(agent.pid)]
+    assert left == [], "its ranks are killed if possible"

@@ -1,8 +1,10 @@
 """Test packages on top of an environment: what they bring along, what is unchanged, and what is reused."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from perfsuite.launch.installed import DONE
 from perfsuite.launch.installer import Package
 from perfsuite.launch.overlay import Environment, Wanted, broken_by, needs_of_torch, plan, release
 from tests.packages import only_index, write_wheel
+from tests.processes import executable
 
 
 @pytest.fixture
@@ -146,23 +149,22 @@ def test_a_lock_of_uv_names_several_packages(
 
 
 @pytest.mark.launch
-def test_an_interrupted_installation_is_not_used(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_installation_is_not_used(index: Path) -> None:
     write_wheel(index, "one", "1.0")
-    wanted = Wanted(releases=("one==1.0",))
     store = index.with_name("store")
-
-    def full(*words: str, **how: object) -> str:
-        (wanted.directory(store) / "one.py").touch()
-        raise PackageError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(overlay, "pip", full)
-        with pytest.raises(PackageError, match="the disk is full"):
-            release(wanted, store)
+    works = f'exec {sys.executable} "$@"'
+    python = executable(index.with_name("python"), works)
+    wanted = Wanted(releases=("one==1.0",), python=str(python))
+    half = wanted.directory(store) / "one.py"
+    full = f"touch {half} && echo 'ERROR: the disk is full' >&2; exit 1"
+    executable(python, f'if [ "$2" = pip ]; then {full}; fi', works)
+    with pytest.raises(PackageError, match="the disk is full"):
+        release(wanted, store)
     assert not wanted.directory(store).exists()
     assert not wanted.is_kept(store)
     wanted.directory(store).mkdir()  # as if the process had been killed
     wanted.directory(store).joinpath("half").touch()
+    executable(python, works)
     made = release(wanted, store)
     assert (made / DONE).exists()
     assert not (made / "half").exists()
@@ -222,26 +224,30 @@ def test_a_torch_that_perfsuite_does_not_support_is_named(below: Environment, tm
     assert broken_by(changes, below)["perfsuite"] == "perfsuite 0.1 needs torch>=2"
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, *packages: Package) -> Plan:
-    """Return the plan for torch 1 if pip would install these packages."""
-    asked: list[Sequence[str]] = []
+def listed(packages: Iterable[Package]) -> str:
+    """Return packages as the code of `installer.LISTS` lists them."""
+    wheel = "{0.name}-{0.version}-py3-none-any.whl"
+    return json.dumps([(of.name, wheel.format(of), of.url, of.yanked) for of in packages])
 
-    def would_install(*words: str, python: str) -> list[Package]:
-        asked.append(words)
-        return [package for package in packages if package.name == "torch" or package.name in words]
 
-    monkeypatch.setattr(overlay, "would_install", would_install)
+def planned(below: Environment, tmp_path: Path, torch: Package, *others: Package) -> Plan:
+    """Return the plan for torch 1 if pip would install torch and, if vision is also requested, the others."""
+    (tmp_path / "without.json").write_text(listed([torch]))
+    (tmp_path / "with.json").write_text(listed([torch, *others]))
+    python = executable(
+        tmp_path / "python",
+        'case " $* " in *" vision "*) which=with;; *) which=without;; esac',
+        f'cp {tmp_path}/$which.json "$3"',
+    )
     wanted = Wanted(releases=("torch==1",))
-    wanted.__dict__["below"] = below
+    wanted.__dict__["below"] = replace(below, python=str(python))
     return plan(wanted, tmp_path)
 
 
-def test_what_pins_torch_moves_with_it(
-    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path
-) -> None:
+def test_what_pins_torch_moves_with_it(below: Environment, tmp_path: Path) -> None:
     torch = Package(name="torch", version="1", url="")
     vision = Package(name="vision", version="0.5", url="")
-    made = planned(monkeypatch, below, tmp_path, torch, vision)
+    made = planned(below, tmp_path, torch, vision)
     assert made.changes == (torch, vision)
     assert made.notes == ("library 1 needs torch>=2, but is not changed", "vision changes from 1 to 0.5")
 
@@ -251,11 +257,9 @@ def test_what_pins_torch_moves_with_it(
     [("wrong results", "torch 1 was yanked: wrong results"), ("", "torch 1 was yanked")],
     ids=["with a reason", "without a reason"],
 )
-def test_a_yanked_release_is_named(
-    monkeypatch: pytest.MonkeyPatch, below: Environment, tmp_path: Path, why: str, note: str
-) -> None:
+def test_a_yanked_release_is_named(below: Environment, tmp_path: Path, why: str, note: str) -> None:
     torch = Package(name="torch", version="1", url="", yanked=why)
-    assert note in planned(monkeypatch, below, tmp_path, torch).notes
+    assert note in planned(below, tmp_path, torch).notes
 
 
 def test_another_text_of_a_list_needs_another_directory(below: Environment, tmp_path: Path) -> None:

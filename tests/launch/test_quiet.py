@@ -1,4 +1,5 @@
 import os
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,31 +14,33 @@ from perfsuite.launch.quiet import QUIET_S, Cores, Neighbours, cores, gpu_users,
 from tests.node.fake_nvml import Nvml, using
 from tests.samples import make_gpu_machine, make_machine
 
-OURS = os.getpid()
-BUSY = 4711
-OTHER = 4712
-
-
-@pytest.fixture(autouse=True)
-def _named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "name_of", lambda pid: f"train (pid {pid})")
+FIRST = 2**22
+"""No Linux has a process with this id or a higher id. Such processes are named by their id only."""
+OWN = FIRST
+BUSY = FIRST + 4711
+OTHER = FIRST + 4712
 
 
 def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
-    """Return the use of two cores after this many seconds. `pN` is the CPU time that process N has used."""
-    by_process = {(int(name[1:]), 1.0): seconds_spent for name, seconds_spent in spent.items()}
+    """Return the use of two cores after this many seconds.
+
+    `pN` is the CPU time that process `FIRST + N` has used.
+    """
+    by_process = {(FIRST + int(name[1:]), 1.0): seconds_spent for name, seconds_spent in spent.items()}
     cpu = {"processes_s": sum(spent.values()), "steal_s": steal_s, "total_s": 2 * seconds}
     return Cores(**cpu, by_process=by_process)
+
+
+def nameless(number: int) -> str:
+    """Return how the process `FIRST + number` is named."""
+    return f"a process (pid {FIRST + number})"
 
 
 # What other processes use
 
 UNSEEN = "processes that have ended or are not visible here"
-OWN = f"p{OURS}"
-TRAIN = "train (pid 4711)"
-
-
-BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
+TRAIN = nameless(4711)
+BUSY_BOTH = f"{TRAIN} 45%, {nameless(4712)} 5%"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
             *([f"50% of the cores' time used by {BUSY_BOTH}"], BUSY_BOTH),
         ),
         # CPU time of this process does not count as used by others.
-        (at(0, **{OWN: 1, "p4711": 1}), at(10, **{OWN: 11, "p4711": 4}), [], "train (pid 4711) 15%"),
+        (at(0, p0=1, p4711=1), at(10, p0=11, p4711=4), [], f"{TRAIN} 15%"),
         (at(0, p4711=0), at(10, p4711=3.9), [], f"{TRAIN} 20%"),
         (at(0, p4711=0), at(10, p4711=4.1), [f"20% of the cores' time used by {TRAIN} 20%"], f"{TRAIN} 20%"),
         (at(0), at(10, steal_s=3), ["15% of the cores' time taken by the hypervisor"], UNSEEN),
@@ -57,21 +60,26 @@ BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
         # At most three processes are named. Processes that use almost nothing are not named.
         (
             *(at(0, p1=9), at(10, p1=9.1, p2=0.5, p3=1.2, p5=1, p6=0.8), []),
-            "train (pid 3) 6%, train (pid 5) 5%, train (pid 6) 4%",
+            f"{nameless(3)} 6%, {nameless(5)} 5%, {nameless(6)} 4%",
         ),
         # This is another process than the earlier one with the same id.
         (at(0, p4711=100), replace(at(10), by_process={(BUSY, 5.0): 2.0}), [], f"{TRAIN} 10%"),
     ],
 )
 def test_reports_who_uses_the_cores(before: Cores, after: Cores, said: list[str], named: str) -> None:
-    assert others(before, after, OURS) == said
-    assert who(before, after, OURS) == named
+    assert others(before, after, OWN) == said
+    assert who(before, after, OWN) == named
+
+
+def test_names_a_running_user_of_the_cores() -> None:
+    after = replace(at(10), by_process={(os.getpid(), 1.0): 5.0})
+    assert who(at(0), after, OWN) == f"{name_of(os.getpid())} 25%"
 
 
 def test_this_machines_cores_can_be_read() -> None:
     seen = cores()
     assert seen.total_s > seen.processes_s > 0
-    assert any(pid == OURS for pid, _ in seen.by_process)
+    assert any(pid == os.getpid() for pid, _ in seen.by_process)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,7 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("devices", "cards", "expected"),
     [
-        (2, [card({}), card({BUSY: 3000, OTHER: 10})], ["2.94 GiB of GPU 1 held by {}, train (pid 4712)"]),
+        (2, [card({}), card({BUSY: 3000, OTHER: 10})], ["2.94 GiB of GPU 1 held by {}, {}"]),
         (1, [card({}), card({BUSY: 3000})], []),
         (2, [card({BUSY: 256}), card({BUSY: None})], []),
         (1, [card({}, unlisted=1000)], []),  # held by processes in another container
@@ -121,8 +129,14 @@ def test_reports_who_holds_gpu_memory(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml = Nvml(*cards)
-    assert gpu_users(nvml, devices) == [line.format(TRAIN) for line in expected]
+    assert gpu_users(nvml, devices) == [line.format(TRAIN, nameless(4712)) for line in expected]
     assert nvml.initialised == 0
+
+
+def test_names_a_running_user_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = Nvml(card({os.getpid(): 3000}))
+    assert gpu_users(nvml, 1) == [f"2.93 GiB of GPU 0 held by {name_of(os.getpid())}"]
 
 
 # Waiting
@@ -155,7 +169,7 @@ class World:
 
 CPU = make_machine()
 GPU = make_gpu_machine()
-BUSY_CORES = "50% of the cores' time used by train (pid 4711) 50%"
+BUSY_CORES = f"50% of the cores' time used by {TRAIN} 50%"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +216,7 @@ def test_sees_who_was_there_during_a_launch() -> None:
     world.now = 10
     world.neighbours.launch_begins(CPU)
     world.now = 20
-    assert world.neighbours.during_launch(CPU, 2) == "train (pid 4711) 50%"
+    assert world.neighbours.during_launch(CPU, 2) == f"{TRAIN} 50%"
     world.neighbours.launch_begins(GPU)
     assert world.neighbours.during_launch(GPU, 2) == "3,000 MiB held by x"
     world.until = 0
@@ -217,10 +231,6 @@ def test_sees_who_was_there_during_a_launch() -> None:
 
 
 def test_unreadable_gpus_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(nvml: Any, devices: int) -> list[str]:
-        raise TypeError("no such struct")
-
-    monkeypatch.setattr("perfsuite.launch.quiet.nvml_process.has_library", lambda: False)
-    monkeypatch.setattr(quiet, "gpu_users", fails)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(init=TypeError("no such struct")))
     with pytest.raises(MachineError, match="the users of the GPUs are unknown: TypeError: no such struct"):
-        quiet.see_gpus(2)
+        quiet.see_gpus(2, library="no-such-library.so")

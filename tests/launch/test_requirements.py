@@ -1,17 +1,31 @@
 import importlib.util
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import DDP, Fake, LoRA, Model, Topology
-from perfsuite.case import torch_build
+from perfsuite import DDP, Case, Fake, LoRA, Model, Topology
+from perfsuite.case.torch_build import MIN_TORCH
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.node.machine import detect
+from tests.packages import MINE, Packages
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 SMALL = make_case(framework=DDP())
 MISSING = "it needs the package {0}, which is not installed: pip install {0}"
+
+
+@pytest.fixture
+def mine(packages: Packages) -> Callable[[str], Case]:
+    """Return a function that installs a framework whose class has this line, and returns a case of it."""
+
+    def install(line: str) -> Case:
+        packages.install("perf-mine", f"{MINE}    {line}\n", frameworks="mine = perf_mine:Mine")
+        return SMALL.replace(framework="mine")
+
+    return install
 
 
 @pytest.fixture
@@ -98,11 +112,10 @@ def test_each_requirement_has_its_reason(changes: dict[str, Any], reason: str | 
 
 @pytest.mark.parametrize("package", ["flash_attn", "transformers_of_the_framework"])
 def test_a_package_that_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, without: Callable[[str], None], package: str
+    mine: Callable[[str], Case], without: Callable[[str], None], package: str
 ) -> None:
+    case = mine(f"packages: ClassVar = ({package!r},)").replace(hardware="gpu")
     without(package)
-    monkeypatch.setattr(DDP, "packages", (package,))
-    case = SMALL.replace(hardware="gpu")
     missing = MISSING.format(package)
     assert unsupported(case, make_gpu_machine()) == missing
     if package == "flash_attn":
@@ -110,18 +123,23 @@ def test_a_package_that_is_missing_is_named(
         assert unsupported(asks, make_gpu_machine()) == f"for flash_attention_2 {missing}"
 
 
-def test_other_reasons_precede_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_reasons_precede_a_missing_package(mine: Callable[[str], Case]) -> None:
     """If a machine could never run the case, nothing needs to be installed."""
-    monkeypatch.setattr(DDP, "packages", ("not_there",))
-    assert str(unsupported(SMALL.replace(hardware="t4"), make_machine())).startswith("it is meant for t4")
+    case = mine("packages: ClassVar = ('not_there',)").replace(hardware="t4")
+    assert str(unsupported(case, make_machine())).startswith("it is meant for t4")
 
 
-def test_a_framework_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DDP, "unsupported", lambda framework, case, machine: f"not on {machine.device}")
-    assert unsupported(SMALL, make_machine()) == "not on cpu"
+def test_a_framework_has_the_last_word(mine: Callable[[str], Case]) -> None:
+    case = mine("def unsupported(self, case, machine): return f'not on {machine.device}'")
+    assert unsupported(case, make_machine()) == "not on cpu"
 
 
-def test_torchs_build_matters_only_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no {machine.device}")
-    assert wrong_torch(SMALL, make_gpu_machine()) == "no cuda"
+def test_torchs_build_matters_only_for_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = ".".join(map(str, MIN_TORCH))
+    (tmp_path / "version.py").write_text(f"__version__ = '{version}.0'\ncuda = None\n")
+    torch = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: torch)
+    reason = str(wrong_torch(SMALL, make_gpu_machine()))
+    assert reason.startswith(f"torch {version}.0 was built without CUDA")
+    assert wrong_torch(SMALL, make_machine()) is None
     assert wrong_torch(SMALL.replace(framework=Fake()), make_gpu_machine()) is None

@@ -1,7 +1,10 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,22 +13,22 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.errors import LaunchError
 from perfsuite.frameworks.script import Script
-from perfsuite.node import agent, health_sampler
+from perfsuite.node import agent
 from perfsuite.node.agent import oom_kills
-from perfsuite.node.health_sampler import Sampler
 from perfsuite.node.lease import Lease
 from perfsuite.node.processes import JOB_MARK, POLL_S
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
-from tests.node.conftest import Passing
+from tests.node.conftest import Passing, exit_code_of, fork
 from tests.node.fake_nvml import Nvml
 from tests.samples import make_case
 
@@ -50,23 +53,33 @@ def watched(job: AgentJob, run: Run) -> list[Failure]:
     return agent._watched(job, run=run, new_lease=Mock(spec=Lease))
 
 
+def start_and_get_sigterm(file: Path) -> None:
+    """Start a process, write its id into a file, and handle SIGTERM as an agent does."""
+    file.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+    agent._end_the_job(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize(("variables", "ended"), [({}, None), ({JOB_MARK: uuid.uuid4().hex}, -9)])
 def test_signal_ends_the_job_then_the_agent(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ended: int | None
 ) -> None:
-    done: list[Any] = []
-    monkeypatch.setattr(agent, "sweep", lambda mark, pid, spare: done.append((mark, pid)))
-    monkeypatch.setattr(os, "_exit", done.append)
+    """An agent without a mark knows only its descendants."""
     monkeypatch.delenv(JOB_MARK, raising=False)
-    agent._end_the_job(signal.SIGTERM, None)
-    monkeypatch.setenv(JOB_MARK, "mine")
-    agent._end_the_job(signal.SIGTERM, None)
-    assert done == [(None, os.getpid()), 143, ("mine", os.getpid()), 143]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with subprocess.Popen(["sleep", "60"]) as another:
+        forked = fork(start_and_get_sigterm, tmp_path / "pid")
+        if ended is not None:
+            another.wait(20)
+        forked.join(60)
+        status = another.poll()
+        another.kill()
+    assert (forked.exitcode, status) == (128 + signal.SIGTERM, ended)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"])
-def test_ranks_that_an_agent_kills_have_not_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
-) -> None:
+def test_ranks_that_an_agent_kills_have_not_failed(tmp_path: Path, is_told: bool, code: int) -> None:
     """With another status, a scheduler might end nodes that are still writing the stacks of their ranks."""
     ranks_are_killed = threading.Event()
     has_told = threading.Event()
@@ -79,23 +92,22 @@ def test_ranks_that_an_agent_kills_have_not_failed(
         job.tell([KILLED])
         return [KILLED]
 
-    # Ranks on a GPU take a while to end, and the agent's other thread continues meanwhile.
-    def sweep() -> None:
+    def end(why: str, status: int) -> None:
+        # Ranks on a GPU take a while to end, and the agent's other thread continues meanwhile.
         ranks_are_killed.set()
         has_told.wait(20)
+        codes.put(status)
 
     def new_lease(file: Path, on_end: Any, on_lost: Any) -> Any:
         endings.append(on_end.__self__)
         ends = on_end if is_told else partial(on_lost, "the driver is gone")
         return SimpleNamespace(hold=threading.Thread(target=ends, daemon=True).start)
 
-    monkeypatch.setattr(agent, "_sweep", sweep)
-    monkeypatch.setattr(os, "_exit", codes.put)
     job = job_of(tmp_path)
     returned: list[Any] = []
 
     def watch() -> None:
-        returned.append(agent._watched(job, run=run, new_lease=new_lease))
+        returned.append(agent._watched(job, run=run, new_lease=new_lease, end=end))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -143,7 +155,7 @@ def test_ranks_are_told_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: p
         return []
 
     two_sockets = Nvml(*({"nvmlDeviceGetCpuAffinity": (mask,)} for mask in ([0b0011], [0b1100])))
-    monkeypatch.setattr(health_sampler, "sampler", lambda *_: Sampler(devices=2, nvml=two_sockets))
+    monkeypatch.setitem(sys.modules, "pynvml", two_sockets)
     watched(job_of(tmp_path, device="cuda"), run)
     assert near == [{0, 1}, {2, 3}]
 
@@ -157,23 +169,28 @@ def test_ranks_see_only_the_gpus_of_their_case(tmp_path: Path, monkeypatch: pyte
         return []
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0,2")
-    monkeypatch.setattr(health_sampler, "sampler", lambda *_: Sampler(devices=2, nvml=Nvml(*[{}] * 4)))
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(*[{}] * 4))
     watched(job_of(tmp_path, device="cuda"), run)
     assert seen == ["3,1"]
 
 
-def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*words: str, **how: Any) -> None:
-        done.append("failed")
-        raise LaunchError("a process cannot be killed") if not words else OSError("no space left on the disk")
+def lose_driver_on_a_full_disk() -> None:
+    with Path("/dev/full").open("w") as full:
+        sys.stdout = full
+        agent._end("the driver is gone", 3)
 
-    done: list[Any] = []
-    monkeypatch.setattr("builtins.print", fail)
-    monkeypatch.setattr(agent, "_sweep", fail)
-    monkeypatch.setattr(os, "_exit", done.append)
-    with pytest.raises(LaunchError):
-        agent._end("the driver is gone")
-    assert done == ["failed", "failed", 1]
+
+def test_an_agent_ends_though_it_cannot_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log cannot be written. Then a process of the job cannot be killed either."""
+
+    def fail() -> NoReturn:
+        (tmp_path / "tried").touch()
+        raise LaunchError("a process cannot be killed")
+
+    monkeypatch.setenv(JOB_MARK, "mine")
+    monkeypatch.setattr(psutil, "process_iter", fail)
+    assert exit_code_of(lose_driver_on_a_full_disk) == 3
+    assert (tmp_path / "tried").exists()
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * POLL_S), (float("inf"), agent.PEERS_S)])

@@ -1,11 +1,10 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 
-from perfsuite.inputs.files import read_text
 from perfsuite.node import lease
 from perfsuite.node.lease import LEASE_S, Beats, Lease
 from tests.node.conftest import Passing
@@ -101,20 +100,22 @@ def test_a_stalled_file_system_is_no_lost_driver(
 ) -> None:
     """The agent's read and the driver's write hang at the same time, and return at the same time."""
 
-    def stalled(file: Path, limit: int) -> str:
-        if passing.count == 20:
-            passing.seconds += 120
-        return read_text(file, limit)
+    class Stalled(PosixPath):
+        """A file that cannot be opened for two minutes."""
+
+        def __fspath__(self) -> str:
+            if passing.count == 20:
+                passing.seconds += 120
+            return super().__fspath__()
 
     def drive(looks: int) -> None:
         if looks != 20:
             file.write_text(lease.text_of(looks, "end" if looks == 40 else "go"))
 
     monkeypatch.setenv(LEASE_S, "30")
-    monkeypatch.setattr(lease, "read_text", stalled)
     passing.meanwhile = drive
     heard: list[str] = []
-    Lease(file, lambda: heard.append("end"), heard.append)._hold_text()
+    Lease(Stalled(file), lambda: heard.append("end"), heard.append)._hold_text()
     assert heard == ["end"]
     assert passing.seconds > 120
 

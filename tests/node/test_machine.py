@@ -1,4 +1,5 @@
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,7 @@ import pytest
 
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import MachineError
-from perfsuite.node import machine as module
-from perfsuite.node.machine import detect
+from perfsuite.node.machine import detect_cpu, detect_here
 from tests.node.fake_nvml import GIB, InvalidArgument, NotSupported, Nvml, NVMLError
 
 LOST = NVMLError("GPU is lost")
@@ -39,7 +39,7 @@ def detected(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     try:
-        return detect()
+        return detect_here()
     finally:
         assert nvml.initialised == 0
 
@@ -138,9 +138,22 @@ def test_mig_instance_has_its_own_class(monkeypatch: pytest.MonkeyPatch) -> None
     assert machine.hardware_class == "a100-sxm4-40gb-mig-1g-5gb-81gb"
 
 
+def cpu_file(directory: Path, line: str) -> Path:
+    """Write a file like /proc/cpuinfo that has this line."""
+    file = directory / "cpuinfo"
+    file.write_text(f"processor\t: 0\n{line}\nflags\t\t: fpu\n")
+    return file
+
+
 def test_a_machine_without_proc_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"cpuinfo cannot be read: No such file or directory\. Mount"):
-        module._cpu_name(tmp_path / "cpuinfo")
+        detect_cpu("no driver", cpu_file=tmp_path / "cpuinfo")
+
+
+def test_a_cpu_without_a_name_has_its_architecture(tmp_path: Path) -> None:
+    """On ARM, the file has no name of the model."""
+    file = cpu_file(tmp_path, "CPU implementer\t: 0x41")
+    assert detect_cpu("no driver", cpu_file=file).device_name == platform.machine()
 
 
 @pytest.mark.parametrize(
@@ -151,9 +164,8 @@ def test_a_machine_without_proc_is_an_error(tmp_path: Path) -> None:
         *(("aarch64", "aarch64"), ("???", "unknown")),
     ],
 )
-def test_cpu_classes_are_fit_for_a_directory(monkeypatch: pytest.MonkeyPatch, name: str, middle: str) -> None:
-    monkeypatch.setattr(module, "_cpu_name", lambda: name)
-    machine = detected(monkeypatch, missing="no driver")
+def test_cpu_classes_are_fit_for_a_directory(tmp_path: Path, name: str, middle: str) -> None:
+    machine = detect_cpu("no driver", cpu_file=cpu_file(tmp_path, f"model name\t: {name}"))
     assert machine.devices == len(os.sched_getaffinity(0))
     assert machine.hardware_class == f"cpu-{middle}-{machine.devices}c"
     assert machine.memory_bytes == psutil.virtual_memory().total

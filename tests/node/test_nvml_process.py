@@ -10,29 +10,32 @@ from perfsuite.node import machine, nvml_process
 from tests.processes import executable
 from tests.samples import make_gpu_machine
 
+PRESENT = "libc.so.6"
+"""A library that every machine has, in place of NVML."""
+ABSENT = "no-such-library.so"
+
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the path of a fake interpreter for the child, on a machine with NVML.
+    """Return the path of a fake interpreter for the child.
 
-    Tests write it as a shell script.
+    Tests write it as a shell script. Without it, starting a child is an error.
     """
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(nvml_process, "has_library", lambda: True)
     return tmp_path / "python"
 
 
 def test_detects_machine_in_its_own_process(child: Path) -> None:
     gpus = make_gpu_machine()
     executable(child, 'echo "$@" > $0.asked', f"echo '{{\"answer\": {gpus.model_dump_json()}}}'")
-    assert machine.detect() == gpus
+    assert machine.detect(library=PRESENT) == gpus
     asked = child.with_name("python.asked")
     assert asked.read_text() == "-m perfsuite.node.machine\n"
 
 
 def test_sees_users_of_gpus_in_its_own_process(child: Path) -> None:
     executable(child, 'echo "$@" > $0.asked', 'echo a warning; echo \'{"answer": ["9 MiB of GPU 0"]}\'')
-    assert quiet.see_gpus(4) == ["9 MiB of GPU 0"]
+    assert quiet.see_gpus(4, library=PRESENT) == ["9 MiB of GPU 0"]
     assert child.with_name("python.asked").read_text() == "-m perfsuite.launch.quiet 4\n"
 
 
@@ -45,31 +48,32 @@ def test_sees_users_of_gpus_in_its_own_process(child: Path) -> None:
         ("exit 3", "failed: exit code 3"),
     ],
 )
-def test_unresponsive_child_is_an_error(
-    child: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
-) -> None:
+def test_unresponsive_child_is_an_error(child: Path, line: str, said: str) -> None:
     assert nvml_process.ANSWER_S == 30
     executable(child, line)
-    if "sleep" in line:
-        monkeypatch.setattr(nvml_process, "ANSWER_S", 0.0)
-    for asked in (machine.detect, lambda: quiet.see_gpus(1)):
-        with pytest.raises(MachineError, match=said):
+    answer_s = 0.0 if "sleep" in line else nvml_process.ANSWER_S
+    with pytest.raises(MachineError, match=said):
+        nvml_process.ask("perfsuite.node.machine", answer_s=answer_s)
+
+
+def test_an_error_of_the_child_is_raised(child: Path) -> None:
+    executable(child, 'echo \'{"error": "GPU 3 cannot be read"}\'')
+    for asked in (lambda: machine.detect(library=PRESENT), lambda: quiet.see_gpus(1, library=PRESENT)):
+        with pytest.raises(MachineError, match=r"^GPU 3 cannot be read$"):
             asked()
 
 
-def test_starts_no_process_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
-    monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")
+@pytest.mark.usefixtures("child")
+def test_starts_no_process_without_nvml() -> None:
     with pytest.raises(MachineError, match="the users of the GPUs are unknown"):
-        quiet.see_gpus(1)
-    assert machine.detect().device == "cpu"
+        quiet.see_gpus(1, library=ABSENT)
+    assert machine.detect(library=ABSENT).device == "cpu"
 
 
+@pytest.mark.usefixtures("child")
 def test_starts_no_process_for_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
-    monkeypatch.setattr(nvml_process, "has_library", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert machine.detect().device == "cpu"
+    assert machine.detect(library=PRESENT).device == "cpu"
 
 
 def test_a_child_prints_its_answer_or_its_error(capsys: pytest.CaptureFixture[str]) -> None:

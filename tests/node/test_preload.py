@@ -1,4 +1,6 @@
+import ctypes
 import importlib
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -6,42 +8,53 @@ from types import ModuleType
 import pytest
 
 from perfsuite.results.run_dir import MODEL_CODE
-from perfsuite.worker import leash
+from tests.node.conftest import exit_code_of
+
+PR_GET_PDEATHSIG = 2  # prctl(2)
+NOTES = """
+from pathlib import Path
+from tests.node.test_preload import signal_at_parents_end
+
+Path(__file__).with_name("loaded").write_text(str(signal_at_parents_end()))
+"""
+"""A module of model code. It notes whether the fork server is already bound to its parent."""
 
 
-@pytest.fixture
-def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the fork server's actions are added in order. This process is not changed."""
-    done: list[str] = []
-    monkeypatch.setattr(leash, "die_with_parent", lambda: done.append("tied"))
-    monkeypatch.delitem(sys.modules, "perfsuite.node.preload", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # importing the real torch takes seconds
-    monkeypatch.setattr(sys, "done", done, raising=False)
-    return done
+def signal_at_parents_end() -> int:
+    """Return the signal that the kernel sends to this process when its parent ends. 0 if none is sent."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    return number.value
+
+
+def preload(report: Path) -> None:
+    """Import the module as the fork server does, and report what happens at the end of the parent."""
+    sys.modules.pop("perfsuite.node.preload", None)
+    sys.modules["torch"] = ModuleType("torch")  # importing the real torch takes seconds
+    importlib.import_module("perfsuite.node.preload")
+    report.write_text(str(signal_at_parents_end()))
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "then"),
+    ("name", "code", "is_loaded"),
     [
-        ("whole_code", "", ["loaded"]),
-        ("broken_code", "raise RuntimeError('operator torchvision::nms does not exist')", ["loaded"]),
-        ("nosuch", None, []),
-        (None, None, []),
+        ("whole_code", "", True),
+        ("broken_code", "raise RuntimeError('operator torchvision::nms does not exist')", True),
+        ("nosuch", None, False),
+        (None, None, False),
     ],
 )
 def test_preloads_model_code_in_a_bound_process(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tied: list[str],
-    name: str | None,
-    code: str | None,
-    then: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, code: str | None, is_loaded: bool
 ) -> None:
     monkeypatch.delenv(MODEL_CODE, raising=False)
     if name is not None:
         monkeypatch.setenv(MODEL_CODE, name)
     if code is not None:
-        (tmp_path / f"{name}.py").write_text(f"import sys\nsys.done.append('loaded')\n{code}\n")
+        (tmp_path / f"{name}.py").write_text(f"{NOTES}\n{code}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("perfsuite.node.preload")
-    assert tied == ["tied", *then]
+    assert exit_code_of(preload, tmp_path / "report") == 0
+    killed = str(int(signal.SIGKILL))
+    assert (tmp_path / "report").read_text() == killed
+    loaded = tmp_path / "loaded"
+    assert (loaded.read_text() if loaded.exists() else None) == (killed if is_loaded else None)

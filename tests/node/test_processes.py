@@ -27,7 +27,7 @@ from perfsuite.node.processes import (
     sweep,
     wait_for,
 )
-from perfsuite.results.run_dir import RunDir
+from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
 from tests.node.conftest import Passing
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -132,6 +132,12 @@ def test_unkillable_process_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatc
 
         pid = 4711
 
+        def environ(self) -> dict[str, str]:
+            return {JOB_MARK: "mine"}
+
+        def status(self) -> str:
+            return psutil.STATUS_DISK_SLEEP
+
         def kill(self) -> None:
             raise psutil.NoSuchProcess(self.pid)
 
@@ -141,7 +147,7 @@ def test_unkillable_process_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatc
         nonlocal now
         now += timeout
 
-    monkeypatch.setattr(processes, "marked", lambda mark: [Stuck()])
+    monkeypatch.setattr(psutil, "process_iter", lambda: [Stuck()])
     monkeypatch.setattr(psutil, "wait_procs", wait_procs)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with pytest.raises(LaunchError, match="processes 4711 of this job cannot be killed") as caught:
@@ -170,15 +176,13 @@ def test_asks_only_listeners_for_stacks(tmp_path: Path, start: Start) -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return this process's (empty) file for stacks.
-
-    The signal that asks for stacks is replaced with SIGCONT, which has no effect on this process.
-    """
-    monkeypatch.setattr(processes, "STACKS_SIGNAL", signal.SIGCONT)
+def file(tmp_path: Path) -> Iterator[Path]:
+    """Yield this process's (empty) file for stacks. This process ignores the signal that asks for stacks."""
     file = RunDir(tmp_path).stacks(0, os.getpid())
     file.write_text("")
-    return file
+    before = signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+    yield file
+    signal.signal(STACKS_SIGNAL, before)
 
 
 def test_asks_for_calls_only_after_the_stacks(tmp_path: Path, file: Path, passing: Passing) -> None:

@@ -1,5 +1,4 @@
 import contextlib
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -20,13 +19,13 @@ from perfsuite.case.model import Model
 from perfsuite.frameworks.base import Command
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
-from perfsuite.node import cpu, ranks
+from perfsuite.node import ranks
 from perfsuite.node.processes import POLL_S
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import FILES, JOB_VARIABLES, MODEL_CODE, RANK, RUN_DIR, RunDir
 from perfsuite.worker import leash
-from tests.node.conftest import Passing
+from tests.node.conftest import Passing, exit_code_of
 from tests.samples import make_case
 
 SCRIPT = make_case(framework=Script(path="train.py"), topology=Topology(processes_per_node=2))
@@ -53,12 +52,6 @@ IN_A_CHILD = (
 @pytest.fixture
 def job(tmp_path: Path) -> AgentJob:
     return AgentJob(RunDir(tmp_path), CaseFile(case=SCRIPT, device="cpu"))
-
-
-@pytest.fixture(autouse=True)
-def _untied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not tie started processes to the thread of the test."""
-    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +175,12 @@ def test_reports_a_command_that_outlives_its_reports(job: AgentJob) -> None:
     assert (failure.message, failure.rank) == (f"the command {ranks.STAYED}", None)
 
 
+def fail() -> None:
+    raise EOFError("unexpected EOF")
+
+
 class OfADeadServer:
-    """A rank that is forked from a server that has died. It does not start, or nobody knows how it ended."""
+    """A rank that was forked from a server that has died, so nobody knows how the rank ended."""
 
     exitcode = 255
     pid = 1
@@ -193,22 +190,20 @@ class OfADeadServer:
         pass
 
 
-def fail() -> None:
-    raise EOFError("unexpected EOF")
+class Unstarted(OfADeadServer):
+    """A rank that does not start, because its server has died."""
+
+    start = staticmethod(fail)
 
 
 @pytest.mark.usefixtures("passing")
 @pytest.mark.fault("fork server is killed")
-@pytest.mark.parametrize("starts", [True, False])
-def test_killed_fork_server_is_the_cause(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch, starts: bool
-) -> None:
-    kind: Any = OfADeadServer
-    if not starts:
-        monkeypatch.setattr(kind, "start", staticmethod(fail))
+@pytest.mark.parametrize("kind", [OfADeadServer, Unstarted])
+def test_killed_fork_server_is_the_cause(job: AgentJob, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    is_started = kind is not Unstarted
     with subprocess.Popen(["sleep", "1000"]) as server:
         monkeypatch.setattr(forkserver, "_forkserver", SimpleNamespace(_forkserver_pid=server.pid))
-        with contextlib.nullcontext() if starts else pytest.raises(EOFError):
+        with contextlib.nullcontext() if is_started else pytest.raises(EOFError):
             failures = ranks._fork(job, kind, {}, server_s=0.05)
             assert [failure.message for failure in failures] == 2 * ["exit code 255"]
         server.kill()
@@ -276,18 +271,20 @@ def test_lone_process_has_no_rank_variables(job: AgentJob) -> None:
 
 def test_foreign_rank_variables_reach_no_process(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables that the case or the arm sets are kept."""
-    case = SCRIPT.replace(framework=Script(path=__file__, env={"MASTER_PORT": "5"}))
+    command = ("sh", "-c", "env > {launch_dir}/variables")
+    case = SCRIPT.replace(framework=Script(command=command, env={"MASTER_PORT": "5"}))
     names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")
     for name in (*names, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.setenv(name, "7")
     for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", FILES):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv(JOB_VARIABLES, "LOCAL_RANK")
-    monkeypatch.setattr(ranks, "_run", lambda *_: [])
     ranks.run(replace(job, request=job.request.replace(case=case)))
-    left = {name: os.environ[name] for name in (*names, "LOCAL_RANK") if name in os.environ}
+    lines = (job.run_dir.files / "variables").read_text().splitlines()
+    variables = dict(line.partition("=")[::2] for line in lines)
+    left = {name: variables[name] for name in (*names, "LOCAL_RANK") if name in variables}
     assert left == {"MASTER_PORT": "5", "LOCAL_RANK": "7"}
-    assert os.environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == os.environ["SLURM_PROCID"] == "7"
+    assert variables["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == variables["SLURM_PROCID"] == "7"
 
 
 def bury_orphans() -> None:
@@ -311,29 +308,62 @@ def bury_orphans() -> None:
 
 
 def test_reaps_orphans_and_keeps_the_ranks_end() -> None:
-    process = multiprocessing.get_context("fork").Process(target=bury_orphans)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    assert exit_code_of(bury_orphans) == 0
 
 
-def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that perfsuite forks or starts itself are bound. Those of a command's own launcher are not."""
-    pids = iter((71, 72, 81, 82))
-    bound: list[tuple[int, frozenset[int], int]] = []
+class Forked:
+    """A forked rank that has ended. Its process id is 70 plus its rank."""
 
-    def process(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(pid=next(pids), start=lambda: None)
+    exitcode = 0
+    start = staticmethod(lambda: None)
 
-    monkeypatch.setattr(cpu, "bind", lambda *_arguments: bound.append(_arguments))
-    monkeypatch.setattr(ranks, "_wait", lambda *_: [])
-    monkeypatch.setattr(ranks, "_start", process)
-    near = (frozenset({0, 1}), frozenset({0, 1}))
-    kind: Any = process
-    job = replace(job, near_cores=near)
-    ranks._fork(job, kind, {})
-    ranks._run(Command(words=("train",), directory=".", starts_ranks=False), job)
-    assert bound == [(pid, near[0], 2) for pid in (71, 72, 81, 82)]
+    def __init__(self, target: Any, args: tuple[str, dict[str, str]]) -> None:
+        self.pid = 70 + int(args[1]["RANK"])
+
+
+Bound = list[tuple[int, frozenset[int]]]
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Bound:
+    """Return a list of the processes that are bound, and of their cores, on a machine with 8 cores."""
+    bound: Bound = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append((pid, frozenset(cores))))
+    return bound
+
+
+SOCKETS = (frozenset({0, 1}), frozenset({2, 3}))
+
+
+@pytest.mark.usefixtures("passing")
+@pytest.mark.parametrize(
+    ("near", "is_bound"),
+    [
+        (SOCKETS, True),
+        ((SOCKETS[0], SOCKETS[0]), True),
+        ((frozenset({0}), frozenset({0})), False),  # two ranks would share one core
+    ],
+)
+def test_binds_forked_ranks_to_cores_near_their_gpus(
+    job: AgentJob, bound: Bound, near: tuple[frozenset[int], ...], is_bound: bool
+) -> None:
+    kind: Any = Forked
+    ranks._fork(replace(job, near_cores=near), kind, {})
+    assert bound == ([(70, near[0]), (71, near[1])] if is_bound else [])
+
+
+def test_binds_script_ranks_to_cores_near_their_gpus(job: AgentJob, bound: Bound) -> None:
+    command = Command(words=("sh", "-c", "echo $$"), directory=".", starts_ranks=False)
+    ranks._run(command, replace(job, near_cores=SOCKETS))
+    pids = [int(job.run_dir.rank_log(rank).read_text()) for rank in (0, 1)]
+    assert bound == list(zip(pids, SOCKETS, strict=True))
+
+
+def test_does_not_bind_the_ranks_of_a_launcher(job: AgentJob, bound: Bound) -> None:
+    command = Command(words=("true",), directory=".", starts_ranks=True)
+    ranks._run(command, replace(job, near_cores=SOCKETS))
+    assert bound == []
 
 
 @pytest.fixture

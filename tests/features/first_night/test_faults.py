@@ -165,7 +165,7 @@ def test_memory_of_a_gpu_that_has_vanished_is_never_free(monkeypatch: pytest.Mon
 def memory_after_crash(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Row:
     """Return the row about memory. The machine had four GPUs, and now has the GPUs of `nvml`."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr("perfsuite.node.nvml_process.has_library", lambda: False)
+    monkeypatch.setattr("perfsuite.node.nvml_process.has_library", lambda library: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (row,) = faults._memory_rows("memory after crash", make_night(machine=make_gpu_machine(count=4)))
     return row

@@ -200,7 +200,7 @@ def test_nvml_without_an_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_busy_gpus_are_named_with_those_that_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.launch.quiet.nvml_process.has_library", lambda: False)
+    monkeypatch.setattr("perfsuite.launch.quiet.nvml_process.has_library", lambda library: False)
     holder = SimpleNamespace(pid=os.getpid(), usedGpuMemory=40 * GIB)
     busy = {**IDLE, "nvmlDeviceGetComputeRunningProcesses": ([holder],)}
     row = on_machine(monkeypatch, Nvml(busy, IDLE))
