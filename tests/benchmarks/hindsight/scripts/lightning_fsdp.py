@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 class Task(LightningModule):
-    net: Net | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.net: Any = None
 
     def configure_model(self) -> None:
         if self.net is None:
