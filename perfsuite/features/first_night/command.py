@@ -86,7 +86,6 @@ def first_night(
         size=size or usual_size(machine),
     )
     record = resumed(out, new)
-    steps = _selected(record, step)
     night = Night(
         machine=machine,
         size=record.size,
@@ -96,22 +95,11 @@ def first_night(
         wait_quiet_s=wait_quiet_s,
         say=lambda text: say(f"perfsuite first-night: {text}"),
     )
+    steps = chosen(STEPS, record, step)
     if plan:
         _show_plan(night, record, steps, seconds, as_json=shared.as_json)
         return
-    if record.size == "simulated":
-        say(f"perfsuite first-night: {SIMULATED}")
-    shown: dict[tuple[str, str], Row] = {}
-    record = _run(night, record, steps, seconds, shown, as_json=shared.as_json)
-    rows = page.all_rows(record)
-    # If a repeated step did not run, the record keeps its earlier result, but not the reason.
-    rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
-    if shared.as_json:
-        print_json([{"step": name, **documents.plain(row)} for name, row in rows])
-    else:
-        console().print(page.answer(record))
-    say(f"page: {out / page.FILE}")
-    raise typer.Exit(EXIT[worst(row for _, row in rows)])
+    raise typer.Exit(carry_out(night, record, steps, seconds, as_json=shared.as_json))
 
 
 def _refuse_own_cases(cases: Path, out: Path) -> None:
@@ -124,12 +112,31 @@ def _refuse_own_cases(cases: Path, out: Path) -> None:
         )
 
 
-def _selected(record: FirstNight, names: Sequence[str] | None) -> list[Step]:
-    """Return the named steps or, without names, the incomplete steps. The order is that of `STEPS`."""
+def chosen(steps: Sequence[Step], record: FirstNight, names: Sequence[str] | None) -> list[Step]:
+    """Return the named steps or, without names, the incomplete steps. The order is that of `steps`."""
     if names:
-        return [step for step in STEPS if step.name in names]
+        return [step for step in steps if step.name in names]
     done = {result.step for result in record.results if result.is_complete}
-    return [step for step in STEPS if step.name not in done]
+    return [step for step in steps if step.name not in done]
+
+
+def carry_out(
+    night: Night, record: FirstNight, steps: Sequence[Step], seconds: float, *, as_json: bool
+) -> int:
+    """Run steps for at most `seconds`, print their rows and the answer, and return the exit status."""
+    if record.size == "simulated":
+        say(f"perfsuite first-night: {SIMULATED}")
+    shown: dict[tuple[str, str], Row] = {}
+    record = _run(night, record, steps, seconds, shown, as_json=as_json)
+    rows = page.all_rows(record)
+    # If a repeated step did not run, the record keeps its earlier result, but not the reason.
+    rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
+    if as_json:
+        print_json([{"step": name, **documents.plain(row)} for name, row in rows])
+    else:
+        console().print(page.answer(record))
+    say(f"page: {night.out / page.FILE}")
+    return EXIT[worst(row for _, row in rows)]
 
 
 def _run(
@@ -194,16 +201,16 @@ def _show_plan(
     print_rows(rows, grid, as_json=as_json)
     if as_json:
         return
-    console().print(_plan_total(record, [step.name for step in steps], total))
+    console().print(plan_total(record, [step.name for step in steps], total))
     if cases:
         console().print(_plan_of_cases(night, cases, total, seconds / 60))
     if record.size == "simulated":
         console().print(SIMULATED)
 
 
-def _plan_total(record: FirstNight, chosen: Sequence[str], minutes: float) -> str:
-    """Return the sentence below the plan: the whole time, and what the estimate depends on."""
-    if not chosen:
+def plan_total(record: FirstNight, names: Sequence[str], minutes: float) -> str:
+    """Return the sentence below the plan of the named steps: their time, and what the estimate depends on."""
+    if not names:
         return "nothing to run: every step is complete"
     time_text = "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
     estimate = " (an estimate for eight GPUs)" if record.size == "full" else ""

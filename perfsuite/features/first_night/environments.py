@@ -112,8 +112,11 @@ def _launched(case: Case, night: Night, directory: Path, arm: Arm) -> Run:
     return night.launch(case, night.machine, directory, replace(night.launching(), arm=arm))
 
 
-def core_rows(night: Night) -> Iterator[Row]:
-    """Repeat the case of the step `spread` on one socket, and with one thread for each rank."""
+def core_rows(night: Night, *, root: Path = Path("/")) -> Iterator[Row]:
+    """Repeat the case of the step `spread` on one socket, and with one thread for each rank.
+
+    The sockets are those in /sys under `root`.
+    """
     directory = night.new_directory("cores")
     case = spread_case(night.machine, night.size)
     before = healthy_launches(night.directory("spread"), case)
@@ -122,7 +125,7 @@ def core_rows(night: Night) -> Iterator[Row]:
         for check in checks:
             yield not_run(check, "the step `spread` has too few launches to compare with")
         return
-    nodes = [node & os.sched_getaffinity(0) for node in numa_nodes()]
+    nodes = [node & os.sched_getaffinity(0) for node in numa_nodes(root)]
     nodes = [node for node in nodes if node]
     with machine_lock(night.say):
         if len(nodes) < 2:

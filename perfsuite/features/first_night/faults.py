@@ -14,7 +14,6 @@ from perfsuite.errors import MachineError
 from perfsuite.features.first_night.cases import Size, spread_case
 from perfsuite.features.first_night.night import LOST_ADVICE, Night, changed, not_run, why_not
 from perfsuite.launch.lock import machine_lock
-from perfsuite.launch.quiet import see_gpus
 from perfsuite.node.processes import wait_until
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
@@ -54,7 +53,7 @@ def fault_rows(night: Night) -> Iterator[Row]:
             if fault == "hang" and night.size != "simulated":  # simulated ranks do not wait for each other
                 yield stacks_row(launch, case.topology.world_size)
                 yield collective_row(run)
-            yield from _memory_rows(f"memory after {fault}", night)
+            yield from memory_rows(f"memory after {fault}", night)
         if night.size == "simulated":
             yield not_run(STOPPED, "simulated training ends too soon")
             return
@@ -105,26 +104,26 @@ def stacks_row(launch: RunDir, ranks: int) -> Row:
     return checked("stacks of the hang", observed, ok=len(written) == ranks, advice=advice)
 
 
-def _memory_rows(check: str, night: Night) -> Iterator[Row]:
-    """Check that a failed launch leaves no memory behind on the GPUs."""
+def memory_rows(check: str, night: Night, *, free_s: float = FREE_S) -> Iterator[Row]:
+    """Check that the memory of the GPUs is free within `free_s` seconds after a failed launch."""
     if night.machine.device == "cpu":
         return
     users: list[str] = []
 
     def is_free() -> bool:
-        users[:] = see_gpus(night.machine.devices)
+        users[:] = night.see_gpus(night.machine.devices)
         return not users
 
     try:
-        is_clean = wait_until(is_free, FREE_S)
-        loss = changed(night.machine)
+        is_clean = wait_until(is_free, free_s)
+        loss = changed(night)
     except MachineError as error:
         yield unknown(check, str(error))
         return
     if loss is not None:
         yield failed(check, loss, LOST_ADVICE)
         return
-    observed = "; ".join(users) or f"free within {FREE_S:.0f} s"
+    observed = "; ".join(users) or f"free within {free_s:.0f} s"
     yield checked(check, observed, ok=is_clean, advice="these processes would disturb the next launch")
 
 
@@ -151,4 +150,4 @@ def _stopped_rows(case: Case, night: Night, launch: RunDir) -> Iterator[Row]:
         yield not_run(STOPPED, f"no rank could be stopped: {why}")
         return
     yield _fault_row(STOPPED, run, "timeout", last, is_reached=True)
-    yield from _memory_rows("memory after the stop", night)
+    yield from memory_rows("memory after the stop", night)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, unknown
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.first_night.cases import Size
-from perfsuite.launch.quiet import Neighbours
+from perfsuite.launch.quiet import Neighbours, see_gpus
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, launch_once, measure
 from perfsuite.node.machine import detect
@@ -48,6 +49,9 @@ class Night:
     is_continued: bool = False  # False: the step starts anew, because an earlier attempt is complete
     measure: Callable[..., tuple[list[Run], Verdict]] = measure
     launch: Callable[..., Run] = launch_once
+    detect: Callable[[], Machine] = detect
+    see_gpus: Callable[[int], list[str]] = see_gpus  # number of GPUs -> the users of their memory
+    sleep: Callable[[float], None] = time.sleep
 
     def directory(self, step: str) -> Path:
         """Return the directory with the files of a step."""
@@ -77,6 +81,10 @@ class Night:
         is_kept = self.is_continued and (directory / MARKER).is_file()
         return directory if is_kept else self.new_directory(step)
 
+    def neighbours(self) -> Neighbours:
+        """Return an object that names the other users of the machine, and waits until they are quiet."""
+        return Neighbours(self.say, silent, self.wait_quiet_s, see_gpus=self.see_gpus, sleep=self.sleep)
+
     def launching(self) -> Launching:
         """Return how to launch.
 
@@ -84,7 +92,7 @@ class Night:
         """
         waits = self.machine.device == "cuda" and self.wait_quiet_s > 0
         return Launching(
-            neighbours=Neighbours(self.say, silent, self.wait_quiet_s),
+            neighbours=self.neighbours(),
             when_shared="wait" if waits else "again",
             on_launch=lambda case, number: self.say(f"launch {number} of {case.id}"),
         )
@@ -136,15 +144,15 @@ def not_reached(check: str, reason: str, advice: str | None = None) -> Row:
     return unknown(check, f"{NOT_REACHED}{reason}", advice)
 
 
-def answer_of(command: Sequence[str], file: Path) -> str | None:
+def answer_of(command: Sequence[str], file: Path, *, deadline_s: float = ASK_S) -> str | None:
     """Run a program, keep its output in a file, and return the output. None if the program failed.
 
     A program that does not end in time also counts as failed. After a failure, the file has the reason.
     """
     try:
-        done = captured(command, timeout=ASK_S)
+        done = captured(command, timeout=deadline_s)
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = error.strerror if isinstance(error, OSError) else f"no answer in {ASK_S} s"
+        why = error.strerror if isinstance(error, OSError) else f"no answer in {deadline_s:g} s"
         documents.write_text(file, f"{why}\n")
         return None
     documents.write_text(file, done.stdout + done.stderr)
@@ -172,12 +180,13 @@ def why_not(case: Case, night: Night) -> str | None:
         return str(error)
 
 
-def changed(machine: Machine) -> str | None:
-    """Return how this machine's GPUs differ from those of `machine`, or None if they are the same.
+def changed(night: Night) -> str | None:
+    """Return how this machine's GPUs differ from those of the night. None if they are the same.
 
     Raises `MachineError` if NVML cannot read a GPU.
     """
-    now = detect()
+    machine = night.machine
+    now = night.detect()
     if (now.devices, now.hardware_class) == (machine.devices, machine.hardware_class):
         return None
     before = f"{machine.devices} x {machine.hardware_class}"

@@ -17,8 +17,6 @@ from perfsuite.features.first_night.night import FOLDER, LOST_ADVICE, NOT_REACHE
 from perfsuite.features.first_night.page import is_not_run
 from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
-from perfsuite.launch.quiet import Neighbours
-from perfsuite.report.progress import silent
 
 BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
 """Checks of the step `machine` that make launches impossible if they fail."""
@@ -145,12 +143,12 @@ def machine_problem(night: Night, step: Step) -> Row | None:
 
 def _gpu_problem(night: Night, step: Step) -> Row | None:
     machine = night.machine
-    reason = changed(machine)
+    reason = changed(night)
     if reason is not None:
         return not_run(step.name, reason, LOST_ADVICE)
     if not step.needs_quiet:
         return None
-    neighbours = Neighbours(night.say, silent, night.wait_quiet_s)
+    neighbours = night.neighbours()
     users = neighbours.look(machine, machine.devices)
     if not users or (night.wait_quiet_s and neighbours.wait(machine, machine.devices)):
         return None

@@ -5,15 +5,10 @@ twice before the next ones begin, each result is shown as soon as pytest has wri
 continues with the other cases. All results are in the sessions of one store, in the directory of this step.
 """
 
-import contextlib
-import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -25,27 +20,27 @@ from perfsuite.errors import CaseError
 from perfsuite.features.first_night.cases import Size
 from perfsuite.features.first_night.fit import case_row
 from perfsuite.features.first_night.night import Night, not_reached, not_run, why_not
+from perfsuite.features.first_night.pytest_process import measured
 from perfsuite.report.text import plural
 from perfsuite.results.session_file import Measurement, SessionFile, readable
 from perfsuite.results.store import Store
 from perfsuite.session.jobs import refused
-from perfsuite.worker import leash
 
 RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
 CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
 """Estimated minutes needed to measure a case twice. They are used until the first case is measured."""
-END_S = 20.0  # an interrupted pytest is killed if it has not ended its launches after this many seconds
-LOOK_S = 1.0  # seconds between two readings of a running session's results
 MOST_REFUSED = 200  # at most this many of the cases that this machine cannot run are listed
 REACHED = "cases reached"  # name of the row with the number of cases that are done
 
 Results = dict[str, tuple[Measurement, ...]]
 """Case id -> the newest result that recorded a baseline, and then the newest later result, if there is one.
 If no result recorded a baseline, only the newest result."""
+Measuring = Callable[[Sequence[str], Path, Store], Iterator[SessionFile]]
+"""Arguments of pytest, the file for its output, and the store -> the results, whenever they change."""
 
 
-def case_rows(night: Night) -> Iterator[Row]:
+def case_rows(night: Night, *, measured: Measuring = measured) -> Iterator[Row]:
     """Record a baseline of every case for this hardware, measure the cases again, and compare."""
     check = "cases"
     if not night.cases.is_dir():
@@ -66,7 +61,8 @@ def case_rows(night: Night) -> Iterator[Row]:
         yield not_run("more cases", f"{len(refusals) - MOST_REFUSED} more cannot run on this machine")
     tests = [test for test, why in reasons.values() if why is None]
     refused_tests = [test for test, why in reasons.values() if why is not None]
-    yield from _in_turns(night, directory, Turns(tests=tests, refused=refused_tests, results=results))
+    turns = Turns(tests=tests, refused=refused_tests, results=results)
+    yield from _in_turns(night, directory, turns, measured)
 
 
 def marker_of(machine: Machine) -> str:
@@ -161,7 +157,7 @@ def _has_baseline(of_case: Sequence[Measurement]) -> bool:
     return bool(of_case) and of_case[0].excused is None and of_case[0].verdict.is_recorded
 
 
-def _in_turns(night: Night, directory: Path, turns: Turns) -> Iterator[Row]:
+def _in_turns(night: Night, directory: Path, turns: Turns, measured: Measuring) -> Iterator[Row]:
     """Run sessions until all cases are done or the time is over, and yield the row of each result."""
     yield turns.row(night)
     while batch := turns.following(night):
@@ -224,47 +220,3 @@ def session_words(night: Night, directory: Path) -> list[str]:
         f"--perf-record-launches={RECORDED_LAUNCHES}",
         f"--perf-wait-quiet={night.wait_quiet_s:.0f}",
     ]
-
-
-def measured(words: Sequence[str], log: Path, store: Store) -> Iterator[SessionFile]:
-    """Run pytest, and yield its results whenever they change. The output of pytest is kept in `log`."""
-    results = log.with_suffix(".json")  # written when pytest ends, even if it measured nothing
-    earlier = {*store.results()}
-    read: dict[Path, int] = {}  # file -> the modification time at which it was last read
-    is_running = True
-    with _pytest([*words, f"--perf-json={results}"], log) as session:
-        while is_running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                session.wait(LOOK_S)
-                is_running = False
-            for file in (*store.results(), results):
-                if file in earlier or not file.exists() or file.stat().st_mtime_ns == read.get(file):
-                    continue
-                read[file] = file.stat().st_mtime_ns
-                yield from readable([file])
-
-
-@contextlib.contextmanager
-def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start pytest. If the block ends first, interrupt pytest as Ctrl-C would, so that its launches end."""
-    command = [sys.executable, "-m", "pytest", *words]
-    with log.open("w") as output:
-        # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.
-        # If this process is killed, the kernel interrupts pytest, which would otherwise measure at the same
-        # time as the next first night.
-        session = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            process_group=0,
-            preexec_fn=partial(leash.die_with_parent, signal.SIGINT),
-        )
-        try:
-            yield session
-        finally:
-            if session.poll() is None:
-                session.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    session.wait(END_S)
-                session.kill()

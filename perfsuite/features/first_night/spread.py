@@ -1,8 +1,10 @@
 """Launch one case several times, and compare the launches, their counts and the GPUs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from perfsuite import documents
+from perfsuite.case.hardware import Machine
 from perfsuite.doctor.gpus import device_rows
 from perfsuite.doctor.launches import noise_row, well_row
 from perfsuite.doctor.rows import Row, checked, passed, unknown
@@ -43,7 +45,7 @@ def spread_rows(night: Night) -> Iterator[Row]:
         noise = noise.replace(found=f"{SIMULATED}; {noise.found}")
     yield noise
     yield counts_row(runs)
-    yield cores_row(reports, night)
+    yield cores_row(reports, night.machine)
 
 
 def counts_row(runs: Sequence[Run]) -> Row:
@@ -65,17 +67,20 @@ def counts_row(runs: Sequence[Run]) -> Row:
     return checked(check, observed, ok=not different, advice=advice)
 
 
-def cores_row(reports: Sequence[RankReport], night: Night) -> Row:
-    """Check, on a machine with several sockets, that the ranks do not all run on the same cores."""
+def cores_row(reports: Sequence[RankReport], machine: Machine, *, root: Path = Path("/")) -> Row:
+    """Check, on a machine with several sockets, that the ranks do not all run on the same cores.
+
+    The sockets are those in /sys under `root`.
+    """
     check = "cores of the ranks"
-    if night.machine.device == "cpu":
+    if machine.device == "cpu":
         return not_run(check, "ranks are bound to the cores near their GPU, and there is no GPU")
     seen = {report.rank: report.observed.environment.get("cores") for report in reports if report.observed}
     groups: dict[str, list[int]] = {}
     for rank, cores in sorted(seen.items()):
         groups.setdefault(cores or "unknown", []).append(rank)
     observed = "; ".join(f"{cores}: rank {', '.join(map(str, ranks))}" for cores, ranks in groups.items())
-    nodes = numa_nodes()
+    nodes = numa_nodes(root)
     if not groups or "unknown" in groups:
         return unknown(check, observed or "no rank reported its cores")
     if len(groups) == 1 and len(nodes) > 1 and len(seen) > 1:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.cli.app import command_of
 from perfsuite.doctor.examination import examine
 from perfsuite.doctor.injected import inject_all, small_case
@@ -36,7 +38,7 @@ class Step:
     replaces_rows: bool = False  # whether a row replaces an earlier row of the same check
 
 
-def machine_rows(night: Night) -> Iterator[Row]:
+def machine_rows(night: Night, *, examine: Callable[..., list[Row]] = examine) -> Iterator[Row]:
     """Examine the machine: its links, the doctor's checks, and the rate of an all-reduce."""
     directory = night.new_directory("machine")
     yield from topology_rows(night, directory)
@@ -52,7 +54,12 @@ def row_of(rows: Sequence[Row], check: str) -> Row | None:
     return next((row for row in rows if row.check == check), None)
 
 
-def selftest_rows(night: Night) -> Iterator[Row]:
+def selftest_rows(
+    night: Night,
+    *,
+    inject_all: Callable[[Case, Machine], Iterator[Row]] = inject_all,
+    inject_structural: Callable[[Machine], Iterator[Row]] = inject_structural,
+) -> Iterator[Row]:
     """Inject every fault into a small case."""
     case = small_case(night.machine)
     if night.size == "simulated":

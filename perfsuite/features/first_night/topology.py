@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfsuite.doctor.machine import gpus_on_bus
 from perfsuite.doctor.rows import Row, failed, passed, unknown
-from perfsuite.features.first_night.night import Night, answer_of, not_run
+from perfsuite.features.first_night.night import ASK_S, Night, answer_of, not_run
 from perfsuite.node.machine import HIDDEN
 from perfsuite.report.text import plural
 
@@ -21,10 +21,15 @@ BANDWIDTH = "algbw"  # header of the column with the rate
 MIN_SHARE = 0.8  # perfsuite's probe must reach this share of the rate of nccl-tests
 
 
-def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
-    """Describe the links between the GPUs, and keep everything that nvidia-smi prints."""
+def topology_rows(
+    night: Night, directory: Path, *, root: Path = Path("/"), deadline_s: float = ASK_S
+) -> Iterator[Row]:
+    """Describe the links between the GPUs, and keep everything that nvidia-smi prints.
+
+    Without visible GPUs, /sys under `root` shows whether there are any. nvidia-smi fails after `deadline_s`.
+    """
     if night.machine.device == "cpu":
-        yield _without_gpu(night.machine.note, gpus_on_bus())
+        yield _without_gpu(night.machine.note, gpus_on_bus(root))
         return
     if shutil.which("nvidia-smi") is None:
         advice = "install the driver's tools, or start the container with NVIDIA_DRIVER_CAPABILITIES=utility"
@@ -32,7 +37,7 @@ def topology_rows(night: Night, directory: Path) -> Iterator[Row]:
         return
     for name, words in ((TOPOLOGY, ("topo", "-m")), ("nvidia-smi", ("-q",))):
         file = directory / f"{name}.txt"
-        text = answer_of(("nvidia-smi", *words), file)
+        text = answer_of(("nvidia-smi", *words), file, deadline_s=deadline_s)
         if text is None:
             reason = (file.read_text().strip().splitlines() or ["it failed without a message"])[-1]
             yield not_run(name, f"nvidia-smi {' '.join(words)}: {reason}", "look at dmesg")

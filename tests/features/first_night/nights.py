@@ -1,20 +1,33 @@
 """Helpers that make nights, steps, results and fake launches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfsuite.case.case import Case
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseList, CollectedTest
 from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, passed
 from perfsuite.features.first_night.night import Night
 from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
+from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.results.session_file import Measurement
+from tests import samples
 from tests.samples import make_machine, make_run
 
 DAY = "2026-01-02T03:04:05+00:00"
+COLLECTS = """
+import json, shutil, sys
+from pathlib import Path
+Path("words.json").write_text(json.dumps(sys.argv[1:]))
+for word in sys.argv:
+    if word.startswith("--perf-cases="):
+        shutil.copy("collected.json", word.partition("=")[2])
+"""
+"""A replacement of pytest that records its arguments, and collects the tests in `collected.json`."""
 
 
 def make_night(**changes: Any) -> Night:
@@ -44,6 +57,25 @@ def make_step(name: str, *rows: Row, error: BaseException | None = None, **chang
 
     minutes = dict.fromkeys(("full", "tiny", "simulated"), (1.0, 2.0))
     return Step(**{"name": name, "question": f"{name}?", "minutes": minutes, "run": run, **changes})
+
+
+def measurement(case: Case, outcome: Outcome) -> Measurement:
+    """Return the measurement of a case in one launch of ten seconds."""
+    run = make_run(case=case, duration_s=10.0)
+    return samples.make_result(run, verdict=Verdict(outcome=outcome, launches=1))
+
+
+def collects(*tests: CollectedTest) -> None:
+    """Make pytest collect these tests. `python -m pytest` runs the `pytest.py` of the current directory."""
+    documents.write(Path("collected.json"), CaseList(cases=(), tests=tests))
+    Path("pytest.py").write_text(COLLECTS)
+
+
+def write_numa_nodes(root: Path, *nodes: Iterable[int]) -> None:
+    """Write the files in /sys of NUMA nodes with these cores."""
+    for number, cores in enumerate(nodes):
+        file = root / f"sys/devices/system/node/node{number}/cpulist"
+        documents.write_text(file, ",".join(map(str, sorted(cores))) + "\n")
 
 
 def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:

@@ -1,46 +1,47 @@
-"""Tests of `perfsuite first-night`. Its steps are fake, except in the launch tests."""
+"""Tests of `perfsuite first-night`. Its steps are fake, except those that the command line starts."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import documents
+from perfsuite import __version__, documents
+from perfsuite.case.case import CollectedTest, Topology
 from perfsuite.doctor.rows import Row, failed, passed, unknown
-from perfsuite.features.first_night import command
-from perfsuite.features.first_night.night import Night
-from perfsuite.features.first_night.record import FILE, FirstNight
-from perfsuite.features.first_night.steps import NAMES, STEPS, Step
+from perfsuite.features.first_night.command import carry_out, chosen, plan_total
+from perfsuite.features.first_night.record import FILE, FirstNight, StepResult, resumed
+from perfsuite.features.first_night.sessions import store_in
+from perfsuite.features.first_night.steps import NAMES, Step
+from perfsuite.node.machine import detect
 from tests.cli import commands
 from tests.cli.commands import error_of, rows
 from tests.doc_pages import ROOT
-from tests.features.first_night.nights import make_step
+from tests.features.first_night.nights import (
+    collects,
+    make_night,
+    make_record,
+    make_result,
+    make_step,
+    measurement,
+)
 from tests.processes import read_until
-from tests.samples import make_gpu_machine, make_machine
+from tests.samples import make_case, make_gpu_machine, make_session_file
 
 OUT = Path("first-night")
 GPUS = "0,1,2,3,4,5,6,7"
+NO_CASES = ("cases", "--cases", "nowhere")  # the one step that ends at once, without a result
 run = partial(commands.run, "first-night")
 
 
-@pytest.fixture(autouse=True)
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "launch" not in request.keywords:
-        monkeypatch.setattr(command, "detect", make_machine)
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> list[str]:
-    """Replace each step with a fake step, or with the step in `changed`.
-
-    Returns a list to which each step that begins adds its name.
-    """
-    begun: list[str] = []
+def stand_ins(begun: list[str], **changed: Step) -> list[Step]:
+    """Return a fake step for each step, or the step in `changed`. Each adds its name to `begun`."""
 
     def made(name: str) -> Step:
         step = changed.get(name) or make_step(name)
@@ -51,130 +52,174 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> list[str]:
 
         return make_step(name, run=run, replaces_rows=step.replaces_rows)
 
-    monkeypatch.setattr(command, "STEPS", [made(name) for name in NAMES])
-    return begun
+    return [made(name) for name in NAMES]
 
 
-def test_runs_every_step_and_writes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = stand_in(monkeypatch)
-    said = run()
+def carried_out(steps: Sequence[Step], *names: str, seconds: float = 7200.0, as_json: bool = False) -> int:
+    """Run the named steps, or continue the night in `OUT`. Returns the exit status."""
+    record = resumed(OUT, make_record())
+    night = make_night(size="tiny", out=OUT)
+    return carry_out(night, record, chosen(steps, record, names), seconds, as_json=as_json)
+
+
+def write_record(*results: StepResult) -> None:
+    """Write the record of a night on this machine, which the command can continue."""
+    documents.write(OUT / FILE, make_record(*results, machine=detect(), perfsuite=__version__))
+
+
+def one_core_cases(number: int) -> list[CollectedTest]:
+    """Return the tests of cases that run on any machine."""
+    one_core = Topology(processes_per_node=1)
+    cases = [make_case(micro_batch=size, topology=one_core) for size in range(1, number + 1)]
+    return [CollectedTest(nodeid=case.id, case=case) for case in cases]
+
+
+def test_runs_every_step_and_writes_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    begun: list[str] = []
+    assert carried_out(stand_ins(begun)) == 0
     assert begun == [*NAMES]
-    assert "pass     check of machine" in said.stdout
-    assert "page: first-night/first-night.md" in said.stderr
+    said = capsys.readouterr()
+    assert "pass     check of machine" in said.out
+    assert "page: first-night/first-night.md" in said.err
     assert (OUT / "first-night.md").read_text().startswith("# First night\n")
     assert documents.read(OUT / FILE, FirstNight).size == "tiny"
+
+
+def test_the_command_runs_the_named_step() -> None:
+    said = run(*NO_CASES, status=3)
+    assert "not run: there is no directory nowhere" in said.stdout
+    assert "page: first-night/first-night.md" in said.stderr
+    record = documents.read(OUT / FILE, FirstNight)
+    assert [result.step for result in record.results] == ["cases"]
+    assert (record.size, record.machine) == ("tiny", detect())
+
+
+def test_the_command_prints_json() -> None:
+    (row,) = rows(run(*NO_CASES, "--json", status=3).stdout)
+    assert (row["step"], row["check"], row["status"]) == ("cases", "cases", "unknown")
+
+
+def test_the_command_stops_after_its_budget() -> None:
+    assert "the time is used up" in run("spread", "--budget", "1s", status=3).stdout
 
 
 @pytest.mark.parametrize(
     ("row", "status"), [(passed("a", ""), 0), (unknown("a", ""), 3), (failed("a", ""), 1)]
 )
-def test_exit_status_is_the_worst_checks(monkeypatch: pytest.MonkeyPatch, row: Row, status: int) -> None:
-    stand_in(monkeypatch, spread=make_step("spread", row))
-    run(status=status)
+def test_exit_status_is_the_worst_checks(row: Row, status: int) -> None:
+    assert carried_out(stand_ins([], spread=make_step("spread", row))) == status
 
 
-def test_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = stand_in(monkeypatch, faults=make_step("faults", error=SystemExit(143)))
-    run(status=143)
+def test_goes_on_where_it_was_interrupted() -> None:
+    begun: list[str] = []
+    with pytest.raises(SystemExit) as ended:
+        carried_out(stand_ins(begun, faults=make_step("faults", error=SystemExit(143))))
+    assert ended.value.code == 143
     assert begun == ["machine", "selftest", "spread", "faults"]
     page = (OUT / "first-night.md").read_text()
     assert "not run: the step was interrupted" in page
     assert "Not finished: faults, frameworks, container, cores, cases." in page
-    begun = stand_in(monkeypatch)
-    run()
+    begun.clear()
+    carried_out(stand_ins(begun))
     assert begun == ["faults", "frameworks", "container", "cores", "cases"]
-    begun = stand_in(monkeypatch)
-    run()
+    begun.clear()
+    carried_out(stand_ins(begun))
     assert begun == []
-    run("spread", "machine")
+    carried_out(stand_ins(begun), "spread", "machine")
     assert begun == ["machine", "spread"], "named steps are repeated, in their order"
 
 
-def test_a_refused_repetition_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch)
-    run()
-    refused = run("spread", "--budget", "1s", status=3)
-    assert "the time is used up" in refused.stdout
-    assert "the time is used up" in run("spread", "--budget", "1s", "--json", status=3).stdout
+def test_a_refused_repetition_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = stand_ins([])
+    carried_out(steps)
+    for as_json in (False, True):
+        capsys.readouterr()
+        assert carried_out(steps, "spread", seconds=1, as_json=as_json) == 3
+        assert "the time is used up" in capsys.readouterr().out
     result = documents.read(OUT / FILE, FirstNight).of("spread")
     assert result is not None
     assert result.is_complete
 
 
-def test_a_plan_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_runs_nothing() -> None:
     said = run("--plan").stdout
-    assert "about 32 min on cpu-test-2c with tiny training" in said
+    assert f"about 32 min on {detect().hardware_class} with tiny training" in said
     assert not OUT.exists()
     planned = rows(run("--plan", "--json", "spread").stdout)
     assert [row["step"] for row in planned] == [*NAMES]
     assert [row["state"] for row in planned if row["step"] == "spread"] == ["to run"]
-    stand_in(monkeypatch)
-    run("machine")
-    monkeypatch.setattr(command, "STEPS", STEPS)
+    write_record(make_result("machine"))
     states = [row["state"] for row in rows(run("--plan", "--json").stdout)]
     assert states == ["complete", *["to run"] * 7]
-    monkeypatch.setattr(command, "detect", make_gpu_machine)
-    assert (
-        "(an estimate for eight GPUs) on 8 x h100-80gb-sxm with full training"
-        in run("--plan", "--out", "other").stdout
+
+
+def test_a_plan_for_gpus_is_an_estimate_for_eight() -> None:
+    record = make_record(machine=make_gpu_machine(), size="full")
+    assert plan_total(record, NAMES, 65.4) == (
+        "about 65 min (an estimate for eight GPUs) on 8 x h100-80gb-sxm with full training"
     )
 
 
-def test_a_simulated_night_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch)
+def test_a_simulated_night_says_so_first() -> None:
     said = "simulated on CPUs: nothing here says anything about GPUs"
-    assert run("--size", "simulated").stderr.startswith(f"perfsuite first-night: {said}\n")
+    begun = run(*NO_CASES, "--size", "simulated", status=3)
+    assert begun.stderr.startswith(f"perfsuite first-night: {said}\n")
     assert said in run("--size", "simulated", "--plan").stdout
-    assert said not in run("--out", "other").stderr
+    assert said not in run(*NO_CASES, "--out", "other", status=3).stderr
 
 
-def test_a_plan_says_how_many_cases_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "number_of_cases", lambda night: 42)
+def test_a_plan_says_how_many_cases_fit() -> None:
+    Path("bench_cases").mkdir()
+    Path("mine").mkdir()
+    collects(*one_core_cases(42))
     planned = rows(run("--size", "simulated", "--plan", "--json").stdout)
     (row,) = [row for row in planned if row["step"] == "cases"]
     assert (row["expected_min"], row["most_min"]) == (63, None)
     said = run("--size", "simulated", "--plan", "--cases", "mine", "--budget", "34min").stdout
     said = " ".join(said.split())
     assert "~63 the budget to run" in said
-    assert "about 68 min on cpu-test-2c with simulated training" in said
+    assert f"about 68 min on {detect().hardware_class} with simulated training" in said
     assert "launches 42 cases in mine for real, whatever the size: about 1.5 min for each" in said
     assert "About 19 of them fit into --budget; the same command continues with the others" in said
     assert "fit into" not in run("--size", "simulated", "--plan").stdout
     assert "for real" not in run("--size", "simulated", "--plan", "spread").stdout
 
 
-def test_a_plan_counts_only_the_cases_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    continued: list[bool] = []
-
-    def number_of_cases(night: Night) -> int:
-        continued.append(night.is_continued)
-        return 1
-
-    monkeypatch.setattr(command, "number_of_cases", number_of_cases)
-    run("--plan")
-    stand_in(monkeypatch)
-    run("cases")
-    run("--plan", "cases")
-    assert continued == [True, False]
+def test_a_plan_counts_only_the_cases_that_are_left() -> None:
+    tests = one_core_cases(3)
+    done = tests[0].case
+    Path("bench_cases").mkdir()
+    collects(*tests)
+    write_record()
+    measured_twice = make_session_file(measurement(done, "recorded"), measurement(done, "passed"))
+    documents.write(store_in(OUT / "steps/cases").sessions / "a/results.json", measured_twice)
+    assert planned_cases("--plan") == 2
+    write_record(make_result("cases"))
+    assert planned_cases("--plan", "cases") == 3, "a complete step begins anew"
 
 
-def test_a_replaced_row_does_not_set_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def planned_cases(*words: str) -> float:
+    """Return the number of cases in a plan, in which each case takes 1.5 minutes."""
+    (row,) = [row for row in rows(run(*words, "--json").stdout) if row["step"] == "cases"]
+    return float(row["expected_min"]) / 1.5
+
+
+def test_a_replaced_row_does_not_set_the_exit_status() -> None:
     step = make_step("cases", unknown("a", "not yet"), passed("a", "fit"), replaces_rows=True)
-    stand_in(monkeypatch, cases=step)
-    run(status=0)
+    assert carried_out(stand_ins([], cases=step)) == 0
 
 
-def test_a_plan_never_takes_0_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_never_takes_0_minutes() -> None:
     said = run("--size", "simulated", "--plan", "spread").stdout
-    assert "less than a minute on cpu-test-2c with simulated training" in said
-    stand_in(monkeypatch)
-    run()
+    assert f"less than a minute on {detect().hardware_class} with simulated training" in said
+    write_record(*map(make_result, NAMES))
     assert "nothing to run: every step is complete" in run("--plan").stdout
 
 
-def test_json_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, spread=make_step("spread", failed("noise", "3%", "be quiet")))
-    said = rows(run("--json", status=1).stdout)
+def test_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    step = make_step("spread", failed("noise", "3%", "be quiet"))
+    assert carried_out(stand_ins([], spread=step), as_json=True) == 1
+    said = rows(capsys.readouterr().out)
     expected = {"step": "spread", "check": "noise", "status": "fail", "found": "3%", "advice": "be quiet"}
     assert expected in said
     assert len(said) == len(NAMES)
@@ -189,21 +234,21 @@ def test_json_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--out .", "--out .: it exists but contains no first night. Give a new directory"),
     ],
 )
-def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch, words: str, said: str) -> None:
-    begun = stand_in(monkeypatch)
-    Path("notes.txt").touch()
+def test_what_cannot_be_run_is_refused(words: str, said: str) -> None:
+    notes = Path("notes.txt")
+    notes.touch()
     assert said in error_of("first-night", *words.split())
-    assert begun == []
+    assert [*Path().iterdir()] == [notes], "no step has begun"
 
 
-def test_cases_between_its_own_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = stand_in(monkeypatch)
+def test_cases_between_its_own_files_are_refused() -> None:
     mine = Path("steps/cases/test_mine.py")
     mine.parent.mkdir(parents=True)
     mine.touch()
     said = error_of("first-night", "--out", ".", "--cases", "steps/cases")
     assert "--cases steps/cases is in steps, whose files first-night removes. Move your cases" in said
-    assert (begun, mine.exists()) == ([], True)
+    assert mine.exists()
+    assert not Path(FILE).exists(), "no step has begun"
 
 
 def started(*words: str, **variables: str) -> subprocess.Popen[str]:

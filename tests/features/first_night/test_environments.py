@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from perfsuite.errors import CaseError
-from perfsuite.features.first_night import environments
 from perfsuite.features.first_night.cases import spread_case
 from perfsuite.features.first_night.environments import container_rows, core_rows
-from perfsuite.launch.arm import Arm
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from tests.features.first_night.nights import Launches, by_check, make_night
+from tests.features.first_night.nights import Launches, by_check, make_night, write_numa_nodes
 from tests.processes import executable
 from tests.samples import make_figures, make_machine, make_run
 from tests.twin_counts import counts, launch
@@ -96,32 +93,23 @@ def test_who_may_not_mount_learns_why(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )  # fmt: skip
 def test_an_image_is_launched_beside_this_environment(
-    monkeypatch: pytest.MonkeyPatch, inside: dict[str, Any], status: str, said: str
+    tmp_path: Path, inside: dict[str, Any], status: str, said: str
 ) -> None:
-    asked: list[str] = []
-
-    def resolve(option: str, text: str, **paths: Any) -> Arm:
-        asked.append(f"{option} {text}")
-        return Arm(text="image", python="/image/python")
-
-    monkeypatch.setattr(environments, "resolve", resolve)
-    launches = Launches(**{".": COUNTED, "image": inside})
+    """The fake docker works, and its Python prints the version of perfsuite in the image."""
+    executable(tmp_path / "bin" / "docker", '[ "$1" = version ] || echo 0.1')
+    launches = Launches(**{".": COUNTED, "image:nvcr.io/it:1": inside})
     row = by_check(container_rows(make_night(launch=launches, image="nvcr.io/it:1")))["image"]
-    assert asked == ["--image image:nvcr.io/it:1"]
+    *_, how = launches.asked[-1]
+    assert "nvcr.io/it:1 python" in Path(how.arm.python).read_text()
     assert row.status == status
     assert said in row.found
 
 
 def test_an_image_needs_a_container_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(option: str, text: str, **paths: Any) -> Arm:
-        raise CaseError("--image 'image:it': image:it needs one of docker, podman")
-
-    monkeypatch.setattr(environments, "resolve", resolve)
+    monkeypatch.setenv("PATH", "/nowhere")
     row = by_check(container_rows(make_night(launch=Launches(), image="it")))["image"]
-    assert (row.status, row.found) == (
-        "unknown",
-        "not run: --image 'image:it': image:it needs one of docker, podman",
-    )
+    assert row.status == "unknown"
+    assert row.found.startswith("not run: --image 'image:it': image:it needs one of docker, podman, ")
 
 
 def recorded_before(night: Any, *speeds: float) -> None:
@@ -133,7 +121,7 @@ def recorded_before(night: Any, *speeds: float) -> None:
         launched.run.write_text(run.as_json())
 
 
-def test_compares_one_socket_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compares_one_socket_and_one_thread(tmp_path: Path) -> None:
     usual = os.sched_getaffinity(0)
     seen: list[tuple[set[int], dict[str, str]]] = []
 
@@ -145,19 +133,15 @@ def test_compares_one_socket_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> 
         runs = [make_run(case=case, figures=make_figures(tokens_per_s=speed))] * 3
         return runs, judge(runs, reference.baseline, reference.noise, reference.policy)
 
-    first = frozenset([min(usual)])
-    monkeypatch.setattr(environments, "numa_nodes", lambda: [first, frozenset(usual - first)])
-    one_rank = spread_case(make_machine(), "simulated").replace(topology={"processes_per_node": 1})
-    monkeypatch.setattr(environments, "spread_case", lambda machine, size: one_rank)
-    night = make_night(measure=measure)
-    for number in range(1, 4):
-        launched = RunDir.of_launch(night.directory("spread"), number)
-        launched.path.mkdir(parents=True)
-        launched.run.write_text(make_run(case=one_rank).as_json())
-    rows = by_check(core_rows(night))
+    first = {min(usual)}
+    write_numa_nodes(tmp_path, first, usual - first)
+    one_core = make_machine(devices=1)  # so the case has one rank, which fits on the first socket
+    night = make_night(machine=one_core, size="tiny", measure=measure)
+    recorded_before(night, 1.0, 1.0, 1.0)
+    rows = by_check(core_rows(night, root=tmp_path))
     assert rows["one socket"].found.startswith("tokens/s +0.0% (99% interval ")
     assert rows["one thread"].found.startswith("tokens/s -50.0% (99% interval ")
-    assert seen == [({*first}, {}), (usual, {"OMP_NUM_THREADS": "1"})]
+    assert seen == [(first, {}), (usual, {"OMP_NUM_THREADS": "1"})]
     assert os.sched_getaffinity(0) == usual
 
 
@@ -170,7 +154,7 @@ def test_nothing_is_compared_without_launches() -> None:
     }
 
 
-def test_one_socket_must_have_cores_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_socket_must_have_cores_for_all_ranks(tmp_path: Path) -> None:
     def measure(*arguments: Any) -> Any:
         from perfsuite.results.outcome import Verdict
 
@@ -179,10 +163,10 @@ def test_one_socket_must_have_cores_for_all_ranks(monkeypatch: pytest.MonkeyPatc
     night = make_night(measure=measure)
     recorded_before(night, 1.0, 1.0)
     allowed = sorted(os.sched_getaffinity(0))
-    monkeypatch.setattr(environments, "numa_nodes", lambda: [frozenset(allowed)])
-    assert "one NUMA node only" in by_check(core_rows(night))["one socket"].found
-    monkeypatch.setattr(environments, "numa_nodes", lambda: [frozenset(allowed[:1]), frozenset(allowed[1:])])
-    rows = by_check(core_rows(night))
+    write_numa_nodes(tmp_path, allowed)
+    assert "one NUMA node only" in by_check(core_rows(night, root=tmp_path))["one socket"].found
+    write_numa_nodes(tmp_path, allowed[:1], allowed[1:])
+    rows = by_check(core_rows(night, root=tmp_path))
     assert rows["one thread"].found == "GPU 1 is hot"
     if len(allowed) > 1:
         assert "fewer cores than there are ranks" in rows["one socket"].found

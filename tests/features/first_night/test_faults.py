@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from perfsuite.doctor.injected import SIMULATED_HANG_S
 from perfsuite.doctor.rows import Row
 from perfsuite.errors import MachineError
-from perfsuite.features.first_night import faults
-from perfsuite.features.first_night.faults import fault_rows, stacks_row
+from perfsuite.features.first_night.faults import fault_rows, memory_rows, stacks_row
+from perfsuite.features.first_night.night import Night
+from perfsuite.launch.quiet import gpu_users
+from perfsuite.node.machine import detect_here
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from tests.features.first_night.nights import Launches, by_check, make_night
@@ -28,8 +31,7 @@ EXPECTED = {
     "oom": "out_of_memory",
     "missing-rank": "missing_report",
 }
-
-
+pytestmark = pytest.mark.usefixtures("torch_for_gpus")
 LACKS = "rank 1 has not called all_reduce 4 of group default_pg, in which rank 0 has waited for 120 s"
 
 
@@ -43,14 +45,16 @@ def failing(**kinds: str) -> Launches:
     return Launches(**failures)
 
 
-def on_gpus(monkeypatch: pytest.MonkeyPatch, launch: Any, *users: str) -> dict[str, Any]:
-    """Return the rows of a machine with two GPUs. `users` are texts on processes that hold GPU memory."""
-    monkeypatch.setattr(faults, "FREE_S", 0.1)
-    monkeypatch.setattr(faults, "why_not", lambda case, night: None)
-    monkeypatch.setattr(faults, "see_gpus", lambda devices: [*users])
-    monkeypatch.setattr(faults, "changed", lambda machine: None)
-    night = make_night(machine=make_gpu_machine(count=2), size="full", launch=launch)
-    return by_check(fault_rows(night))
+def two_gpus(**changes: Any) -> Night:
+    """Return a night on two GPUs, whose memory nobody else uses."""
+    machine = make_gpu_machine(count=2)
+    usual: dict[str, Any] = {"machine": machine, "size": "full", "detect": lambda: machine}
+    return make_night(**{**usual, "see_gpus": lambda devices: [], **changes})
+
+
+def on_gpus(launch: Any) -> dict[str, Row]:
+    """Return the rows of a machine with two GPUs."""
+    return by_check(fault_rows(two_gpus(launch=launch)))
 
 
 def test_simulated_training_stops_no_rank() -> None:
@@ -59,9 +63,9 @@ def test_simulated_training_stops_no_rank() -> None:
     assert rows["stop one rank"].found == "not run: simulated training ends too soon"
 
 
-def test_every_fault_must_be_reported_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_fault_must_be_reported_as_itself() -> None:
     launch = failing(oom="crash")
-    rows = on_gpus(monkeypatch, launch)
+    rows = on_gpus(launch)
     assert [how.inject for *_, how in launch.asked] == [*EXPECTED, None]
     failed = {check for check, row in rows.items() if row.status == "fail"}
     assert failed == {"inject oom", "stacks of the hang"}
@@ -97,25 +101,25 @@ def test_a_fault_without_a_failure_fails() -> None:
 
 
 @pytest.mark.parametrize("message", ["killed after 120 s", "rank 11 has not called all_reduce 4", ""])
-def test_a_report_must_name_the_rank(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+def test_a_report_must_name_the_rank(message: str) -> None:
     launch = failing()
     launch.of_run["hang"] = {"failure": Failure(kind="timeout", message=message)}
-    rows = on_gpus(monkeypatch, launch)
+    rows = on_gpus(launch)
     assert (rows["inject hang"].status, rows["inject hang"].advice) == ("fail", "expected timeout of rank 1")
     launch.of_run["hang"] = {"failure": Failure(kind="timeout", message=message, rank=1)}
-    assert on_gpus(monkeypatch, launch)["inject hang"].status == "pass"
+    assert on_gpus(launch)["inject hang"].status == "pass"
     of_all_sizes = {"failure": Failure(kind="timeout", message="killed after 30 s")}
     launch.of_run["hang"] = of_all_sizes
     simulated = by_check(fault_rows(make_night(launch=launch, out=Path("other"))))
     assert simulated["inject hang"].status == "pass", "simulated ranks do not wait for each other"
 
 
-def test_the_report_of_a_hang_must_name_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = on_gpus(monkeypatch, failing())["collective of the hang"]
+def test_the_report_of_a_hang_must_name_the_collective() -> None:
+    row = on_gpus(failing())["collective of the hang"]
     assert (row.status, row.found) == ("pass", "has not called all_reduce 4 of group default_pg")
     launch = failing()
     launch.of_run["hang"] = {"failure": Failure(kind="timeout", message="rank 1 hangs")}
-    assert on_gpus(monkeypatch, launch)["collective of the hang"].status == "fail"
+    assert on_gpus(launch)["collective of the hang"].status == "fail"
 
 
 def test_only_a_simulated_hang_has_a_short_limit() -> None:
@@ -126,20 +130,23 @@ def test_only_a_simulated_hang_has_a_short_limit() -> None:
     assert set(limits.values()) == {120}
 
 
-def test_memory_left_behind_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = on_gpus(monkeypatch, failing(), "3.1 GiB of GPU 1 held by python (pid 7)")
-    row = rows["memory after crash"]
-    assert (row.status, row.found) == ("fail", "3.1 GiB of GPU 1 held by python (pid 7)")
+def test_memory_left_behind_fails() -> None:
+    held = "3.1 GiB of GPU 1 held by python (pid 7)"
+    (row,) = memory_rows("memory after crash", two_gpus(see_gpus=lambda devices: [held]), free_s=0.1)
+    assert (row.check, row.status, row.found) == ("memory after crash", "fail", held)
 
 
-def test_nvml_that_does_not_answer_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_can_be_freed_a_moment_later() -> None:
+    users = [[], ["2 GiB of GPU 0 held by python (pid 7)"]]
+    (row,) = memory_rows("memory after crash", two_gpus(see_gpus=lambda devices: users.pop()))
+    assert (row.status, row.found) == ("pass", "free within 5 s")
+
+
+def test_nvml_that_does_not_answer_is_unknown() -> None:
     def lost(devices: int) -> list[str]:
         raise MachineError("NVML did not answer within 30 s")
 
-    monkeypatch.setattr(faults, "why_not", lambda case, night: None)
-    monkeypatch.setattr(faults, "see_gpus", lost)
-    night = make_night(machine=make_gpu_machine(count=2), size="full", launch=failing())
-    row = by_check(fault_rows(night))["memory after exit"]
+    row = by_check(fault_rows(two_gpus(launch=failing(), see_gpus=lost)))["memory after exit"]
     assert (row.status, row.found) == ("unknown", "NVML did not answer within 30 s")
 
 
@@ -165,9 +172,10 @@ def test_memory_of_a_gpu_that_has_vanished_is_never_free(monkeypatch: pytest.Mon
 def memory_after_crash(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Row:
     """Return the row about memory. The machine had four GPUs, and now has the GPUs of `nvml`."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr("perfsuite.node.nvml_process.has_library", lambda library: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (row,) = faults._memory_rows("memory after crash", make_night(machine=make_gpu_machine(count=4)))
+    machine = make_gpu_machine(count=4)
+    night = make_night(machine=machine, detect=detect_here, see_gpus=partial(gpu_users, nvml))
+    (row,) = memory_rows("memory after crash", night)
     return row
 
 
@@ -181,7 +189,7 @@ def test_counts_the_stacks_of_a_hang(tmp_path: Path) -> None:
     assert stacks_row(launch, 2).status == "pass"
 
 
-def test_stops_the_last_rank_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stops_the_last_rank_while_it_trains() -> None:
     words = [sys.executable, "-c", "import time; time.sleep(60)"]
     with ended(subprocess.Popen(words)) as rank:
 
@@ -198,7 +206,7 @@ def test_stops_the_last_rank_while_it_trains(monkeypatch: pytest.MonkeyPatch) ->
             assert os.WSTOPSIG(status) == signal.SIGSTOP
             return make_run(failure=Failure(kind="timeout", message="rank 1 is missing"))
 
-        rows = on_gpus(monkeypatch, launch)
+        rows = on_gpus(launch)
         rank.kill()
     row = rows["stop one rank"]
     assert (row.status, row.found) == ("pass", "timeout: rank 1 is missing")

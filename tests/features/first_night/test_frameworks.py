@@ -25,7 +25,8 @@ def test_simulated_frameworks_are_launched() -> None:
     assert "tokens/s" in rows["fake"].found
 
 
-def test_one_framework_never_stops_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("torch_for_gpus")
+def test_one_framework_never_stops_the_next() -> None:
     hidden = {"hidden": (f"{REPLAYED} (2x)",)}
     late = {"notes": ("rank 2 died after its report was written", "another note")}
     endings: dict[str, tuple[Verdict, dict[str, Any]]] = {
@@ -43,7 +44,6 @@ def test_one_framework_never_stops_the_next(monkeypatch: pytest.MonkeyPatch) -> 
             fields = hidden
         return [make_run(case=case, **fields)], verdict
 
-    monkeypatch.setattr("perfsuite.features.first_night.frameworks.why_not", lambda case, night: None)
     machine = make_gpu_machine()
     rows = by_check(framework_rows(make_night(machine=machine, size="full", measure=measure)))
     assert len(rows) == 14
@@ -59,7 +59,7 @@ def test_one_framework_never_stops_the_next(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("torch_for_cpus")
-def test_what_this_machine_cannot_run_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_machine_cannot_run_is_no_success() -> None:
     rows = by_check(framework_rows(make_night(machine=make_gpu_machine(count=1), size="full")))
     assert {row.status for row in rows.values()} == {"unknown"}
     assert all(row.found.startswith("not run: ") for row in rows.values()), "torch here has no CUDA"

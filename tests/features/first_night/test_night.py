@@ -100,12 +100,10 @@ def test_what_did_not_run_is_no_success() -> None:
         ("import time; time.sleep(60)", None, "no answer in 1 s\n"),
     ],
 )
-def test_answers_of_programs_are_kept(
-    monkeypatch: pytest.MonkeyPatch, code: str, answer: str | None, kept: str
-) -> None:
-    monkeypatch.setattr(module, "ASK_S", 1 if "sleep" in code else 60)
+def test_answers_of_programs_are_kept(code: str, answer: str | None, kept: str) -> None:
     file = Path("answer.txt")
-    assert answer_of([sys.executable, "-c", code], file) == answer
+    deadline_s = 1 if "sleep" in code else 60
+    assert answer_of([sys.executable, "-c", code], file, deadline_s=deadline_s) == answer
     assert file.read_text() == kept
     assert answer_of(["/nowhere"], file) is None
     assert file.read_text() == "No such file or directory\n"

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, failed, passed
 from perfsuite.errors import MachineError
 from perfsuite.features.first_night import running
@@ -25,6 +27,8 @@ from perfsuite.features.first_night.running import (
     time_limit,
 )
 from perfsuite.features.first_night.steps import Step
+from perfsuite.launch.quiet import gpu_users
+from perfsuite.node.machine import detect_here
 from tests.features.first_night.nights import make_night, make_record, make_result, make_step
 from tests.node.fake_nvml import Nvml, NVMLError
 from tests.samples import make_gpu_machine
@@ -97,9 +101,7 @@ def test_a_step_ends_at_its_limit() -> None:
 
     slow = make_step("a", run=endless, minutes={"simulated": (0.001, 0.005)})
     assert slow.minutes["simulated"][1] * 60 < 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "LEAST_S", 0.0)
-        record = run(slow, make_step("b"))
+    record = run(slow, make_step("b"))
     first, second = record.results
     assert [row.check for row in first.rows] == ["one", "the rest"]
     assert first.rows[1].found == "not run: the step was stopped after its limit of 0 min"
@@ -165,13 +167,19 @@ def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
     assert only_row(run(make_step("spread"), record=others), "spread").status == "pass"
 
 
-def on_machine(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, **changes: Any) -> Row | None:
+def on_machine(
+    monkeypatch: pytest.MonkeyPatch, nvml: Nvml, *, needs_quiet: bool = True, **changes: Any
+) -> Row | None:
     """Return the row about the problem of a machine that had two H100s, and now has the GPUs of `nvml`."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    night = make_night(machine=make_gpu_machine(count=2), **changes)
-    return machine_problem(night, make_step("spread"))
+    functions: dict[str, Any] = {
+        "detect": detect_here,
+        "see_gpus": partial(gpu_users, nvml),
+        "sleep": lambda seconds: None,
+    }
+    night = make_night(**{"machine": make_gpu_machine(count=2), **functions, **changes})
+    return machine_problem(night, make_step("spread", needs_quiet=needs_quiet))
 
 
 def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +198,16 @@ def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert machine_problem(make_night(), make_step("spread")) is None, "a CPU machine has no GPUs to lose"
 
 
-def test_nvml_without_an_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent() -> None:
+def test_nvml_without_an_answer_is_no_success() -> None:
+    def silent() -> Machine:
         raise MachineError("NVML did not answer within 30 s")
 
-    monkeypatch.setattr("perfsuite.features.first_night.night.detect", silent)
-    row = machine_problem(make_night(machine=make_gpu_machine()), make_step("spread"))
+    night = make_night(machine=make_gpu_machine(), detect=silent)
+    row = machine_problem(night, make_step("spread"))
     assert row == not_run("spread", "NVML did not answer within 30 s")
 
 
 def test_busy_gpus_are_named_with_those_that_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.launch.quiet.nvml_process.has_library", lambda library: False)
     holder = SimpleNamespace(pid=os.getpid(), usedGpuMemory=40 * GIB)
     busy = {**IDLE, "nvmlDeviceGetComputeRunningProcesses": ([holder],)}
     row = on_machine(monkeypatch, Nvml(busy, IDLE))
@@ -211,8 +218,7 @@ def test_busy_gpus_are_named_with_those_that_are_idle(monkeypatch: pytest.Monkey
     both = on_machine(monkeypatch, Nvml(busy, busy))
     assert both is not None
     assert "idle" not in str(both.advice)
-    night = make_night(machine=make_gpu_machine(count=2))
-    assert machine_problem(night, make_step("machine", needs_quiet=False)) is None
+    assert on_machine(monkeypatch, Nvml(busy, busy), needs_quiet=False) is None
 
 
 def test_idle_gpus_have_the_names_that_the_user_gave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,10 +232,7 @@ def test_nvml_that_falls_silent_while_waiting_is_no_success(monkeypatch: pytest.
     def silent(devices: int) -> list[str]:
         raise MachineError("NVML did not answer within 30 s")
 
-    monkeypatch.setattr(
-        "perfsuite.launch.quiet.Neighbours.look", lambda self, machine, devices: silent(devices)
-    )
-    row = on_machine(monkeypatch, Nvml(IDLE, IDLE))
+    row = on_machine(monkeypatch, Nvml(IDLE, IDLE), see_gpus=silent)
     assert row == not_run("spread", "NVML did not answer within 30 s")
 
 

@@ -5,17 +5,20 @@ from typing import Any
 
 import pytest
 
-from perfsuite.features.first_night import spread
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor.rows import Row
 from perfsuite.features.first_night.spread import cores_row, counts_row, spread_rows
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Observed
-from tests.features.first_night.nights import by_check, make_night
-from tests.samples import make_gpu_machine, make_launches, make_report, make_run, write_launch
+from tests.features.first_night.nights import by_check, make_night, write_numa_nodes
+from tests.samples import make_gpu_machine, make_launches, make_machine, make_report, make_run, write_launch
 from tests.twin_counts import counts, launch
 
+GPUS = make_gpu_machine(count=2)
 RECORDED = Verdict(outcome="recorded", launches=5)
 
 
+@pytest.mark.usefixtures("torch_for_gpus")
 def test_shows_rates_noise_counts_and_cores() -> None:
     asked: list[Any] = []
 
@@ -25,20 +28,15 @@ def test_shows_rates_noise_counts_and_cores() -> None:
         write_launch(directory / "launch-1", make_report(device_probe=probe), make_report(1))
         return make_launches(1.0, 1.01, 0.99, 1.005, 0.995), RECORDED
 
-    night = make_night(machine=make_gpu_machine(count=2), size="full", measure=measure)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "why_not", lambda case, night: None)
-        rows = by_check(spread_rows(night))
+    night = make_night(machine=GPUS, size="full", measure=measure)
+    rows = by_check(spread_rows(night))
     assert asked == [("fsdp2", 5)]
     assert [*rows] == ["matmul_tflops", "launches", "noise", "counts", "cores of the ranks"]
     assert rows["counts"].found == "not counted: no launch was counted"
 
 
 @pytest.mark.parametrize(("size", "is_said"), [("simulated", True), ("tiny", False)])
-def test_noise_of_simulated_training_says_so(
-    monkeypatch: pytest.MonkeyPatch, size: str, is_said: bool
-) -> None:
-    monkeypatch.setattr(spread, "why_not", lambda case, night: None)
+def test_noise_of_simulated_training_says_so(size: str, is_said: bool) -> None:
     measure: Any = lambda *arguments: (make_launches(1.0, 1.01, 0.99), RECORDED)  # noqa: E731
     row = by_check(spread_rows(make_night(size=size, measure=measure)))["noise"]
     assert "so the gate now finds drops of " in row.found
@@ -53,22 +51,24 @@ def test_a_case_that_cannot_run_is_not_launched() -> None:
     assert row.found.startswith("not run: ")
 
 
-def cores_of(*cores: str | None, night: Any) -> Any:
+def cores_of(*cores: str | None, root: Path, machine: Machine = GPUS) -> Row:
     observed = [Observed(settings={}, environment={} if seen is None else {"cores": seen}) for seen in cores]
-    return cores_row([make_report(rank, observed=seen) for rank, seen in enumerate(observed)], night)
+    reports = [make_report(rank, observed=seen) for rank, seen in enumerate(observed)]
+    return cores_row(reports, machine, root=root)
 
 
-def test_ranks_that_share_all_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    night = make_night(machine=make_gpu_machine(count=2))
-    monkeypatch.setattr(spread, "numa_nodes", lambda: [{0}, {1}])
-    apart = cores_of("0-47", "48-95", night=night)
+def test_ranks_that_share_all_cores_are_named(tmp_path: Path) -> None:
+    two_nodes = tmp_path / "two"
+    write_numa_nodes(two_nodes, {0}, {1})
+    apart = cores_of("0-47", "48-95", root=two_nodes)
     assert (apart.status, apart.found) == ("pass", "0-47: rank 0; 48-95: rank 1")
-    assert cores_of("0-95", "0-95", night=night).status == "unknown"
-    assert cores_of("0-47", None, night=night).status == "unknown"
-    assert cores_of(night=night).found == "no rank reported its cores"
-    monkeypatch.setattr(spread, "numa_nodes", lambda: [{0, 1}])
-    assert cores_of("0-95", "0-95", night=night).status == "pass", "there is only one socket"
-    assert cores_of("0-1", night=make_night()).found.startswith("not run: ")
+    assert cores_of("0-95", "0-95", root=two_nodes).status == "unknown"
+    assert cores_of("0-47", None, root=two_nodes).status == "unknown"
+    assert cores_of(root=two_nodes).found == "no rank reported its cores"
+    write_numa_nodes(tmp_path, {0, 1})
+    assert cores_of("0-95", "0-95", root=tmp_path).status == "pass", "there is only one socket"
+    on_a_cpu = cores_of("0-1", root=tmp_path, machine=make_machine())
+    assert on_a_cpu.found.startswith("not run: ")
 
 
 def test_counts_must_be_there_and_steady() -> None:

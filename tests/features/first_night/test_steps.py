@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from perfsuite.doctor.rows import passed
-from perfsuite.features.first_night import steps
 from perfsuite.features.first_night.steps import NAMES, STEPS, machine_rows, selftest_rows
 from tests.features.first_night.nights import by_check, make_night
 from tests.samples import make_gpu_machine
@@ -30,24 +29,23 @@ def test_the_doctor_examines_what_nvidia_smi_describes(monkeypatch: pytest.Monke
         asked.append(quick)
         return [passed("all_reduce_gb_s", "170 over 8 GPUs")]
 
-    monkeypatch.setattr(steps, "examine", examine)
     monkeypatch.setenv("PATH", "/nowhere")
     for size in ("full", "simulated"):
-        rows = by_check(machine_rows(make_night(machine=make_gpu_machine(), size=size)))
+        night = make_night(machine=make_gpu_machine(), size=size)
+        rows = by_check(machine_rows(night, examine=examine))
         assert [*rows] == ["topology", "all_reduce_gb_s", "nccl-tests"]
     assert asked == [False, True]
 
 
 @pytest.mark.parametrize(("size", "checks"), [("tiny", ["time", "count"]), ("simulated", ["time"])])
-def test_the_selftest_counts_what_trains(
-    monkeypatch: pytest.MonkeyPatch, size: str, checks: list[str]
-) -> None:
-    monkeypatch.setattr(steps, "why_not", lambda case, night: None)
-    monkeypatch.setattr(
-        steps, "inject_all", lambda case, machine: iter([passed("time", case.framework.name)])
+def test_the_selftest_counts_what_trains(size: str, checks: list[str]) -> None:
+    rows = by_check(
+        selftest_rows(
+            make_night(size=size),
+            inject_all=lambda case, machine: iter([passed("time", case.framework.name)]),
+            inject_structural=lambda machine: iter([passed("count", "")]),
+        )
     )
-    monkeypatch.setattr(steps, "inject_structural", lambda machine: iter([passed("count", "")]))
-    rows = by_check(selftest_rows(make_night(size=size)))
     assert [*rows] == checks
     assert rows["time"].found == ("ddp" if size == "tiny" else "fake")
 

@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perfsuite import documents
 from perfsuite.doctor.rows import Row, passed
-from perfsuite.features.first_night import topology
 from perfsuite.features.first_night.topology import links, nccl_rows, reduced_gb_s, topology_rows
 from tests.features.first_night.nights import by_check, make_night
 from tests.processes import executable
@@ -38,9 +39,9 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def rows(machine: object = GPUS) -> dict[str, Row]:
+def rows(machine: object = GPUS, **how: Any) -> dict[str, Row]:
     night = make_night(machine=machine)
-    return by_check(topology_rows(night, night.new_directory("machine")))
+    return by_check(topology_rows(night, night.new_directory("machine"), **how))
 
 
 def reduced(ours: Row | None = None, machine: object = GPUS) -> Row:
@@ -70,28 +71,29 @@ def test_summarizes_the_links_and_keeps_the_report(tools: Path) -> None:
         (("sleep 60",), "not run: nvidia-smi topo -m: no answer in 1 s"),
     ],
 )
-def test_a_missing_or_silent_tool_is_no_success(
-    tools: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.setattr("perfsuite.features.first_night.night.ASK_S", 1)
+def test_a_missing_or_silent_tool_is_no_success(tools: Path, lines: tuple[str, ...], said: str) -> None:
     if lines:
         executable(tools / "nvidia-smi", *lines)
-    row = rows()["topology"]
+    row = rows(deadline_s=1)["topology"]
     assert (row.status, row.found) == ("unknown", said)
 
 
-def test_gpus_without_nvml_fail(monkeypatch: pytest.MonkeyPatch, tools: Path) -> None:
+def test_gpus_without_nvml_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container without the driver's library must not look like a healthy machine without GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     processor = make_machine(note="NVML found no GPU: Library Not Found")
-    assert rows(processor)["topology"].found == "not run: there is no GPU"
-    monkeypatch.setattr(topology, "gpus_on_bus", lambda: 8)
-    row = rows(processor)["topology"]
+    assert rows(processor, root=tmp_path)["topology"].found == "not run: there is no GPU"
+    for number in range(8):
+        device = tmp_path / f"sys/bus/pci/devices/{number}"
+        documents.write_text(device / "vendor", "0x10de\n")
+        documents.write_text(device / "class", "0x030200\n")
+    row = rows(processor, root=tmp_path)["topology"]
     assert (row.status, row.found) == (
         "fail",
         "8 NVIDIA GPUs on the PCI bus, but NVML found no GPU: Library Not Found",
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert rows(processor)["topology"].status == "unknown"
+    assert rows(processor, root=tmp_path)["topology"].status == "unknown"
 
 
 @pytest.mark.parametrize(
