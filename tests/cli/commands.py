@@ -49,10 +49,8 @@ def rows(printed: str) -> list[dict[str, Any]]:
     return list(entries)
 
 
-def hold(
-    monkeypatch: pytest.MonkeyPatch, *held: Case, detect: Callable[[], Machine] = make_machine
-) -> None:
-    """Make these the cases of the current directory, on a CPU machine or the machine that `detect` returns."""
+def hold(monkeypatch: pytest.MonkeyPatch, *held: Case, detect: Callable[[], Machine] = make_machine) -> None:
+    """Make these the cases of the current directory, on the machine that `detect` returns (a CPU machine)."""
     Path("bench_cases").mkdir(exist_ok=True)
     monkeypatch.setattr(cases, "_collected", lambda *selection: CaseList(cases=held, tests=()))
     monkeypatch.setattr("perfsuite.launch.local.detect", detect)

@@ -21,7 +21,7 @@ BROKEN = f"""
         from pathlib import Path
         raise RuntimeError("the lock has " + Path(os.environ["{LOCK_FILE}"]).read_text())
 """
-"""A framework whose ranks fail. Their message contains the name of the process that has the machine's lock."""
+"""Code of a framework whose ranks fail. Their message names the process that has the lock."""
 
 
 def test_the_self_test_says_why_it_cannot_run(packages: Packages) -> None:

@@ -254,7 +254,7 @@ def correlations(series: Series) -> Correlations:
 
 
 def correlation_of(key: Key, measured: Correlations) -> float:
-    """Return the correlation of neighbouring sessions in a series: measured, or assumed without an estimate."""
+    """Return the measured correlation of neighbouring sessions in a series, or the assumed one."""
     return measured.get((key.hardware_class, key.metric), UNKNOWN_CORRELATION[key.metric])
 
 

@@ -64,7 +64,9 @@ def test_a_night_ends_as_pytest_does(tonight: Interpreter, ended: int, status: i
 @pytest.mark.parametrize(
     ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
 )
-def test_bad_machine_or_blind_gate_ends_a_night(tonight: Interpreter, command: str, ended: int, status: int) -> None:
+def test_bad_machine_or_blind_gate_ends_a_night(
+    tonight: Interpreter, command: str, ended: int, status: int
+) -> None:
     tonight.end_with(**{command: ended})
     errors = run("--selftest", "fake", status=status).stderr
     assert f"nothing was measured: perfsuite {command} ended with {ended}" in errors
@@ -84,7 +86,9 @@ def test_finds_pytests_refusals_before_checks(tonight: Interpreter) -> None:
     assert tonight.asked == tonight.commands[-1][1:], "the question is about the selected cases"
 
 
-def test_github_gets_no_annotation_without_a_finding(tonight: Interpreter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_gets_no_annotation_without_a_finding(
+    tonight: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::" not in run().stdout
 
