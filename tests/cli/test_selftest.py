@@ -1,4 +1,3 @@
-
 import pytest
 
 from perfsuite.case import torch_build
@@ -34,7 +33,7 @@ def test_the_self_test_says_why_it_cannot_run(packages: Packages) -> None:
 def test_the_self_test_needs_a_torch_for_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.13.0+cpu", "cuda": None})
     machine = make_gpu_machine()
-    with pytest.raises(CaseError, match="cannot run here: torch 2.13.0.cpu was built without CUDA"):
+    with pytest.raises(CaseError, match=r"cannot run here: torch 2\.13\.0\+cpu was built without CUDA"):
         refuse_unrunnable(small_case(machine), machine)
 
 

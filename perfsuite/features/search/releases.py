@@ -132,9 +132,7 @@ class ReleaseRuns:
         except PackageNotFoundError:
             raise CaseError(f"{package} is not installed here: give the oldest release with --from") from None
         except InvalidVersion as error:
-            raise CaseError(
-                f"--from or --to is not a version ({error}): give one such as 2.11.0"
-            ) from None
+            raise CaseError(f"--from or --to is not a version ({error}): give one such as 2.11.0") from None
         if end and start > end:
             raise CaseError(f"--from {start} is newer than --to {end}: swap them")
         listed = self.versions(package)

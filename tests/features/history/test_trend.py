@@ -229,7 +229,7 @@ def test_differences_are_told_in_order_and_once() -> None:
 
 def weeks(case: int, night: int) -> Level:
     """Make good and bad weeks, so that each night resembles the night before."""
-    level = 1 + 0.05 * math.sin(night / 2)
+    level = 1 + 0.05 * math.sin(night / 4)
     return Level(step_s=level, memory=level)
 
 

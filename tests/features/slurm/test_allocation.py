@@ -28,7 +28,6 @@ from tests.processes import executable
 from tests.samples import make_case, make_machine
 
 
-
 def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -> Described:
     interconnect = machine.pop("interconnect", "8xib400")
     fields: dict[str, Any] = {"interconnect": interconnect, "granted_gpus": granted, "probe": None}
