@@ -1,5 +1,6 @@
 """`perfsuite compare`: compare two arms, like `pytest --perf-against` but without a test."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -117,17 +118,20 @@ def compare(
     measured(session, fits, as_json=shared.as_json)
     worse = [result for result in session.record.results if chosen.is_failing(result)]
     if worse:
-        if _can_be_bisected(a, b, against):
+        if can_be_bisected(a, b, against, extensions.names(COMMANDS)):
             way = " --dry" if dry else " --counts" if counts else ""
             say(f"To find the commit: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
     raise typer.Exit(0 if _is_decided(session.record) else UNDECIDED)
 
 
-def _can_be_bisected(a: Arm, b: Arm, against: str) -> bool:
-    """Return whether the arms are two commits and nothing else, so that `perfsuite bisect` can help."""
+def can_be_bisected(a: Arm, b: Arm, against: str, installed: Collection[str]) -> bool:
+    """Return whether the arms are two commits and nothing else, so that `perfsuite bisect` can help.
+
+    `against` has the words of arm A. `installed` are the names of the commands.
+    """
     are_commits = a.commit is not None and b.commit is not None and a.commit != b.commit
-    return are_commits and " " not in against and "bisect" in extensions.names(COMMANDS)
+    return are_commits and " " not in against and "bisect" in installed
 
 
 def _is_decided(record: Record) -> bool:

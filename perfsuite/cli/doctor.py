@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -11,9 +12,9 @@ from perfsuite.case.hardware import Machine, hardware_error
 from perfsuite.cli.app import command_of
 from perfsuite.cli.checks import show
 from perfsuite.cli.shared import Shared, shares
-from perfsuite.doctor import machine
 from perfsuite.doctor.examination import examine
-from perfsuite.doctor.rows import EXIT, worst
+from perfsuite.doctor.machine import why_not
+from perfsuite.doctor.rows import EXIT, Row, worst
 from perfsuite.errors import CaseError
 from perfsuite.launch.lock import machine_lock
 from perfsuite.node.machine import detect, detect_cpu
@@ -42,16 +43,21 @@ def doctor(
     launches a small case on every device a few times to estimate the noise. The exit status is 1 if a check
     fails. It is 3 if a check has no result, for example while other jobs use the machine.
     """
-    expected = _expected(expect)
+    machine = expected_machine(expect)
     err = console(stderr=True)
     with contextlib.nullcontext() if quick else machine_lock(err.print):
         rows = examine(
-            expected,
+            machine,
             quick=quick,
             load_command=command_of,
             say=lambda text: err.print(f"perfsuite doctor: {text} ..."),
         )
-    if shared.as_json:
+    raise typer.Exit(report(rows, as_json=shared.as_json))
+
+
+def report(rows: Sequence[Row], *, as_json: bool) -> int:
+    """Print rows as a table or as JSON. Return the exit status of the command."""
+    if as_json:
         print_json([documents.plain(row) for row in rows])
     else:
         width = max(len(row.check) for row in rows) + 2
@@ -59,17 +65,18 @@ def doctor(
             show(row, width)
         count = Counter(row.status for row in rows)
         console().print(f"{count['pass']} passed, {count['fail']} failed, {count['unknown']} unknown")
-    raise typer.Exit(EXIT[worst(rows)])
+    return EXIT[worst(rows)]
 
 
-def _expected(marker: str | None) -> Machine:
+def expected_machine(marker: str | None, *, detect: Callable[[], Machine] = detect) -> Machine:
+    """Return this machine. Raises `CaseError` if a marker is given that does not select cases here."""
     if marker is None:
         return detect()
     error = hardware_error(marker)
     if error is not None:
         raise CaseError(f"--expect {marker}: {error}")
     detected = detect_cpu("not checked: --expect cpu") if marker == "cpu" else detect()
-    reason = machine.why_not(detected, marker)
+    reason = why_not(detected, marker)
     if reason is not None:
         raise CaseError(f"no {marker} here: {reason}" + (f"; {detected.note}" if detected.note else ""))
     return detected

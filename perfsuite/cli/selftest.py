@@ -1,11 +1,14 @@
 """`perfsuite selftest`: check that the gate catches every fault. Counts must show structural faults."""
 
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Annotated
 
 import typer
 
 from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import show
 from perfsuite.cli.shared import Shared, shares
 from perfsuite.doctor.injected import inject_all, small_case
@@ -47,21 +50,40 @@ def selftest(
     """
     machine = detect()
     case = small_case(machine).replace(framework=framework)
+    refuse_unrunnable(case, machine)
+    with machine_lock(console(stderr=True).print):
+        status = report(chain(*injections(case, machine)), as_json=shared.as_json)
+    raise typer.Exit(status)
+
+
+def refuse_unrunnable(case: Case, machine: Machine) -> None:
+    """Raise `CaseError` if the case of the self-test cannot run on this machine."""
     reason = unsupported(case, machine) or wrong_torch(case, machine)
     if reason is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
-    rows: list[Row] = []
-    with machine_lock(console(stderr=True).print):
-        tried = [inject_all(case, machine)]
-        if framework_of(case).plan(case).needs_torch:
-            tried.append(inject_structural(machine))
-        for row in chain(*tried):
-            rows.append(row)
-            if not shared.as_json:
-                show(row, WIDTH)
-    if shared.as_json:
-        print_json([documents.plain(row) for row in rows])
+
+
+def injections(case: Case, machine: Machine) -> list[Iterator[Row]]:
+    """Return the rows of the faults of a case. A fault is injected when its row is read."""
+    injected = [inject_all(case, machine)]
+    if framework_of(case).plan(case).needs_torch:
+        injected.append(inject_structural(machine))
+    return injected
+
+
+def report(rows: Iterable[Row], *, as_json: bool) -> int:
+    """Print each row as soon as it is known, and then the answer. Return the exit status of the command.
+
+    As JSON, all rows are printed at the end, without an answer.
+    """
+    known = []
+    for row in rows:
+        known.append(row)
+        if not as_json:
+            show(row, WIDTH)
+    if as_json:
+        print_json([documents.plain(row) for row in known])
     else:
-        answer, style = ANSWERS[worst(rows)]
+        answer, style = ANSWERS[worst(known)]
         console().print(answer, style=style)
-    raise typer.Exit(EXIT[worst(rows)])
+    return EXIT[worst(known)]

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfsuite.case.case import Case, CaseList
+from perfsuite.case.hardware import Machine
 from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.launch import arm
-from perfsuite.launch.lock import MachineLock
 from tests.doc_pages import ROOT
+from tests.processes import executable
 from tests.samples import make_machine
 
 
@@ -46,12 +49,18 @@ def rows(printed: str) -> list[dict[str, Any]]:
     return list(entries)
 
 
-def hold(monkeypatch: pytest.MonkeyPatch, *held: Case) -> None:
-    """Make these the cases of the current directory, on a CPU machine that nobody else uses."""
+def hold(monkeypatch: pytest.MonkeyPatch, *held: Case, detect: Callable[[], Machine] = make_machine) -> None:
+    """Make these the cases of the current directory, on the machine that `detect` returns (a CPU machine)."""
     Path("bench_cases").mkdir(exist_ok=True)
     monkeypatch.setattr(cases, "_collected", lambda *selection: CaseList(cases=held, tests=()))
-    monkeypatch.setattr("perfsuite.launch.local.detect", make_machine)
-    monkeypatch.setattr(MachineLock, "take", lambda self, say: None)
+    monkeypatch.setattr("perfsuite.launch.local.detect", detect)
+
+
+def have_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a C++ compiler on PATH, so that dry runs can simulate CUDA. It compiles nothing."""
+    directory.mkdir()
+    executable(directory / "g++", "exit 1")
+    monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
 
 
 def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Helper: replaces the processes that a night and a refresh of baselines run."""
+"""Helper: replaces the processes that a refresh of baselines runs."""
 
 from pathlib import Path
 

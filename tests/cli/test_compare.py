@@ -10,21 +10,25 @@ from typing import Any
 
 import pytest
 
-from perfsuite import Model, Script, documents, extensions
+from perfsuite import Model, Script, documents
+from perfsuite.case.case import Case, CaseList, CollectedTest
 from perfsuite.cli import compare
-from perfsuite.dry import driver, guard
+from perfsuite.cli.compare import can_be_bisected
+from perfsuite.dry import driver
 from perfsuite.errors import AllocationOverError, CaseError
-from perfsuite.extensions import COMMANDS
 from perfsuite.inputs.git import git
+from perfsuite.launch.arm import Arm
 from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.session_file import CaseChange, SessionFile
+from perfsuite.results.session_file import SessionFile
 from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
-from perfsuite.session.case_changes import case_changes
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from tests.cli import commands
+from tests.packages import Packages
+from tests.processes import executable
 from tests.samples import make_case, make_machine, make_run
+from tests.synthetic import commit
 
 CASE = make_case()
 OTHER = make_case(steps=21)
@@ -60,18 +64,7 @@ class Verdicts:
 
 
 @pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
-    """Return the list of cases in which the arms differ.
-
-    Collecting real cases would take a process per commit.
-    """
-    listed = list[CaseChange]()
-    monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(listed), None))
-    return listed
-
-
-@pytest.fixture
-def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verdicts:
+def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verdicts:
     """Replace the verdicts of all modes, and let every case have a dry run on any device."""
     stand_in = Verdicts()
     commands.ask_nobody(monkeypatch)
@@ -79,7 +72,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verd
         monkeypatch.setattr(mode, "judge", lambda *arguments: stand_in.judge(*arguments))
     for module in (driver, setup):
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
-    monkeypatch.setattr(guard, "why_not", lambda: None)
+    commands.have_compiler(tmp_path / "compiler", monkeypatch)
     by_counts = partial(against_arm.by_counts, why_no_cuda=lambda arm: None)
     monkeypatch.setattr(compare, "by_counts", by_counts)
     return stand_in
@@ -113,32 +106,45 @@ def test_the_network_of_dry_arms_can_be_given(verdicts: Verdicts) -> None:
     assert mode.options.interconnect == "8xib400"
 
 
-def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Make this the only command. Other extensions stay installed."""
-    names = extensions.names
-    monkeypatch.setattr(extensions, "names", lambda group: [name] if group == COMMANDS else names(group))
-
-
-def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    have_command(monkeypatch, "bisect")
+def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, packages: Packages) -> None:
+    packages.install("perf-search", "", commands="bisect = perf_search:bisect")
     verdicts.outcome = "regressed"
-    advice = "To find the commit: perfsuite bisect"
-    said = command("main~1", "--dry", CASE.id, status=1).stderr
-    assert f"{advice} {CASE.id} --good main~1 --bad . --dry\n" in said
-    said = command("main~1", "--arm", "HEAD", CASE.id, status=1).stderr
-    assert f"{advice} {CASE.id} --good main~1 --bad HEAD\n" in said
-    for same in (".", "A=b", "main~1 A=b"):
-        assert advice not in command(same, CASE.id, status=1).stderr
+    arms = ("main~1", "--arm", "HEAD")
+    for way in ([], ["--counts"], ["--dry"]):
+        said = command(*arms, *way, CASE.id, status=1).stderr
+        line = " ".join([f"perfsuite bisect {CASE.id} --good main~1 --bad HEAD", *way])
+        assert f"To find the commit: {line}\n" in said
 
 
-def test_suggests_no_bisect_where_there_is_none(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    have_command(monkeypatch, "compare")
+GOOD = Arm(text="main~1", commit="a" * 40)
+BAD = Arm(commit="b" * 40)
+
+
+def test_two_commits_can_be_bisected() -> None:
+    assert can_be_bisected(GOOD, BAD, "main~1", ["bisect", "compare"])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "against", "installed"),
+    [
+        (GOOD, BAD, "main~1", "compare"),
+        (GOOD, GOOD, "main~1", "bisect"),
+        (GOOD, BAD, "main~1 A=b", "bisect"),
+        (GOOD, Arm(), "main~1", "bisect"),
+        (Arm(), BAD, "A=b", "bisect"),
+    ],
+)
+def test_suggests_no_bisect_that_cannot_help(a: Arm, b: Arm, against: str, installed: str) -> None:
+    assert not can_be_bisected(a, b, against, [installed])
+
+
+def test_equal_commits_suggest_no_bisect(verdicts: Verdicts) -> None:
     verdicts.outcome = "regressed"
-    assert "bisect" not in command("main~1", "--dry", CASE.id, status=1).stderr
+    for same in (".", "A=b"):
+        assert "bisect" not in command(same, CASE.id, status=1).stderr
 
 
-def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "case_changes", case_changes)  # only this test collects both arms
+def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (mode,) = verdicts.modes
@@ -158,56 +164,89 @@ def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch:
     command(".", "-k", "any", status=3)  # nothing was measured, so nothing is decided
 
 
-GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
+GONE = make_case(steps=29)
+"""A case that arm B no longer has."""
 
 
-def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:
-    changes.append(GONE)
-    printed = command("main~1", "-k", "any", "--out", "out", status=3).stdout
-    listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
+def collect(before: list[Case], now: list[Case]) -> None:
+    """Commit a directory of cases, and write a program with which the arms collect these cases.
+
+    The program takes the place of pytest's interpreter, which would take a second for each arm.
+    """
+    Path("bench_cases/test_a.py").touch()
+    commit(Path())
+    for name, cases in (("before", before), ("now", now)):
+        tests = [
+            CollectedTest(nodeid=f"bench_cases/test_a.py::test_it[{case.id}]", case=case) for case in cases
+        ]
+        documents.write(Path(f"{name}.json"), CaseList(cases=(), tests=tuple(tests)))
+    executable(
+        Path("python"),
+        "for word; do",
+        "    case $word in --perf-cases=*) file=${word#*=};; esac",
+        "done",
+        "case $PWD in */arms/*) list=before;; *) list=now;; esac",
+        f"cp '{Path().absolute()}'/$list.json \"$file\"",
+    )
+
+
+collected = partial(command, "main ./python", "--arm", "./python")
+
+
+def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts) -> None:
+    collect([CASE, GONE], [CASE])
+    printed = collected("-k", "any", "--out", "out", status=3).stdout
+    listed = f"{GONE.id}: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
     vanished = f"Cases of arm A that were not compared, so this is not a pass:\n  {listed}\n"
     assert f"{vanished}\n{DOES_MORE}\n" in printed
-    assert [change["case_id"] for change in session()["case_changes"]] == ["gone"]
+    assert [change["case_id"] for change in session()["case_changes"]] == [GONE.id]
     report = Path("out/summary.md").read_text()
     assert report.startswith("## perfsuite: 3 passed, 1 skipped, 1 not compared\n")
     assert f"**{listed}**" in report
     assert listed in Path("out/index.html").read_text()
     verdicts.outcome = "regressed"
-    command("main~1", "-k", "any", status=1)
+    collected("-k", "any", status=1)
 
 
-def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts, changes: list[CaseChange]) -> None:
-    changes.append(GONE.replace(case_id=CASE.id, kind="changed", told="timeout_s 900.0 -> 60.0"))
-    assert "Other cases in which the arms differ:" in command("main~1", "-k", "any").stdout
-    changes.append(GONE.replace(asked=False))
-    assert "gone: deleted in arm B" in command("main~1", CASE.id).stdout, "only this case was selected"
+def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts) -> None:
+    collect([CASE], [CASE.replace(timeout_s=60.0)])
+    printed = collected("-k", "any").stdout
+    assert "Other cases in which the arms differ:" in printed
+    assert "timeout_s 900.0 -> 60.0" in printed
 
 
-def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "it is unknown which cases vanished, because arm A's cases could not be collected: no pytest"
-    monkeypatch.setattr(compare, "case_changes", lambda *arguments: ((), why))
-    assert why in command("main~1", CASE.id, "--out", "out", status=3).stdout
-    assert f"**{why}**" in Path("out/summary.md").read_text()
+def test_vanished_case_that_is_not_asked_for_passes(verdicts: Verdicts) -> None:
+    collect([CASE, GONE], [CASE])
+    assert f"{GONE.id}: deleted in arm B" in collected(CASE.id).stdout
+
+
+def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts) -> None:
+    collect([CASE], [CASE])
+    executable(Path("python"), "echo no pytest >&2", "exit 1")
+    printed = commands.flat(collected(CASE.id, "--out", "out", status=3).stdout)
+    why = "it is unknown which cases vanished, because arm A's cases could not be collected"
+    assert f"{why}: pytest cannot collect the cases in " in printed
+    assert ": no pytest" in printed
+    assert f"**{why}: pytest cannot collect" in Path("out/summary.md").read_text()
 
 
 def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arm can cost minutes of pip."""
-    monkeypatch.setattr(compare, "resolved", lambda *arguments, **how: pytest.fail("made an arm"))
+    """An arm can cost minutes of pip. This arm cannot be made."""
     for words, why in (
         ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
         (["nosuch"], "is called 'nosuch'"),
         ([CASE.id, "-k", "any"], "give case ids or -k, not both"),
     ):
-        assert why in commands.error_of("compare", "--against", "torch==1.0", *words)
+        assert why in commands.error_of("compare", "--against", "nosuch", *words)
     commands.hold(monkeypatch, GPU_CASE)
-    refused = command("torch==1.0", "-k", "any", "--out", "out", status=3)
+    refused = command("nosuch", "-k", "any", "--out", "out", status=3)
     assert f"{GPU_CASE.id}: it is meant for h100" in refused.stderr
     assert "1 skipped" in Path("out/summary.md").read_text()
 
 
 def test_dry_comparison_needs_no_driver(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that is too old for the new torch only matters for launches."""
-    monkeypatch.setattr("perfsuite.launch.local.detect", lambda: make_machine(driver="550.54.15"))
+    commands.hold(monkeypatch, CASE, detect=lambda: make_machine(driver="550.54.15"))
     drivers = list[str | None]()
     resolved = against_arm.resolved
 
@@ -297,7 +336,8 @@ def test_what_json_prints_is_a_file_of_results(verdicts: Verdicts) -> None:
 
 def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_shadow = true\n")
-    said = command("main~1", "--out", "out", "--dry", CASE.id).stdout
+    executable(Path("python"), "exit 0")  # arm B has no cases
+    said = command("main~1", "--arm", "./python", "--out", "out", "--dry", CASE.id).stdout
     line = "pytest.ini: shadow mode on: no case fails a test"
     assert (
         "This branch changes the files that judge it, compared with "

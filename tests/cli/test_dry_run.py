@@ -1,19 +1,21 @@
 """Tests of what `perfsuite dry-run` prints and refuses. All dry runs except one are fake."""
 
 import json
+import os
 import re
+import shutil
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from perfsuite import FSDP, FSDP2, KnownIssue, Topology, documents
-from perfsuite.dry import guard
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import SessionFile
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK
-from perfsuite.session.side_by_side import SideBySide
 from tests.cli import commands
 from tests.samples import make_case
 from tests.session.making import DryRuns
@@ -23,9 +25,9 @@ OFFLOADS = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD", cpu_offlo
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the collected cases, on a machine where CUDA can be pretended."""
-    monkeypatch.setattr(guard, "why_not", lambda: None)
+    commands.have_compiler(tmp_path / "compiler", monkeypatch)
     commands.hold(monkeypatch, CASE, OFFLOADS)
 
 
@@ -111,7 +113,8 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
 
 
 def test_several_cases_run_at_the_same_time(dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfsuite.session.dry.SideBySide", partial(SideBySide, at_once=lambda processes: 4))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(available=2**40))
     result = command(CASE.id, OFFLOADS.id)
     assert "perfsuite: 2 cases run dry, 2 at a time" in result.stderr
     printed = commands.flat(result.stdout)
@@ -122,7 +125,6 @@ def test_several_cases_run_at_the_same_time(dry_runs: DryRuns, monkeypatch: pyte
 
 NO_CASE = "no case is selected: give case ids, or select cases with -k"
 NOT_BOTH = "give case ids or -k, not both"
-NO_COMPILER = "there is no C++ compiler: install g++"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +135,21 @@ NO_COMPILER = "there is no C++ compiler: install g++"
         ("nosuch", "is called 'nosuch'"),
         ("", NO_CASE),
         (f"{CASE.id} -k a", NOT_BOTH),
-        (f"{CASE.id} --device cuda", f"--device cuda: {NO_COMPILER}"),
     ],
 )
-def test_what_cannot_run_dry_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
-    if "cuda" in arguments:
-        monkeypatch.setattr(guard, "why_not", lambda: NO_COMPILER)
+def test_what_cannot_run_dry_is_refused(arguments: str, words: str) -> None:
     assert words in commands.error_of("dry-run", *arguments.split())
+
+
+def test_a_pretended_gpu_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = shutil.which("git")
+    assert git is not None
+    (tmp_path / "only git").mkdir()
+    (tmp_path / "only git" / "git").symlink_to(git)
+    monkeypatch.setenv("PATH", str(tmp_path / "only git"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    error = commands.error_of("dry-run", CASE.id, "--device", "cuda")
+    assert "--device cuda: there is no C++ compiler: install g++" in error
 
 
 @pytest.mark.launch

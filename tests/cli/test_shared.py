@@ -1,13 +1,13 @@
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
-from unittest.mock import Mock
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from perfsuite.cli import shared
 from perfsuite.cli.shared import Shared, asks, options, shares, tolerance
 from perfsuite.results.store import STORE
 from tests.cli.commands import error_of
@@ -63,29 +63,43 @@ def test_reads_a_tolerance_as_percent_or_fraction() -> None:
         assert str(raised.value) == f"{text!r}, {allowed}"
 
 
+class Terminal(io.StringIO):
+    """Text that is typed or shown on a terminal, or the same without a terminal."""
+
+    def __init__(self, text: str = "", *, is_terminal: bool = True) -> None:
+        super().__init__(text)
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
 @pytest.mark.parametrize(
-    ("yes", "is_large", "has_terminal", "may"),
+    ("yes", "is_large", "has_terminal", "answer", "may"),
     [
-        (False, False, False, True),
-        (False, True, False, False),
-        (True, True, False, True),
-        (False, True, True, True),
+        (False, False, False, "", True),
+        (False, True, False, "y\n", False),
+        (True, True, False, "", True),
+        (True, True, True, "", True),
+        (False, True, True, "y\n", True),
+        (False, True, True, "n\n", False),
     ],
 )
 def test_asks_about_downloads_only_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, yes: bool, is_large: bool, has_terminal: bool, may: bool
+    monkeypatch: pytest.MonkeyPatch, yes: bool, is_large: bool, has_terminal: bool, answer: str, may: bool
 ) -> None:
-    asked: list[str] = []
-
-    def confirm(question: str, **how: Any) -> bool:
-        asked.append(question)
-        return True
-
-    terminal = Mock(isatty=lambda: has_terminal)
-    monkeypatch.setattr(shared, "sys", Mock(stdin=terminal, stderr=terminal))
-    monkeypatch.setattr("perfsuite.cli.shared.typer.confirm", confirm)
+    shown = Terminal(is_terminal=has_terminal)
+    monkeypatch.setattr(sys, "stdin", Terminal(answer, is_terminal=has_terminal))
+    monkeypatch.setattr(sys, "stderr", shown)
     assert asks(yes=yes)("pip downloads 4.6 GB", is_large) == may
-    assert len(asked) == (is_large and has_terminal and not yes)
+    assert ("Download that much?" in shown.getvalue()) == (is_large and has_terminal and not yes)
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stderr"])
+def test_asks_nothing_unless_both_are_a_terminal(monkeypatch: pytest.MonkeyPatch, closed: str) -> None:
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, Terminal("y\n", is_terminal=name != closed))
+    assert not asks(yes=False)("pip downloads 4.6 GB", True)
 
 
 def test_an_option_without_a_value_is_that_of_the_ini_file(

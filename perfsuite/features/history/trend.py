@@ -63,6 +63,9 @@ Series = Mapping[Key, Sequence[Point]]
 References = Mapping[str, Sequence[Point]]
 """The speed of the reference on each hardware class, relative to its first session, in order of time."""
 
+Correlations = Mapping[tuple[str, MetricName], float]
+"""The correlation of neighbouring sessions, by hardware class and metric."""
+
 
 def trend(
     directory: Path,
@@ -139,14 +142,18 @@ def changes(
     if cases is not None:
         series = {key: points for key, points in series.items() if key.case in cases}
     from_day = since or sessions.newest - period
+    measured = correlations(sessions.series)
     judge = partial(
         _findings,
-        correlations=_correlations(sessions.series),
         order=sessions.order,
         baselines=BaselineStore(baselines),
         measured_since=_day(sessions.places[-1]) - period,
     )
-    findings = [finding for key, points in series.items() for finding in judge(key, points)]
+    findings = [
+        finding
+        for key, points in series.items()
+        for finding in judge(key, points, correlation=correlation_of(key, measured))
+    ]
     reported = [
         finding for finding in findings if finding.last_day >= from_day or (since is None and finding.open)
     ]
@@ -233,7 +240,7 @@ def _of_machine(session: StoredSession) -> Mapping[str, str]:
     return {"driver": machine.driver or "none", "device": f"{machine.devices} x {machine.device_name}"}
 
 
-def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
+def correlations(series: Series) -> Correlations:
     """Estimate the correlation of neighbouring sessions for each hardware class and metric.
 
     The correlation is a property of the machine, so the median over the series of all cases is used.
@@ -246,11 +253,16 @@ def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
     return {key: median(values) for key, values in estimates.items()}
 
 
+def correlation_of(key: Key, measured: Correlations) -> float:
+    """Return the measured correlation of neighbouring sessions in a series, or the assumed one."""
+    return measured.get((key.hardware_class, key.metric), UNKNOWN_CORRELATION[key.metric])
+
+
 def _findings(
     key: Key,
     points: Sequence[Point],
     *,
-    correlations: Mapping[tuple[str, MetricName], float],
+    correlation: float,
     order: Mapping[str, int],
     baselines: BaselineStore,
     measured_since: date,
@@ -260,7 +272,7 @@ def _findings(
     changes = changepoint.change_points(
         [point.corrected for point in points],
         min_change=MIN_CHANGE,
-        correlation=correlations.get((key.hardware_class, metric), UNKNOWN_CORRELATION[metric]),
+        correlation=correlation,
     )
     drifts = []
     bounds = [0, *(change.index for change in changes), len(points)]

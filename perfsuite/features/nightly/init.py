@@ -187,10 +187,14 @@ def _install(uses: str, script: Path | None) -> str:
     # If no file lists the project's requirements, write one with the releases that are installed here.
     if not needs.exists() and not Path("pyproject.toml").exists():
         needed = OF_LLAMA if script is None else _imported(script)
-        others = [f"{name}=={Version(version(name)).public}" for name in needed if _is_installed(name)]
-        _write(needs, "".join(f"{line}\n" for line in others))
+        _write(needs, "".join(f"{line}\n" for line in releases_of(needed)))
     project = "-r requirements.txt" if needs.exists() else "-e ."
     return f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {project} '{_perfsuite(uses)}'"
+
+
+def releases_of(names: Iterable[str]) -> list[str]:
+    """Return the installed releases of packages, as requirements for pip. Leave out missing packages."""
+    return [f"{name}=={Version(version(name)).public}" for name in names if _is_installed(name)]
 
 
 def _imported(script: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """`perfsuite night`: a nightly run in one command, for any CI, for cron and for cluster jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,9 +119,14 @@ def night(
         raise typer.Exit(stopped.status) from None
     finally:
         _publish(page, page.sessions())
-    keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
-    say(f"report: {out / 'index.html'}{keep if 'history' in extensions.names(COMMANDS) else ''}")
+    say(report_line(out, extensions.names(COMMANDS)))
     raise typer.Exit(status if status in (0, 1) else 2)
+
+
+def report_line(out: Path, commands: Collection[str]) -> str:
+    """Return the line that names the report and, if there is a command for it, how to keep the results."""
+    keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
+    return f"report: {out / 'index.html'}{keep if 'history' in commands else ''}"
 
 
 class NightCheck(NamedTuple):

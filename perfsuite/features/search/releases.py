@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,9 +72,9 @@ def releases(
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
     options = options_of_session(store=shared.store)
     setup = Setup(options, Progress(line=say), Host(launcher_of(launcher), options.store))
-    runs = _Runs(setup, package, (LAUNCH,) if launch else (DRY, LAUNCH), asks(yes=yes))
+    runs = ReleaseRuns(setup, package, (LAUNCH,) if launch else (DRY, LAUNCH), asks(yes=yes))
     chosen = runs.possible(selected(shared.cases, case, k))
-    names = released(package, first, last, minors=minors)
+    names = runs.released(first, last, minors=minors)
     say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     try:
         steps = list(runs.steps(chosen, names))
@@ -87,42 +87,20 @@ def releases(
     raise typer.Exit(UNDECIDED if any(step.unknown for step in steps) else 0)
 
 
-def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
-    """Return the releases from `first` to `last`, oldest first.
-
-    `first` and `last` are included even if pip does not list them. Between them, only releases for this
-    Python are included. Pre-releases and yanked releases are left out.
-
-    Raises `PackageError` if pip does not find the package, and `CaseError` for a bad `first` or `last`, or if
-    there are fewer than two releases.
-    """
-    try:
-        start = Version(first or version(package))
-        end = Version(last) if last else None
-    except PackageNotFoundError:
-        raise CaseError(f"{package} is not installed here: give the oldest release with --from") from None
-    except InvalidVersion as error:
-        raise CaseError(f"--from or --to is not a version ({error}): give one such as 2.11.0") from None
-    if end and start > end:
-        raise CaseError(f"--from {start} is newer than --to {end}: swap them")
-    newer = [release for release in versions(package) if release > start and not release.is_prerelease]
-    later = newer if end is None else [*(release for release in newer if release < end), end]
-    if minors:
-        later = list({release.release[:2]: release for release in later}.values())
-    names = list(dict.fromkeys(map(str, (start, *later))))
-    if len(names) < 2:
-        raise CaseError(f"{package} has no release after {start}: give an older one with --from")
-    return names
-
-
 @dataclass
-class _Runs:
+class ReleaseRuns:
     """Runs cases with the releases of a package, and keeps the runs."""
 
     setup: Setup
     package: str
     ways: Sequence[str]  # `DRY` and `LAUNCH`, or one of them, cheapest first
     consent: Consent
+    # How the index of packages is asked, and how cases are run.
+    versions: Callable[[str], Sequence[Version]] = versions
+    resolve: Callable[..., Arm] = resolve
+    dry: Callable[..., Run] = dry_run
+    launch: Callable[..., Run] = launch_once
+    why_no_cuda: Callable[[Arm], str | None] = why_no_cuda
     # Case id -> the first way in which the case ran. It is used for all releases as long as it works.
     way_of: dict[str, str] = field(default_factory=dict)
     # Text of an arm -> whether its torch can simulate CUDA.
@@ -137,6 +115,35 @@ class _Runs:
             Ran(case=run.case, way=way, machine=run.machine, steps=_counted_steps(run))
             for run, way in ((self.last[name], way) for name, way in self.way_of.items())
         ]
+
+    def released(self, first: str | None, last: str | None, *, minors: bool) -> list[str]:
+        """Return the releases of the package from `first` to `last`, oldest first.
+
+        `first` and `last` are included even if pip does not list them. Between them, only releases for this
+        Python are included. Pre-releases and yanked releases are left out.
+
+        Raises `PackageError` if pip does not find the package, and `CaseError` for a bad `first` or `last`,
+        or if there are fewer than two releases.
+        """
+        package = self.package
+        try:
+            start = Version(first or version(package))
+            end = Version(last) if last else None
+        except PackageNotFoundError:
+            raise CaseError(f"{package} is not installed here: give the oldest release with --from") from None
+        except InvalidVersion as error:
+            raise CaseError(f"--from or --to is not a version ({error}): give one such as 2.11.0") from None
+        if end and start > end:
+            raise CaseError(f"--from {start} is newer than --to {end}: swap them")
+        listed = self.versions(package)
+        newer = [release for release in listed if release > start and not release.is_prerelease]
+        later = newer if end is None else [*(release for release in newer if release < end), end]
+        if minors:
+            later = list({release.release[:2]: release for release in later}.values())
+        names = list(dict.fromkeys(map(str, (start, *later))))
+        if len(names) < 2:
+            raise CaseError(f"{package} has no release after {start}: give an older one with --from")
+        return names
 
     def possible(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases for which a launch or dry run is possible here. For other cases, print why not.
@@ -179,7 +186,7 @@ class _Runs:
             yield step
             wanted = f"{self.package}=={name}"
             try:
-                arm = resolve(
+                arm = self.resolve(
                     "",
                     wanted,
                     root=options.root,
@@ -236,7 +243,7 @@ class _Runs:
         asked = arms if self.package == "torch" else (HERE,)
         for arm in asked:
             if arm.text not in self.has_cuda:
-                self.has_cuda[arm.text] = why_no_cuda(arm) is None
+                self.has_cuda[arm.text] = self.why_no_cuda(arm) is None
         return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
@@ -255,12 +262,12 @@ class _Runs:
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:
-                run = dry_run(case, run_dir.path, device=device, arm=arm, counted_steps=steps)
+                run = self.dry(case, run_dir.path, device=device, arm=arm, counted_steps=steps)
             else:
                 self.setup.lock.take(self.setup.progress.say)
                 machine = self.setup.host.machine_for(case)
                 how = replace(self.setup.launching, arm=arm, counted_steps=steps)
-                run = launch_once(case, machine, run_dir.path, how)
+                run = self.launch(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
             raise CaseError(f"with {arm.text}: {'; '.join(why)}")

@@ -93,7 +93,13 @@ def _ask_unless(refusal: str, *words: str) -> str | None:
         raise
 
 
-def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
+def patiently(
+    until: float,
+    ask: Callable[[str], T],
+    about: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
     """Return Slurm's answer. If a query fails, repeat it until the time `until`.
 
     Queries can fail because Slurm's controller is busy.
@@ -104,7 +110,7 @@ def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
         except SlurmError as error:
             if time.monotonic() > until or isinstance(error.__cause__, OSError):  # Slurm is not installed
                 raise
-            time.sleep(POLL_S)
+            sleep(POLL_S)
 
 
 def job(job_id: str) -> SlurmJob:

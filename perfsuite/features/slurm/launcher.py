@@ -101,11 +101,12 @@ class SlurmLauncher(Launcher):
         *,
         new_detector: Callable[[], HangDetector] = HangDetector,
         end_s: float = END_S,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Raise `MachineError` if this process is not in an allocation.
 
         `new_detector` returns the detector that decides whether a job hangs. Slurm must end a step within
-        `end_s` seconds.
+        `end_s` seconds. `sleep` waits between two queries.
         """
         job_id = os.environ.get(JOB_ID)
         if job_id is None:
@@ -118,6 +119,7 @@ class SlurmLauncher(Launcher):
         self._python = python or sys.executable
         self._new_detector = new_detector
         self._end_s = end_s
+        self._sleep = sleep
         self._longest_s = 0.0
         self._left_over: str | None = None
 
@@ -129,7 +131,8 @@ class SlurmLauncher(Launcher):
 
     @cached_property
     def _allocated(self) -> commands.SlurmJob:
-        return patiently(time.monotonic() + self._end_s, commands.job, self.job_id)
+        until = time.monotonic() + self._end_s
+        return patiently(until, commands.job, self.job_id, sleep=self._sleep)
 
     @property
     def lock(self) -> str:
@@ -230,8 +233,10 @@ class SlurmLauncher(Launcher):
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
         until = time.monotonic() + self._end_s
-        while (job := patiently(until, commands.job, self.job_id)).is_completing and time.monotonic() < until:
-            time.sleep(POLL_S)  # only the final state shows why the job ended
+        job = patiently(until, commands.job, self.job_id, sleep=self._sleep)
+        while job.is_completing and time.monotonic() < until:
+            self._sleep(POLL_S)  # only the final state shows why the job ended
+            job = patiently(until, commands.job, self.job_id, sleep=self._sleep)
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
@@ -275,13 +280,13 @@ class SlurmLauncher(Launcher):
             return left
 
         until = time.monotonic() + self._end_s
-        while left := patiently(until, kill, mark):
+        while left := patiently(until, kill, mark, sleep=self._sleep):
             if time.monotonic() > until:
                 raise LaunchError(
                     f"Slurm did not end step {', '.join(left)} within {self._end_s:.0f} s. The next launch "
                     "would share the nodes with it. Check its nodes (scontrol show step)"
                 )
-            time.sleep(POLL_S)
+            self._sleep(POLL_S)
         self._left_over = None
 
 

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Sequence
+import math
 from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,11 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
-from perfsuite.features.history import changepoint, store
-from perfsuite.features.history.trend import _differences, trend
+from perfsuite.features.history import store
+from perfsuite.features.history.trend import Key, _differences, correlation_of, correlations, read, trend
 from perfsuite.inputs import git
 from perfsuite.results.store import BASELINES
-from perfsuite.results.trend import ChangePoint, Trend
+from perfsuite.results.trend import Trend
 from tests.cli import commands
 from tests.features.history.nights import TOKENS_PER_STEP, Level, Levels, write_history
 from tests.samples import IMAGES, make_baseline, make_case, make_figures, make_run
@@ -227,23 +227,38 @@ def test_differences_are_told_in_order_and_once() -> None:
     assert _differences(seen[:1]) == ()
 
 
-def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[float] = []
-    monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
+def weeks(case: int, night: int) -> Level:
+    """Make good and bad weeks, so that each night resembles the night before."""
+    level = 1 + 0.05 * math.sin(night / 4)
+    return Level(step_s=level, memory=level)
 
-    def changes(series: Sequence[float], *, min_change: float, correlation: float) -> list[ChangePoint]:
-        used.append(correlation)
-        return []
 
-    monkeypatch.setattr(changepoint, "change_points", changes)
-    write_history(HISTORY, commits[:29], CASES[:1])
-    trend(HISTORY)
-    write_history(HISTORY, commits[29:30], CASES[:1], first=29)
-    trend(HISTORY)
-    assert used == [0.3, 0.0, 0.25, 0.25]
-    write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
-    trend(HISTORY, case=CASES[1].id)
-    assert used[4:] == [0.25, 0.25], "a new case gets the machine's correlation"
+def used_correlations() -> list[float]:
+    """Return the correlations with which the speed and the memory of the first case are judged."""
+    measured = correlations(read(store.places(HISTORY), HISTORY).series)
+    return [correlation_of(Key(H100, SLOWER, metric), measured) for metric in ("tokens/s", "peak memory")]
+
+
+def test_correlation_needs_30_sessions(commits: list[str]) -> None:
+    write_history(HISTORY, commits[:29], CASES[:1], weeks, noise=0)
+    assert used_correlations() == [0.3, 0.0]
+    write_history(HISTORY, commits[29:30], CASES[:1], weeks, noise=0, first=29)
+    assert used_correlations() == [0.9, 0.9]
+
+
+def test_a_new_case_gets_the_machines_correlation(commits: list[str]) -> None:
+    write_history(HISTORY, commits[30:50], CASES[1:2], weeks, noise=0, first=30)
+    assert trend(HISTORY, case=LARGER).findings
+    write_history(HISTORY, commits[:30], CASES[:1], weeks, noise=0)
+    assert trend(HISTORY, case=LARGER).findings == ()
+
+
+def test_good_and_bad_weeks_are_no_changes(commits: list[str]) -> None:
+    """Only a series of 30 sessions shows that its nights are correlated."""
+    write_history(HISTORY, commits[:29], CASES[:1], weeks, noise=0)
+    assert trend(HISTORY).findings
+    write_history(HISTORY, commits[29:30], CASES[:1], weeks, noise=0, first=29)
+    assert trend(HISTORY).findings == ()
 
 
 def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Topology
-from perfsuite.features.nightly import find, night
+from perfsuite.features.nightly import find
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.store import BASELINES, BaselineStore, Store
 from tests.cli.commands import error_of, hold, rows, run
-from tests.cli.jobs import Jobs
+from tests.features.nightly.interpreter import Interpreter
 from tests.samples import make_case, make_figures, make_gpu_machine, make_result, make_run, write_session
 
 GPU = make_case(hardware="h100", topology=Topology(processes_per_node=8))
@@ -145,16 +145,16 @@ def test_a_budget_cannot_hold_a_plan(plan: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("has_reference", [True, False])
-def test_a_night_states_its_plan_and_uses_it(monkeypatch: pytest.MonkeyPatch, has_reference: bool) -> None:
+def test_a_night_states_its_plan_and_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reference: bool
+) -> None:
     accept()
-    jobs = Jobs()
-    monkeypatch.setattr(night, "run", jobs.run)
-    monkeypatch.setattr(night, "refused", jobs.refused)
+    interpreter = Interpreter(tmp_path / "interpreter", monkeypatch)
     reference = ("--", "--perf-reference=image=base") if has_reference else ()
     printed = run("night", "--hardware", "h100", "--find", "3%", *reference).stdout
     assert "cost: " in printed
     planned = {"--perf-max-launches=3", "--perf-tolerance=3%", "--perf-canaries=2"}
-    measured = jobs.commands[-1]
+    measured = interpreter.commands[-1]
     assert (planned <= {*measured}) == has_reference
     assert "--perf-baselines=baselines" in measured
     assert ("With a reference on 2 canary cases" in printed) != has_reference

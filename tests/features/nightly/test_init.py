@@ -6,15 +6,14 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import perfsuite
-import perfsuite.features.nightly.init
 from perfsuite import documents
+from perfsuite.features.nightly.init import OF_LLAMA, PLACEHOLDER, releases_of
 from tests.cli import commands
 from tests.doc_pages import ROOT, Page
 from tests.processes import executable, output_of
@@ -22,7 +21,6 @@ from tests.processes import executable, output_of
 OCTO = "octo/perfsuite@" + "4d2c1b0f" * 5
 WORKFLOW = Path(".github/workflows/performance.yml")
 REQUIREMENTS = Path("requirements.txt")
-OURS = perfsuite.features.nightly.init
 
 
 init = partial(commands.run, "init")
@@ -128,6 +126,15 @@ def test_the_page_shows_what_is_written() -> None:
     assert Path(".gitignore").read_text() in shown
 
 
+def write_metadata(site: Path, name: str, version: str, direct_url: str | None = None) -> None:
+    """Write what pip leaves of an installed package: its name, its version and its origin."""
+    directory = site / f"{name}-{version}.dist-info"
+    directory.mkdir(parents=True)
+    (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if direct_url is not None:
+        (directory / "direct_url.json").write_text(direct_url)
+
+
 DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}'
 
 
@@ -136,17 +143,15 @@ DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "c
     [
         (None, f"perfsuite=={perfsuite.__version__}"),
         (DIRECT_URL, "perfsuite @ git+https://example.org/p.git@c0ffee"),
-        ('{"url": "file:///src/perfsuite"}', OURS.PLACEHOLDER),
-        (DIRECT_URL.replace("https://example.org/p.git", "file:///src/p"), OURS.PLACEHOLDER),
+        ('{"url": "file:///src/perfsuite"}', PLACEHOLDER),
+        (DIRECT_URL.replace("https://example.org/p.git", "file:///src/p"), PLACEHOLDER),
     ],
 )
 def test_workflow_installs_perfsuite_from_its_source(
-    monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
 ) -> None:
-    installed_package = SimpleNamespace(read_text=lambda name: installed)
-    monkeypatch.setattr(OURS, "distribution", {"perfsuite": installed_package}.get)
-    monkeypatch.setattr(OURS, "version", {"perfsuite": perfsuite.__version__, "torch": "2.13.0+cpu"}.get)
-    monkeypatch.setattr(OURS, "OF_LLAMA", ("torch", "lightning"))
+    write_metadata(tmp_path / "site", "perfsuite", perfsuite.__version__, installed)
+    monkeypatch.syspath_prepend(tmp_path / "site")
     project = Path("pyproject.toml")
     project.write_text("")
     assert ("the owner of your copy of perfsuite" in init("--github").stdout) == ("OWNER" in line)
@@ -154,8 +159,14 @@ def test_workflow_installs_perfsuite_from_its_source(
     assert not REQUIREMENTS.exists()
     project.unlink()
     job()
-    assert REQUIREMENTS.read_text() == "torch==2.13.0\n"
+    assert REQUIREMENTS.read_text().splitlines() == releases_of(OF_LLAMA)
     assert f".venv/bin/pip install -r requirements.txt '{line}'\n" in WORKFLOW.read_text()
+
+
+def test_requirements_are_installed_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_metadata(tmp_path / "site", "thing", "2.13.0+cpu")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert releases_of(["thing", "nosuch"]) == ["thing==2.13.0"]
 
 
 def test_workflow_calls_a_copys_workflow() -> None:
@@ -264,7 +275,7 @@ def test_requirements_are_what_a_script_imports() -> None:
 )
 def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
     if not arguments:
-        monkeypatch.setattr(OURS, "find_spec", lambda name: None)  # transformers is also missing
+        monkeypatch.setitem(sys.modules, "transformers", None)
     assert words in commands.error_of("init", *arguments.split())
     assert not any(Path().iterdir())
 

@@ -1,37 +1,35 @@
 """Tests of `perfsuite night`. All commands that it runs are replaced."""
 
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from perfsuite import documents, extensions
-from perfsuite.features.nightly import night
+from perfsuite import documents
+from perfsuite.features.nightly.night import report_line
 from perfsuite.features.nightly.page import NOTHING
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
 from tests.cli.commands import error_of
-from tests.cli.jobs import SESSION, Jobs
+from tests.features.nightly.interpreter import SESSION, Interpreter
 
 PAGE = Path("page")
 
 
 @pytest.fixture
-def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    """Return the directory of a night that launches nothing."""
+def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interpreter:
+    """Return the interpreter of a night that launches nothing."""
     Path("bench_cases").mkdir()
-    made = Jobs()
-    monkeypatch.setattr(night, "run", made.run)
-    monkeypatch.setattr(night, "refused", made.refused)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / PAGE))
-    return made
+    return Interpreter(tmp_path / "interpreter", monkeypatch)
 
 
 run = partial(commands.run, "night", "--hardware", "cpu")
 
 
-def test_night_checks_machine_and_gate_first(tonight: Jobs) -> None:
-    tonight.statuses = {"doctor": 3, "selftest": 3}  # on a busy machine, the night goes on
+def test_night_checks_machine_and_gate_first(tonight: Interpreter) -> None:
+    tonight.end_with(doctor=3, selftest=3)  # on a busy machine, the night goes on
     options = ("--shard=2/8", "--budget=2h", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
     doctor, selftest, pytest_ = tonight.commands
@@ -41,67 +39,70 @@ def test_night_checks_machine_and_gate_first(tonight: Jobs) -> None:
     assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "later options override earlier ones"
     assert {"--perf-report=out", "--perf-shard=2/8", "--perf-budget=2h"} <= {*pytest_}
     assert "## perfsuite: 1 " in PAGE.read_text()
-    assert "perfsuite history push out/results.json" in said.stderr
+    kept = "; to keep the results: perfsuite history push out/results.json"
+    assert f"report: out/index.html{kept}\n" in said.stderr
 
 
-def test_trains_nothing_without_transformers(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(night, "find_spec", lambda name: None)
+def test_trains_nothing_without_transformers(tonight: Interpreter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
     run()
     assert tonight.commands[-2] == ["perfsuite.cli", "selftest", "--framework=fake"]
 
 
-def test_names_history_only_where_it_exists(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "names", lambda group: ["night"])
-    said = commands.run("night", "--hardware", "h100").stderr
-    assert "report: out/index.html" in said
-    assert "perfsuite history" not in said
+def test_names_history_only_where_it_exists() -> None:
+    assert report_line(Path("out"), ["night"]) == "report: out/index.html"
+    kept = "; to keep the results: perfsuite history push out/results.json"
+    assert report_line(Path("out"), ["history", "night"]) == f"report: out/index.html{kept}"
 
 
 @pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
-def test_a_night_ends_as_pytest_does(tonight: Jobs, ended: int, status: int) -> None:
-    tonight.statuses = {"pytest": ended}
+def test_a_night_ends_as_pytest_does(tonight: Interpreter, ended: int, status: int) -> None:
+    tonight.end_with(pytest=ended)
     run(status=status)
 
 
 @pytest.mark.parametrize(
     ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
 )
-def test_bad_machine_or_blind_gate_ends_a_night(tonight: Jobs, command: str, ended: int, status: int) -> None:
-    tonight.statuses = {command: ended}
+def test_bad_machine_or_blind_gate_ends_a_night(
+    tonight: Interpreter, command: str, ended: int, status: int
+) -> None:
+    tonight.end_with(**{command: ended})
     errors = run("--selftest", "fake", status=status).stderr
     assert f"nothing was measured: perfsuite {command} ended with {ended}" in errors
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
     assert PAGE.read_text().startswith(f"Nothing was measured: perfsuite {command} ended with {ended}\n")
 
 
-def test_finds_pytests_refusals_before_checks(tonight: Jobs) -> None:
-    tonight.refusal = "pytest cannot collect the cases: ERROR: *x* [y]"
+def test_finds_pytests_refusals_before_checks(tonight: Interpreter) -> None:
+    tonight.refuse("ERROR: *x* [y]")
     assert "nothing was measured: pytest cannot collect the cases: ERROR: *x* [y]" in run(status=2).stderr
     assert tonight.commands == []
     assert PAGE.read_text().startswith(
         "Nothing was measured: pytest cannot collect the cases: ERROR: &#42;x&#42;"
     )
-    tonight.refusal = None
+    tonight.accept()
     run("-k", "fsdp2")
-    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "the question is about the selected cases"
+    assert tonight.asked == tonight.commands[-1][1:], "the question is about the selected cases"
 
 
-def test_github_gets_no_annotation_without_a_finding(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_gets_no_annotation_without_a_finding(
+    tonight: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::" not in run().stdout
 
 
-def test_page_names_an_error_in_the_plan(tonight: Jobs) -> None:
+def test_page_names_an_error_in_the_plan(tonight: Interpreter) -> None:
     errors = run("--find=2%", status=2).stderr
     assert "-m cpu selects no case in bench_cases" in errors
     assert "Nothing was measured: -m cpu selects no case in bench_cases" in PAGE.read_text()
 
 
-def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    tonight.reports = False
-    with monkeypatch.context() as killed:
-        killed.setattr(night, "_publish", lambda page, sessions: None)
-        run()
+def test_reports_an_interrupted_night_once(tonight: Interpreter) -> None:
+    run()
+    tonight.forget_report()  # as if the night had been killed before its report
+    PAGE.unlink()
     run("--only-summary")
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1
     assert documents.read(Path("out/results.json"), SessionFile) == SESSION
@@ -109,18 +110,18 @@ def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.Mo
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "the page has the summary already"
 
 
-def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
+def test_ignores_the_report_of_an_earlier_night(tonight: Interpreter) -> None:
     run("--only-summary")
     assert PAGE.read_text() == NOTHING.format("the night did not begin", 0)
     run()
-    tonight.statuses = {"doctor": 1}
+    tonight.end_with(doctor=1)
     run(status=2)
     run("--only-summary")
     assert PAGE.read_text().endswith(f"\n{NOTHING.format('perfsuite doctor ended with 1', 1)}")
     assert PAGE.read_text().count("Nothing was measured") == 2
     assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
-    tonight.statuses = {}
-    tonight.measures = False
+    tonight.end_with()
+    tonight.measure_nothing()
     assert "pytest ended with 0 and wrote no report" in run(status=2).stderr
     assert PAGE.read_text().count("Nothing was measured") == 3, "an older session does not count"
 
@@ -139,7 +140,7 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
         ("night --hardware cpu --json", "--json needs --plan (a night writes results.json)"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(tonight: Jobs, command: str, words: str) -> None:
+def test_what_cannot_be_measured_is_refused(tonight: Interpreter, command: str, words: str) -> None:
     page = Path("mine/index.html")
     documents.write_text(page, "<title>Ours</title>")
     assert words in error_of(*command.split())

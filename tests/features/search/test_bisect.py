@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from perfsuite import measure
+from perfsuite import DDP, measure
 from perfsuite.launch.arm import Arm
 from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.session import against_arm
-from perfsuite.session.setup import DryHost
 from tests.cli import commands
 from tests.samples import DISTURBED, make_case, make_figures, make_run
 from tests.synthetic import commit, git
 from tests.twin_counts import counts, launch
 
-CASE = make_case()
+CASE = make_case(framework=DDP())
 GOOD = 0
 FIRST_BAD = 3
 BAD = 4
@@ -71,7 +70,6 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
         why_no_cuda=lambda arm: None,
     )
     monkeypatch.setattr("perfsuite.features.search.bisect.by_counts", by_fake_counts)
-    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
     return stand_in
 
 

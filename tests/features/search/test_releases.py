@@ -1,32 +1,32 @@
 """Tests of `perfsuite releases`: its page, its refusals and its files. Runs are fake, and often also pip."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.version import Version
 
-from perfsuite import Model, Script, documents
+from perfsuite import DDP, Model, Script, documents
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.errors import CaseError, DryRunError
 from perfsuite.features.search import releases as command_of
+from perfsuite.features.search.releases import ReleaseRuns
 from perfsuite.features.search.releases_page import ON_CPUS, SENSE
-from perfsuite.launch import installer
-from perfsuite.launch.arm import Arm, resolve
+from perfsuite.launch.arm import Arm
 from perfsuite.measure import Launching
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.session.setup import DryHost
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
 from tests.samples import make_case, make_figures, make_machine
 from tests.twin_counts import counts, launch
 
-CASE = make_case()
-OTHER = make_case(steps=21)
+CASE = make_case(framework=DDP())
+OTHER = CASE.replace(steps=21)
 INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
 BOOM = Failure(kind="crash", message="boom", at=0.0)
 
@@ -44,6 +44,8 @@ class Runs:
         self.refused: set[tuple[str, str]] = set()  # (way, release) of runs that are refused
         self.failing: set[str] = set()
         self.uninstallable: set[str] = set()
+        self.without_cuda: set[str] = set()  # texts of the arms whose torch cannot simulate CUDA
+        self.asked: list[str] = []  # the packages about which the index was asked
         # Case or release -> the version that its run observes, if this is not the arm's version.
         self.uses: dict[str, str | None] = {}
 
@@ -83,24 +85,32 @@ class Runs:
     def launch(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
         return self._run(case, directory, how.arm, "launch")
 
+    def versions(self, package: str) -> list[Version]:
+        self.asked.append(package)
+        return [*map(Version, INDEX)]
+
+    def why_no_cuda(self, arm: Arm) -> str | None:
+        return "built for CUDA" if arm.text in self.without_cuda else None
+
     @property
     def released(self) -> list[str]:
         """Return the release of each run."""
         return [release for _, release, _ in self.made]
 
+    def replace(self, monkeypatch: pytest.MonkeyPatch, **index: Any) -> None:
+        """Replace the runs of the command, and functions that ask the index of packages."""
+        replaced = {"dry": self.dry, "launch": self.launch, "why_no_cuda": self.why_no_cuda, **index}
+        monkeypatch.setattr(command_of, "ReleaseRuns", partial(ReleaseRuns, **replaced))
+
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Replace runs and pip. There are two cases, and a package with six releases."""
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
-    monkeypatch.setattr(command_of, "dry_run", stand_in.dry)
-    monkeypatch.setattr(command_of, "launch_once", stand_in.launch)
-    monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
-    monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
-    monkeypatch.setattr(command_of, "resolve", stand_in.resolve)
-    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
+    commands.have_compiler(tmp_path / "compiler", monkeypatch)
+    stand_in.replace(monkeypatch, versions=stand_in.versions, resolve=stand_in.resolve)
     return stand_in
 
 
@@ -141,7 +151,7 @@ def test_page_shows_how_many_steps_were_counted(runs: Runs) -> None:
 
 
 def test_page_shows_the_pretended_gpu(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
+    gpu = CASE.replace(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
     commands.hold(monkeypatch, gpu)
     runs.machine = pretended_gpu("NVIDIA H100 80GB HBM3", gpu.topology)
     page = command("--from", "1.2", ids=(gpu.id,)).stdout
@@ -206,17 +216,15 @@ def test_launches_every_case_on_request(runs: Runs) -> None:
     assert [made[:2] for made in runs.made] == [("launch", "1.2"), ("launch", "2.0")]
 
 
-def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        command_of, "why_no_cuda", lambda arm: "built for CUDA" if "2.0" in arm.text else None
-    )
+def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs) -> None:
+    runs.without_cuda = {"torch==2.0"}
     commands.run("releases", "torch", "--from", "1.1.1", CASE.id)
     assert runs.released == ["1.1.1", "1.2", "1.2", "2.0"]
     assert runs.devices == [None, None, "cpu", "cpu"]
 
 
 def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = make_case(hardware="h100")
+    gpu = CASE.replace(hardware="h100")
     commands.hold(monkeypatch, gpu)
     runs.refused = {("dry", "2.0")}
     page = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
@@ -224,22 +232,15 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
 
 
 def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = make_case(hardware="h100", steps=22)
+    gpu = CASE.replace(hardware="h100", steps=22)
     commands.hold(monkeypatch, gpu, CASE)
-    asked = list[str]()
-
-    def versions(package: str) -> list[Version]:
-        asked.append(package)
-        return [*map(Version, INDEX)]
-
-    monkeypatch.setattr(command_of, "versions", versions)
     said = commands.error_of("releases", "some_thing", "--from", "1.2", "--launch", gpu.id)
     assert f"{gpu.id}: it is meant for h100, but this machine is " in said
-    assert asked == []
+    assert runs.asked == []
 
 
 def test_leaves_out_unrunnable_cases_among_others(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = make_case(hardware="h100", steps=22)
+    gpu = CASE.replace(hardware="h100", steps=22)
     commands.hold(monkeypatch, gpu, CASE)
     said = command("--from", "1.2", "--launch", "-k", "any", ids=()).stderr
     assert f"{gpu.id}: it is meant for h100" in said
@@ -276,8 +277,7 @@ def test_cases_without_the_package_are_an_error(runs: Runs) -> None:
 @pytest.mark.launch
 @pytest.mark.nightly
 def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_of, "versions", installer.versions)
-    monkeypatch.setattr(command_of, "resolve", resolve)
+    runs.replace(monkeypatch)
     own_index = only_index(tmp_path / "found", monkeypatch)
     write_wheel(own_index, "torch", "99", "")
     (own_index / "some_thing-1.5.tar.gz").write_bytes(b"")  # pip would have to build this release

@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -295,9 +295,9 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def slurm_cluster() -> Iterator[Cluster]:
-    """Start a separate cluster, which takes some seconds, and remove it afterwards."""
-    with _slot() as slot:
+def slurm_cluster(slots: Sequence[int] = SLOTS) -> Iterator[Cluster]:
+    """Start a separate cluster in a free slot, which takes some seconds, and remove it afterwards."""
+    with _slot(slots) as slot:
         cluster = Cluster(slot)
         try:
             try:
@@ -353,12 +353,12 @@ def _remove(slot: int) -> None:
 
 
 @contextlib.contextmanager
-def _slot() -> Iterator[int]:
+def _slot(slots: Sequence[int]) -> Iterator[int]:
     """Take the first free slot, and remove what an earlier, dead owner of the slot left.
 
     A slot is claimed with an abstract socket address: a name in the kernel that only one process can have.
     """
-    for slot in SLOTS:
+    for slot in slots:
         with socket.socket(socket.AF_UNIX) as claim:
             try:
                 claim.bind(f"\0perfsuite-slurm-{slot}")
@@ -368,7 +368,7 @@ def _slot() -> Iterator[int]:
                 _remove(slot)
             yield slot
             return
-    raise RuntimeError(f"all slots have a running cluster: {SLOTS}")
+    raise RuntimeError(f"all slots have a running cluster: {slots}")
 
 
 def _ip(*words: str) -> None:

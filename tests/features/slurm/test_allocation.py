@@ -4,17 +4,16 @@ The launcher is in an allocation of a fake Slurm.
 """
 
 import os
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Topology
 from perfsuite.errors import AllocationOverError, LaunchError, MachineError
-from perfsuite.features.slurm import commands, launcher
-from perfsuite.features.slurm.commands import SlurmError, SlurmJob
+from perfsuite.features.slurm.commands import SlurmError
 from perfsuite.features.slurm.describe import Described
 from perfsuite.features.slurm.launcher import SlurmLauncher, alike, refuse_other_gpus, said_by_slurm
 from perfsuite.launch.base import Launcher
@@ -27,8 +26,6 @@ from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 from tests.processes import executable
 from tests.samples import make_case, make_machine
-
-T = TypeVar("T")
 
 
 def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -> Described:
@@ -158,36 +155,82 @@ def test_is_the_default_over_several_nodes(
     assert type(launcher_of()) is launcher
 
 
-RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
+RUNNING = "JobId=7 JobState=RUNNING NodeList=n[1-2]"
+"""What `scontrol` prints about a job that runs."""
+BUSY = "!controller busy"
+"""The answer of a controller that has no time."""
 CASE = make_case(topology=Topology(nodes=2, processes_per_node=1))
-
-
-def answer_of(answers: list[T]) -> T:
-    """Return the next answer. After the last answer, repeat the last answer."""
-    return answers.pop(0) if len(answers) > 1 else answers[0]
+NEXT = """\
+next() {
+    head -n 1 "$1"
+    if [ "$(wc -l < "$1")" -gt 1 ]; then sed -i 1d "$1"; fi
+}"""
+"""A shell function that prints the next line of a file. After the last line, it repeats the last line."""
 
 
 class Slurm:
-    """A fake Slurm. `answer_of` takes its answers, about the job and the remaining steps, from lists."""
+    """Programs on PATH that replace those of Slurm. Their answers are lines of files."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.jobs: list[SlurmJob] = [RUNNING]
-        self.left: list[list[str] | SlurmError] = [[]]
-        self.asked: set[str] = set()
-        self.cancelled: list[tuple[str, ...]] = []
         self._directory = directory
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
-        monkeypatch.setattr(commands, "job", lambda job_id: answer_of(self.jobs))
-        monkeypatch.setattr(commands, "steps", self._steps)
-        monkeypatch.setattr(commands, "cancel", lambda *words: self.cancelled.append(words))
-        for module in (commands, launcher):
-            monkeypatch.setattr(module, "POLL_S", 0.0)
+        here = f"cd '{directory}'"
+        executable(
+            directory / "scontrol",
+            here,
+            NEXT,
+            'if [ "$2" = hostnames ]; then echo n1 n2; else next jobs; fi',
+        )
+        executable(
+            directory / "squeue",
+            here,
+            NEXT,
+            "answer=$(next left)",
+            'case "$answer" in',
+            '!*) echo "$answer" >&2; exit 1;;',
+            '?*) echo "$answer $(tail -n 1 started)";;',
+            "esac",
+        )
+        executable(directory / "scancel", here, 'echo "$*" >> cancelled')
+        self.jobs(RUNNING)
+        self.left("")
         self.srun()
+
+    def jobs(self, *answers: str) -> None:
+        """Answer like this when `scontrol` is asked about the job. The last answer is repeated."""
+        self._answer("jobs", answers)
+
+    def left(self, *answers: str) -> None:
+        """Answer like this when `squeue` is asked for the step of the last launch.
+
+        An answer is the id of the step, empty if the step is gone, or an error that begins with "!".
+        """
+        self._answer("left", answers)
+
+    def _answer(self, name: str, answers: Sequence[str]) -> None:
+        (self._directory / name).write_text("".join(f"{answer}\n" for answer in answers))
 
     def srun(self, script: str = "touch $directory/rank-0.json $directory/rank-1.json") -> None:
         """Make `srun` run this script instead of starting agents. By default, all ranks report."""
-        executable(self._directory / "srun", "for directory; do :; done", script)
+        executable(
+            self._directory / "srun",
+            "for word; do",
+            f"    case $word in --job-name=*) echo ${{word#*=}} >> '{self._directory}/started';; esac",
+            "done",
+            "directory=$word",
+            script,
+        )
+
+    @property
+    def started(self) -> list[str]:
+        """The names of the steps that `srun` has started."""
+        return (self._directory / "started").read_text().splitlines()
+
+    @property
+    def cancelled(self) -> list[str]:
+        """The arguments of each call of `scancel`."""
+        return (self._directory / "cancelled").read_text().splitlines()
 
     def launch(self, launcher: SlurmLauncher, name: str, **changes: Any) -> Failure | None:
         """Launch in the directory `name`, and return the failure that the launcher reports."""
@@ -195,61 +238,59 @@ class Slurm:
         run_dir.path.mkdir()
         return launcher.launch(Job(run_dir=run_dir, case=CASE.replace(**changes), machine=make_machine()))
 
-    def _steps(self, job_id: str, name: str) -> list[str]:
-        self.asked.add(name)
-        answer = answer_of(self.left)
-        if isinstance(answer, SlurmError):
-            raise answer
-        return answer
-
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm(tmp_path, monkeypatch)
 
 
+def make_launcher(**how: Any) -> SlurmLauncher:
+    """Return a launcher that does not wait between two queries."""
+    return SlurmLauncher(sleep=lambda seconds: None, **how)
+
+
 def test_refuses_gpus_not_requested_per_node(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.jobs = [replace(RUNNING, spreads_gpus=True)]
+    slurm.jobs(f"{RUNNING} TresPerJob=gres/gpu:16")
     with pytest.raises(MachineError, match="did not request GPUs per node"):
-        SlurmLauncher().machine(tmp_path)
+        make_launcher().machine(tmp_path)
 
 
 @pytest.mark.fault("allocation is about to end")
 def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
-    slurm.jobs = [replace(RUNNING, left_s=50)]
+    slurm.jobs(f"{RUNNING} TimeLimit=00:10:00 RunTime=00:09:10")
     with pytest.raises(AllocationOverError, match="ends in 50 s, but a launch can take 60 s"):
-        slurm.launch(SlurmLauncher(), "long")
-    assert slurm.launch(SlurmLauncher(), "short", timeout_s=40) is None
+        slurm.launch(make_launcher(), "long")
+    assert slurm.launch(make_launcher(), "short", timeout_s=40) is None
 
 
 def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
-    over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
-    slurm.jobs = [RUNNING, RUNNING, over]  # two answers are used before the first launch
-    ours = SlurmLauncher()
+    over = RUNNING.replace("RUNNING", "CANCELLED")
+    slurm.jobs(RUNNING, RUNNING, over)  # two answers are used before the first launch
+    ours = make_launcher()
     assert slurm.launch(ours, "first") is None
     with pytest.raises(AllocationOverError, match="the Slurm job 7 is over: CANCELLED"):
         slurm.launch(ours, "second")
 
 
 def test_asks_a_busy_controller_again(slurm: Slurm) -> None:
-    slurm.left = [SlurmError("busy"), SlurmError("busy"), ["7.1"], ["7.1"], []]
-    assert slurm.launch(SlurmLauncher(), "launch") is None
-    assert slurm.cancelled == [("7.1", "--signal=KILL")] * 2
+    slurm.left(BUSY, BUSY, "7.1", "7.1", "")
+    assert slurm.launch(make_launcher(), "launch") is None
+    assert slurm.cancelled == ["--signal=KILL 7.1"] * 2
 
 
 def test_next_launch_waits_for_a_lingering_step(slurm: Slurm) -> None:
-    ours = SlurmLauncher(end_s=0.05)
-    slurm.left = [SlurmError("still busy")]
+    ours = make_launcher(end_s=0.05)
+    slurm.left(BUSY)
     assert slurm.launch(ours, "kept") is None
-    with pytest.raises(SlurmError, match="still busy"):
+    with pytest.raises(SlurmError, match="controller busy"):
         slurm.launch(ours, "next")
-    assert len(slurm.asked) == 1, "no second step was started"
-    slurm.left = [["7.1"]]
+    assert len(slurm.started) == 1, "no second step was started"
+    slurm.left("7.1")
     with pytest.raises(LaunchError, match=r"Slurm did not end step 7\.1 within 0 s. .*scontrol show step"):
         slurm.launch(ours, "later")
-    slurm.left = [[]]
+    slurm.left("")
     assert slurm.launch(ours, "then") is None
-    slurm.left = [SlurmError("still busy")]
+    slurm.left(BUSY)
     slurm.srun("exit 1")
-    with pytest.raises(SlurmError, match="still busy"):
+    with pytest.raises(SlurmError, match="controller busy"):
         slurm.launch(ours, "failed")

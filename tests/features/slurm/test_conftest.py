@@ -1,13 +1,9 @@
 """Tests of the Slurm fixtures if Slurm is not installed, and if a test fails."""
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from tests.features.slurm import emulated
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
@@ -17,20 +13,28 @@ def test_without_slurm_skips_or_fails_in_ci(
     shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
     pytester.makepyfile("def test_it(cluster): ...")
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(emulated, "missing", lambda: "no Slurm: run `make slurm`")
+    monkeypatch.setenv("PATH", "")
     result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
     result.assert_outcomes(**outcome)
-    result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
+    result.stdout.fnmatch_lines(["*slurmctld, slurmd, srun, * not installed: run `make slurm`*"])
 
 
-def test_a_failure_shows_the_logs_of_slurm(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_shows_the_logs_of_slurm(pytester: pytest.Pytester) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
-    pytester.makepyfile("def test_it(cluster):\n    raise TimeoutError")
-    monkeypatch.setattr(emulated, "missing", lambda: None)
-    cluster = SimpleNamespace(logs=lambda: "slurmctld.log:\nerror: no route to n2")
-    monkeypatch.setattr(emulated, "slurm_cluster", lambda: nullcontext(cluster))
+    pytester.makepyfile(
+        """
+        from types import SimpleNamespace
+
+        import pytest
+
+        @pytest.fixture
+        def cluster():
+            return SimpleNamespace(logs=lambda: "slurmctld.log:\\nerror: no route to n2")
+
+        def test_it(cluster):
+            raise TimeoutError
+        """
+    )
     result = pytester.runpytest_inprocess("-p", "no:xdist")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*- Slurm -*", "slurmctld.log:", "error: no route to n2"])

@@ -17,8 +17,7 @@ SLOT = 100 + os.getpid() % 100
 OWNER = f"""
 import signal
 from tests.features.slurm import emulated
-emulated.SLOTS = [{SLOT}]
-with emulated.slurm_cluster() as cluster:
+with emulated.slurm_cluster([{SLOT}]) as cluster:
     cluster.run("sbatch", "--output=/dev/null", "--wrap=sleep 3600")
     print("started", flush=True)
     signal.pause()
@@ -35,7 +34,7 @@ def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
 
 
 @pytest.mark.launch
-def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster) -> None:
     """The kernel ends the cluster's processes. The next cluster in the same slot removes everything else."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert owner.stdout is not None
@@ -48,8 +47,7 @@ def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch:
     owner.wait(START_S)
     wait_until(lambda: not processes_of(SLOT), "the cluster's processes to die")
     assert interfaces_of(SLOT), "nobody is left to remove the bridge"
-    monkeypatch.setattr(emulated, "SLOTS", [SLOT])
-    with emulated.slurm_cluster() as other:
+    with emulated.slurm_cluster([SLOT]) as other:
         assert not stale.exists()
         assert len(processes_of(SLOT)) > 5
         assert len(interfaces_of(SLOT)) == 3
