@@ -4,7 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,17 @@ def main(path: str) -> None:
     report = empty_report()
     leash.die_with_parent()
     leash.listen(run_dir, report.rank)
+    run_rank(run_dir, report, _measure_as_requested)
+
+
+def run_rank(run_dir: RunDir, report: RankReport, measure: Callable[[Rank], RankReport]) -> None:
+    """Write the report of `measure`, then leave the process group. `report` has no measurements yet.
+
+    If `measure` fails, report the failure and raise the error.
+    """
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
-        measure = _measure if rank.plan.needs_torch else _simulate
-        measured = _preflight(rank) if rank.request.preflight else measure(rank)
+        measured = measure(rank)
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, report.rank))
         raise
@@ -57,6 +64,12 @@ def forked(path: str, environment: Mapping[str, str]) -> None:
     main(path)
 
 
+def _measure_as_requested(rank: Rank) -> RankReport:
+    if rank.request.preflight:
+        return _preflight(rank)
+    return _measure(rank) if rank.plan.needs_torch else _simulate(rank)
+
+
 def _simulate(rank: Rank) -> RankReport:
     rank.build(SimulatedTimer())
     rank.start()
@@ -76,9 +89,7 @@ def _measure(rank: Rank) -> RankReport:
     device = _device(rank.request)
     timer, probe = clock_for(device)
     startup_clock.go_on()
-    process_group = rank.plan.process_group
-    if process_group != "library":
-        _init_process_group(case, device, connects_at_once=process_group == "eager")
+    _init_planned_process_group(rank, device)
     with Part(PERFSUITE_BUILDS):
         flops = count_known(case)  # imports transformers and builds the model once, on the meta device
     rank.framework.load(case, device)
@@ -172,6 +183,13 @@ def wait_as_long_as_the_driver(case: Case) -> None:
 def _nccl_timeout(case: Case) -> timedelta:
     """Return a timeout for NCCL, longer than the driver's. The driver then ends a hanging job before NCCL."""
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
+
+
+def _init_planned_process_group(rank: Rank, device: Any) -> None:
+    """Create the process group as the framework plans it, unless the library creates it."""
+    process_group = rank.plan.process_group
+    if process_group != "library":
+        _init_process_group(rank.case, device, connects_at_once=process_group == "eager")
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:

@@ -1,4 +1,6 @@
+import multiprocessing
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,9 @@ from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.base import NCCL_AFTER_S, LaunchPlan
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import flight_recorder, leash
 from perfsuite.worker import main as worker
-from perfsuite.worker.clock import loaders, startup_clock
-from perfsuite.worker.counting import loader_workers
-from perfsuite.worker.observation import engines
 from perfsuite.worker.probes import node_probe
-from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
-from perfsuite.worker.spans import events
+from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report
 from tests.fake_group import alone
 from tests.samples import known, make_case, make_report
 
@@ -29,50 +26,66 @@ class StopError(Exception):
     pass
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """Write the case of a rank. This process acts as the rank, but is not tied to its parent."""
-    documents.write(RunDir(tmp_path).case, CaseFile(case=make_case(framework=DDP()), device="cpu"))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(leash, "die_with_parent", lambda: None)
-    monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # a rank replaces this function
-    monkeypatch.setattr(startup_clock, "_clock", None)  # importing `node.preload` started one
-    # These hooks cannot be undone in this process, and later tests would have them as well.
-    for hooks in (engines, events, flight_recorder, loader_workers, loaders):
-        monkeypatch.setattr(hooks, "watch", lambda *_: None)
-    return RunDir(tmp_path)
+def first_rank(directory: Path, **request: Any) -> Rank:
+    """Write the request for a case on two ranks, and return the first rank."""
+    request = {"case": make_case(framework=DDP()), "device": "cpu", **request}
+    file = CaseFile(**request)
+    documents.write(RunDir(directory).case, file)
+    return Rank(RunDir(directory), file, empty_report(0, 2))
 
 
-def test_a_rank_writes_before_it_meets_the_others(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_copy(work: Callable[[], object]) -> Any:
+    """Return the result of `work` in a copy of this process, which ends with the hooks of `work`."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+
+    def send() -> None:
+        sending.send(work())
+
+    child = context.Process(target=send)
+    child.start()
+    sending.close()
+    result = receiving.recv()
+    child.join()
+    return result
+
+
+def test_a_rank_writes_before_it_meets_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alarms: list[int] = []
-    monkeypatch.setattr(worker, "_measure", lambda rank: make_report())
     monkeypatch.setattr(signal, "alarm", alarms.append)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "barrier", Mock(side_effect=StopError))
+    run_dir = first_rank(tmp_path).run_dir
     with pytest.raises(StopError):
-        worker.main(str(run_dir.path))
+        worker.run_rank(run_dir, empty_report(0, 2), lambda rank: make_report())
     assert alarms == [WAIT_S + LEAVE_S], "otherwise the rank might hang here for ever"
     assert documents.read(run_dir.rank(0), RankReport) == make_report(), "no crash overwrites the report"
 
 
 @pytest.mark.parametrize(("process_group", "device_id"), [("eager", torch.device("cuda", 1)), ("lazy", None)])
 def test_nccl_connects_lazily_if_the_library_would(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, process_group: Any, device_id: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_group: Any, device_id: Any
 ) -> None:
-    monkeypatch.setattr(DDP, "plan", lambda self, case: LaunchPlan(process_group=process_group))
-    init_process_group = Mock(side_effect=StopError)
-    monkeypatch.setattr(worker, "_device", lambda request: torch.device("cuda", 1))
+    init_process_group = Mock()
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
-    case = CaseFile(case=make_case(framework=DDP()), device="cuda")
-    with pytest.raises(StopError):
-        worker._measure(Rank(run_dir, case, make_report()))
-    after_the_driver = timedelta(seconds=case.case.timeout_s + 60)
+    rank = first_rank(tmp_path)
+    rank.plan = LaunchPlan(process_group=process_group)
+    worker._init_planned_process_group(rank, torch.device("cuda", 1))
+    after_the_driver = timedelta(seconds=rank.case.timeout_s + 60)
     init_process_group.assert_called_once_with("nccl", device_id=device_id, timeout=after_the_driver)
 
 
-def test_backward_is_watched_in_loops_of_ours(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_creates_its_own_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init_process_group = Mock()
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    rank = first_rank(tmp_path)
+    rank.plan = LaunchPlan(process_group="library")
+    worker._init_planned_process_group(rank, torch.device("cpu"))
+    init_process_group.assert_not_called()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_backward_is_watched_in_loops_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library can clip with a function that perfsuite does not know.
 
     Then the norm before clipping is unknown.
@@ -81,50 +94,53 @@ def test_backward_is_watched_in_loops_of_ours(run_dir: RunDir, monkeypatch: pyte
     original.__name__ = "backward"
     monkeypatch.setattr(torch.autograd, "backward", original)
     monkeypatch.setattr(dist, "init_process_group", Mock(side_effect=StopError))
-    case = CaseFile(case=make_case(framework=DDP()), device="cpu")
-    with pytest.raises(StopError):
-        worker._measure(Rank(run_dir, case, make_report()))
-    assert torch.autograd.backward is not original
+    rank = first_rank(tmp_path)
+
+    def is_watched() -> bool:
+        with pytest.raises(StopError):
+            worker._measure(rank)
+        return torch.autograd.backward is not original
+
+    assert in_a_copy(is_watched)
 
 
-def test_a_preflight_probes_and_trains_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preflight_probes_and_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(device: Any, nodes: int, on_round: Any) -> dict[str, float]:
         assert (device, nodes) == (torch.device("cpu"), 2)
-        assert run_dir.progress.read_text() == "0 1"
+        assert rank.run_dir.progress.read_text() == "0 1"
         on_round(7)
         return {"matmul_tflops": 0.1, "next_gb_s": 2.0}
 
     case = make_case(framework=DDP(), topology=Topology(nodes=2, processes_per_node=1))
-    documents.write(run_dir.case, CaseFile(case=case, device="cpu", preflight=True))
-    monkeypatch.setattr(worker, "_init_process_group", lambda case, device, connects_at_once: None)
-    monkeypatch.setattr(worker, "_measure", lambda rank: pytest.fail("trained"))
+    rank = first_rank(tmp_path, case=case, preflight=True)
+    monkeypatch.setattr(dist, "init_process_group", Mock())
     monkeypatch.setattr(node_probe, "node_probe", probe)
-    monkeypatch.setattr(signal, "alarm", lambda seconds: None)
-    worker.main(str(run_dir.path))
-    report = documents.read(run_dir.rank(0), RankReport)
+    report = worker._measure_as_requested(rank)
     assert report.device_probe == {"matmul_tflops": 0.1, "next_gb_s": 2.0}
     assert (report.step_s, report.failure) == ((), None)
-    assert run_dir.progress.read_text() == "7 1"
+    assert rank.run_dir.progress.read_text() == "7 1"
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cuda", ["wait", "observe"]), ("cpu", ["observe"])])
-def test_groups_wait_longer_as_soon_as_they_exist(
-    monkeypatch: pytest.MonkeyPatch, device: str, expected: list[str]
-) -> None:
+def timeout_s(group: dist.ProcessGroup) -> float:
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
+@pytest.mark.parametrize(("device", "is_raised"), [("cuda", True), ("cpu", False)])
+def test_groups_wait_longer_as_soon_as_they_exist(device: str, is_raised: bool) -> None:
     """A framework creates its groups while it builds, and the first step can compile for long."""
-    done: list[str] = []
-    rank = Mock(plan=LaunchPlan(process_group="lazy"))
-    rank.observe = lambda: done.append("observe")
-    monkeypatch.setattr(worker, "wait_as_long_as_the_driver", lambda case: done.append("wait"))
-    worker._after_build(rank, torch.device(device))
-    assert done == expected
+    rank = Mock(plan=LaunchPlan(process_group="lazy"), case=make_case(timeout_s=7200))
+    observed_s: list[float] = []
+    with alone():
+        group = known(dist.group.WORLD)
+        before_s = timeout_s(group)
+        rank.observe = lambda: observed_s.append(timeout_s(group))
+        worker._after_build(rank, torch.device(device))
+    assert observed_s == [7200 + NCCL_AFTER_S if is_raised else before_s]
 
 
 def test_all_groups_wait_as_long_as_the_driver() -> None:
     with alone():
         further = dist.new_group([0], timeout=timedelta(seconds=600))
         worker.wait_as_long_as_the_driver(make_case(timeout_s=3600))
-        groups = [further, known(dist.group.WORLD)]
-        backends = [group._get_backend(torch.device("cpu")) for group in groups]
-        timeouts = [backend.options._timeout.total_seconds() for backend in backends]
+        timeouts = [timeout_s(group) for group in (further, known(dist.group.WORLD))]
     assert timeouts == [3600 + NCCL_AFTER_S] * 2
