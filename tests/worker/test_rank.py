@@ -21,8 +21,10 @@ from perfsuite.worker.clock.timers import SimulatedTimer
 from perfsuite.worker.observation import engines
 from perfsuite.worker.observation.observe import Observer
 from perfsuite.worker.rank import GRAPHS_UNKNOWN, Rank, empty_report, failure_of, write_failure
+from tests.packages import Packages
 from tests.samples import known, make_case
 from tests.test_errors import Unspeakable
+from tests.worker import motor
 
 
 def made(directory: Path, *, inject: str | None = None, rank: int = 0) -> Rank:
@@ -55,25 +57,54 @@ def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     assert rank.finish().memory is None
 
 
+OBSERVED = Observed(settings={"wrapper": "none"}, environment={})
+EVIDENCE = Evidence(data_parallel=2)
+
+
+class Prepared(Observer):
+    """An observer with prepared observations, for a simulated training, in which there is nothing to see."""
+
+    def __init__(self, rank: Rank, calls: Mock, *, mismatch: str | None = None) -> None:
+        """`calls` records the calls of the methods."""
+        super().__init__(rank.case, rank.workload)
+        self._calls = calls
+        self._mismatch = mismatch
+
+    def result(self) -> Observed:
+        self._calls.result()
+        return OBSERVED
+
+    def evidence(self) -> Evidence:
+        self._calls.evidence()
+        return EVIDENCE
+
+    def check(self, observed: Observed) -> None:
+        self._calls.check()
+        if self._mismatch is not None:
+            raise MismatchError(self._mismatch)
+
+
 def test_looks_again_for_engines_when_training_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The engine's module begins by importing torch, and then perfsuite attaches."""
+    motor.install(packages)
+    monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
+    (packages.directory / "motor" / "__init__.py").write_text("")
+    (packages.directory / "motor" / "driving.py").write_text(f"import sys; sys.attach()\n{motor.LIBRARY}")
+    driving = motor.driving()
     rank = simulated(tmp_path)
     rank.plan = dataclasses.replace(rank.plan, needs_torch=True)
-    looked: list[int] = []
-    monkeypatch.setattr(engines, "look_again", lambda: looked.append(rank.recorder.steps))
     rank.start()
-    assert looked == [0], "the rank looks once, before the first step"
+    optimizer = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
+    engine = driving.Driver(optimizer)
+    assert engines.of(optimizer) is engine
 
 
 def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = simulated(tmp_path)
-    observed = Observed(settings={"wrapper": "none"}, environment={})
-    evidence = Evidence(data_parallel=2)
-    for name, value in (("result", observed), ("evidence", evidence), ("check", None)):
-        monkeypatch.setattr(Observer, name, Mock(return_value=value))
+    rank.observer = Prepared(rank, Mock())
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
-    rank.observe()
     rank.start()
     rank.workload.run(3)
     report = rank.finish()
@@ -83,35 +114,25 @@ def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.fault("training differs from the case")
 @pytest.mark.parametrize("mismatch", [None, "wrapper: the case asks for 'FSDP'"])
-def test_reads_memory_after_clock_before_observer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mismatch: str | None
-) -> None:
+def test_reads_memory_after_clock_before_observer(tmp_path: Path, mismatch: str | None) -> None:
     """If a run differs from the case, the measured values are kept."""
     rank = simulated(tmp_path, rank=1)
-    observed = Observed(settings={"wrapper": "none"}, environment={})
-    evidence = Evidence(data_parallel=2)
     order = Mock()
-    order.clock.side_effect = rank.recorder.finish
     order.memory.return_value = Memory(peak=1, method="said")
     order.own.return_value = 5.0
-    order.result.return_value = observed
-    order.evidence.return_value = evidence
-    order.check.side_effect = None if mismatch is None else MismatchError(mismatch)
-    monkeypatch.setattr(rank.recorder, "finish", order.clock)
-    for name in ("result", "evidence", "check"):
-        monkeypatch.setattr(Observer, name, getattr(order, name))
     rank.workload = Workload(
         run=rank.workload.run, data_parallel=2, own_tokens_per_s=order.own, memory=order.memory
     )
-    rank.observe()
+    rank.observer = Prepared(rank, order, mismatch=mismatch)
     rank.notes = ["known before"]
     rank.start()
     rank.workload.run(3)
+    rank.recorder.on_progress = lambda steps: order.clock()  # called when the clock stops
     report = rank.finish()
     calls = [name for name, _, _ in order.mock_calls]
     assert calls == ["clock", "memory", "own", "result", "evidence", "check"]
-    assert known(report.observed).replace(code=None) == observed  # without the digest of this process's code
-    assert report.evidence == evidence
+    assert known(report.observed).replace(code=None) == OBSERVED  # without the digest of this process's code
+    assert report.evidence == EVIDENCE
     assert (report.own_tokens_per_s, report.notes[0], len(report.step_s)) == (5.0, "known before", 3)
     failure = None if report.failure is None else (report.failure.kind, report.failure.rank)
     assert failure == (None if mismatch is None else ("mismatch", 1))
