@@ -15,7 +15,7 @@ import pickle
 import socket
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,20 @@ def listen(run_dir: RunDir) -> None:
         requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))
         # Do not use `threading.Thread`. A script can list such threads, and starting one runs Python code.
-        _thread.start_new_thread(_serve, (requests, run_dir))
+        _thread.start_new_thread(_serve, (requests, run_dir, read))
         opened.pop_all()  # the thread keeps the socket open
 
 
-def _serve(requests: socket.socket, run_dir: RunDir) -> None:
+def _serve(
+    requests: socket.socket, run_dir: RunDir, read_calls: Callable[[], CollectiveCallsFile]
+) -> None:
+    """Write the calls of this process at each request, until an empty request."""
     # A script can close all its files, including this socket.
     with contextlib.suppress(OSError), requests:
         while requests.recv(1):
             with contextlib.suppress(Exception):  # if this fails, the hang is not explained
-                documents.write(run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0"))), read())
+                file = run_dir.collectives(os.getpid(), int(os.environ.get(NODE, "0")))
+                documents.write(file, read_calls())
 
 
 def read() -> CollectiveCallsFile:
@@ -101,16 +105,19 @@ def read() -> CollectiveCallsFile:
         dump = private.or_none(name)
         if dump is not None:
             entries += pickle.loads(dump()).get("entries", [])
+    ranks = ranks_of_groups(private.or_none("process_groups"))
     return CollectiveCallsFile(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
-        groups=tuple(groups_of(entries, ranks_of_groups(), now_ns=time.time_ns())),
+        groups=tuple(groups_of(entries, ranks, now_ns=time.time_ns())),
     )
 
 
-def ranks_of_groups() -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each process group of this process. The keys are torch's group names."""
-    world = private.or_none("process_groups")
+def ranks_of_groups(world: Any) -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each process group of this process. The keys are torch's group names.
+
+    `world` is the object in which torch keeps the groups, or None if this version of torch does not have it.
+    """
     groups = [] if world is None else list(world.pg_map)
     return {group.group_name: tuple(dist.get_process_group_ranks(group)) for group in groups}
 

@@ -168,7 +168,7 @@ def test_starts_one_thread_that_python_does_not_list(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     flight_recorder.listen(run_dir)
     assert len(started) == 2, "a forked child does not have its parent's thread"
-    for _, (requests, _) in started:
+    for _, (requests, *_) in started:
         requests.close()
 
 
@@ -181,23 +181,25 @@ def test_an_address_in_use_ends_nothing(run_dir: RunDir) -> None:
 def test_a_closed_socket_ends_the_thread(run_dir: RunDir) -> None:
     closed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     closed.close()
-    flight_recorder._serve(closed, run_dir)
+    flight_recorder._serve(closed, run_dir, flight_recorder.read)
 
 
-def test_an_error_does_not_end_the_thread(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_does_not_end_the_thread(tmp_path: Path) -> None:
     failing = iter((True, False))
-    real = flight_recorder.read
+    answer = CollectiveCallsFile(rank=0, world_size=1)
 
-    def read() -> CollectiveCallsFile:
+    def read_calls() -> CollectiveCallsFile:
         if next(failing):
             raise RuntimeError("the process group is gone")
-        return real()
+        return answer
 
-    monkeypatch.setattr(flight_recorder, "read", read)
-    with alone():
-        flight_recorder.listen(run_dir)
-        send(run_dir, b"?")
-        assert ask(run_dir).world_size == 1
+    run_dir = RunDir(tmp_path)
+    sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with sending:
+        for request in (b"?", b"?", b""):
+            sending.send(request)
+        flight_recorder._serve(receiving, run_dir, read_calls)
+    assert documents.read(run_dir.collectives(os.getpid()), CollectiveCallsFile) == answer
 
 
 @pytest.fixture
@@ -209,17 +211,28 @@ def _watched(run_dir: RunDir) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_watched")
-def test_listens_once_a_process_group_exists(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    listening: list[RunDir] = []
-    monkeypatch.setattr(flight_recorder, "listen", listening.append)
-    flight_recorder.watch(run_dir)  # the second call does not wrap again
-    assert listening == []
+def test_listens_once_a_process_group_exists(run_dir: RunDir) -> None:
+    with pytest.raises(ConnectionRefusedError):  # nothing listens
+        send(run_dir, b"?")
     with alone():
-        assert listening == [run_dir]
+        assert ask(run_dir).world_size == 1
 
 
-def test_missing_names_leave_the_calls_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "or_none", lambda name: None)
+@pytest.mark.usefixtures("_watched")
+def test_watches_a_process_group_once(run_dir: RunDir) -> None:
+    wrapped = dist.init_process_group
+    flight_recorder.watch(run_dir)
+    assert dist.init_process_group is wrapped
+
+
+def test_without_flight_recorders_calls_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dump_flight_recorder", "dump_nccl_flight_recorder"):
+        owner, private_name = private.place(name)
+        monkeypatch.delattr(owner, private_name, raising=False)
     with alone():
         dist.all_reduce(torch.ones(3))
         assert flight_recorder.read() == CollectiveCallsFile(rank=0, world_size=1)
+
+
+def test_without_torchs_groups_their_ranks_are_unknown() -> None:
+    assert flight_recorder.ranks_of_groups(None) == {}
