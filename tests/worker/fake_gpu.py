@@ -1,13 +1,10 @@
 """Fakes of a GPU and its allocator, for machines without a GPU."""
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
-
-from perfsuite.worker.clock.memory import CudaMemory
 
 GPU = torch.device("cuda", 3)
 
@@ -80,7 +77,6 @@ class FakeAllocator:
         monkeypatch.setattr(torch.cuda, "empty_cache", self.empty_cache)
         for owner in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
             monkeypatch.setattr(owner, "reset_peak_memory_stats", self.reset)
-        monkeypatch.setattr(CudaMemory, "counting", weakref.WeakSet())
 
     def memory_stats(self, device: torch.device) -> dict[str, int]:
         assert device == GPU
