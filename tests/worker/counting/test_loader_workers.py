@@ -196,7 +196,7 @@ def test_training_threads_calls_count_as_before(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(owner, name, getattr(owner, name))
     loader_workers.watch(RunDir(tmp_path))
     loaders.watch()
-    monkeypatch.setattr(loaders, "_wait", loaders.DataWait())
+    loaders.begin()
     assert calls() == before
 
 
