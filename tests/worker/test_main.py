@@ -1,6 +1,4 @@
-import multiprocessing
 import signal
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report
 from tests.fake_group import alone
 from tests.samples import known, make_case, make_report
+from tests.worker.loops import in_a_copy
 
 
 class StopError(Exception):
@@ -32,22 +31,6 @@ def first_rank(directory: Path, **request: Any) -> Rank:
     file = CaseFile(**request)
     documents.write(RunDir(directory).case, file)
     return Rank(RunDir(directory), file, empty_report(0, 2))
-
-
-def in_a_copy(work: Callable[[], object]) -> Any:
-    """Return the result of `work` in a copy of this process, which ends with the hooks of `work`."""
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-
-    def send() -> None:
-        sending.send(work())
-
-    child = context.Process(target=send)
-    child.start()
-    sending.close()
-    result = receiving.recv()
-    child.join()
-    return result
 
 
 def test_a_rank_writes_before_it_meets_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

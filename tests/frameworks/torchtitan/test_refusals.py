@@ -37,7 +37,8 @@ YARN = {"type": "yarn", "factor": 2.0}
 def test_an_arms_old_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Cases are checked with the torch of this environment, but an arm can have an older torch."""
     install(monkeypatch, tmp_path, version="2.12.0", cuda=None)
-    with pytest.raises(MismatchError, match=r"^torchtitan 0\.3 needs torch 2\.13 or newer, but this is 2\.12\.0,"):
+    message = r"^torchtitan 0\.3 needs torch 2\.13 or newer, but this is 2\.12\.0,"
+    with pytest.raises(MismatchError, match=message):
         TITAN.load(SMALL, torch.device("cpu"))
 
 

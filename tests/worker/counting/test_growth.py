@@ -1,5 +1,4 @@
 import gc
-import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from perfsuite.worker.counting.growth import (
 from perfsuite.worker.observation import frozen
 from perfsuite.worker.observation.optimizers import living
 from tests.samples import known
+from tests.worker.loops import in_a_copy
 
 LEAK: dict[int, object] = {}
 HELD: list[object] = []
@@ -361,18 +361,12 @@ def counted_alone(step: Callable[[int], object]) -> tuple[KeptObjects | None, li
 
     A thread of pytest-xdist frees frozen objects at any time, and their number is part of the result.
     """
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
 
-    def count() -> None:
+    def count() -> tuple[KeptObjects | None, list[str]]:
         counting = counted(step)
-        sending.send((counting.result(), counting.notes))
+        return counting.result(), counting.notes
 
-    child = context.Process(target=count)
-    child.start()
-    sending.close()
-    result: tuple[KeptObjects | None, list[str]] = receiving.recv()
-    child.join()
+    result: tuple[KeptObjects | None, list[str]] = in_a_copy(count)
     return result
 
 
