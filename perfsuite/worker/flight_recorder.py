@@ -86,9 +86,7 @@ def listen(run_dir: RunDir) -> None:
         opened.pop_all()  # the thread keeps the socket open
 
 
-def _serve(
-    requests: socket.socket, run_dir: RunDir, read_calls: Callable[[], CollectiveCallsFile]
-) -> None:
+def _serve(requests: socket.socket, run_dir: RunDir, read_calls: Callable[[], CollectiveCallsFile]) -> None:
     """Write the calls of this process at each request, until an empty request."""
     # A script can close all its files, including this socket.
     with contextlib.suppress(OSError), requests:
