@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,18 +166,28 @@ def test_loss_and_gradients_match_the_whole_model(tmp_path: Path) -> None:
     spawn(_as_rank, args=(tmp_path,), nprocs=2)
 
 
-def test_ranks_sharing_a_layer_see_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+class Recording(torch.nn.Module):
+    """A model that records the tokens that it is given."""
 
-    def batches(case: Case, rank: int, device: Any) -> list[torch.Tensor]:
-        asked.append(rank)
-        return []
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.tokens: list[torch.Tensor] = []
 
-    monkeypatch.setattr(loop, "synthetic_batches", batches)
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        self.tokens.append(input_ids)
+        return SimpleNamespace(loss=self.weight * labels.float().mean())
+
+
+def test_ranks_sharing_a_layer_see_the_same_data() -> None:
+    seen: list[torch.Tensor] = []
     for rank in range(4):
+        model = Recording()
         with fake_group(rank, 4) as ranks:
-            loop.data_parallel_workload(SPLIT, ranks, torch.nn.Linear(1, 1), tensor_parallel=2)
-    assert asked == [0, 0, 1, 1]
+            loop.data_parallel_workload(SPLIT, ranks, model, tensor_parallel=2).run(1)
+        seen += model.tokens
+    expected = [synthetic_batches(SPLIT, data_rank, CPU)[0] for data_rank in (0, 0, 1, 1)]
+    assert [tokens.tolist() for tokens in seen] == [tokens.tolist() for tokens in expected]
 
 
 def test_a_tied_embedding_stays_tied() -> None:

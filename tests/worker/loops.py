@@ -3,6 +3,7 @@
 The work is either a function or a training that is driven like a rank's.
 """
 
+import multiprocessing
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,21 @@ def in_a_thread(work: Callable[[], object]) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+
+
+def in_a_copy(work: Callable[[], object]) -> Any:
+    """Return the result of `work` in a copy of this process, which has no other threads.
+
+    What the work changes ends with the copy.
+    """
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sending.send(work()))
+    child.start()
+    sending.close()
+    result = receiving.recv()
+    child.join()
+    return result
 
 
 class Loop:

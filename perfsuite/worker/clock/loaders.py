@@ -27,7 +27,7 @@ from perfsuite.worker.hooks.named import NamedFunction
 
 SETTINGS = ("num_workers", "batch_size", "prefetch_factor", "pin_memory", "persistent_workers")
 """Arguments of a `DataLoader` that decide how fast it yields batches."""
-_now = HostTimer().stamp
+_HOST = HostTimer()
 _loading: set[int] = set()  # ids of the threads in which a loader is producing a batch
 _wait: DataWait | None = None  # the data wait of the training in this process
 _settings: set[str] = set()  # settings of the loaders that have begun to yield batches
@@ -36,7 +36,9 @@ _settings: set[str] = set()  # settings of the loaders that have begun to yield 
 class DataWait:
     """Records how long the thread that creates this object waits for batches in each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` returns the time in seconds."""
+        self.now = now
         self.is_seen = False  # whether any loader has given this thread a batch
         self.worker_pids: dict[int, int] = {}
         """The id of a loader's dataset -> the process id of the loader's first worker. Only loaders that
@@ -74,10 +76,13 @@ class DataWait:
                 self.worker_pids[id(loader_dataset(maker))] = workers[0].pid
 
 
-def begin() -> DataWait:
-    """Start timing the data wait of the calling thread, which is the training thread."""
+def begin(now: Callable[[], float] = _HOST.stamp) -> DataWait:
+    """Start timing the data wait of the calling thread, which is the training thread.
+
+    `now` returns the time in seconds.
+    """
     global _wait
-    _wait = DataWait()
+    _wait = DataWait(now)
     return _wait
 
 
@@ -117,14 +122,15 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
         if thread in _loading:
             return make(*args, **kwargs)
         _loading.add(thread)
-        since = _now()
+        wait = _wait
+        since = 0.0 if wait is None else wait.now()
         try:
             with startup_clock.Part(startup_clock.DATA):
                 made = make(*args, **kwargs)
         finally:
             _loading.discard(thread)
-            if _wait is not None:
-                _wait.add(thread, _now() - since)
+            if wait is not None:
+                wait.add(thread, wait.now() - since)
         if hasattr(type(made), "__next__"):  # this is an iterator of batches
             _note_settings(args[0] if args else None)
         else:

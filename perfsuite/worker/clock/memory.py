@@ -17,11 +17,14 @@ class HostMemory:
     The peak is reset with clear_refs. See proc(5).
     """
 
-    def __init__(self, level_at: str = "before the model") -> None:
+    def __init__(self, level_at: str = "before the model", *, proc: str = "/proc/self") -> None:
+        """`proc` is the directory in which the kernel describes this process."""
+        self._status = f"{proc}/status"
+        self._clear_refs = f"{proc}/clear_refs"
         self.method = f"VmHWM above VmRSS {level_at}"
         self._peak = 0
         self.reset_peak()
-        self._level = _status_bytes("VmRSS")
+        self._level = self._status_bytes("VmRSS")
 
     def release(self) -> None:
         """Do nothing, because freed host memory has either left the process or will be reused."""
@@ -33,12 +36,12 @@ class HostMemory:
 
     def fold(self) -> None:
         """Keep the peak so far. Memory used from now until `go_on` does not count as the training's."""
-        self._peak = max(self._peak, _status_bytes("VmHWM"))
+        self._peak = max(self._peak, self._status_bytes("VmHWM"))
 
     def go_on(self) -> None:
         """Resume measuring. The peak that `fold` kept still counts."""
         try:
-            with open("/proc/self/clear_refs", "w") as file:
+            with open(self._clear_refs, "w") as file:
                 file.write("5")
         except OSError:
             why = "; peak not reset (clear_refs is read-only)"
@@ -46,11 +49,11 @@ class HostMemory:
 
     def begin_counting(self) -> None:
         """Record the size of the mapped files. The counted steps load code that only counting needs."""
-        self._mapped = _status_bytes("RssFile")
+        self._mapped = self._status_bytes("RssFile")
 
     def end_counting(self) -> None:
         """Forget the peak of the counted steps. The code that they loaded no longer counts."""
-        self._level += _status_bytes("RssFile") - self._mapped
+        self._level += self._status_bytes("RssFile") - self._mapped
         self.reset_peak()
 
     def read(self) -> Memory:
@@ -58,11 +61,10 @@ class HostMemory:
         self.fold()
         return Memory(peak=max(self._peak - self._level, 0), method=self.method)
 
-
-def _status_bytes(key: str) -> int:
-    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes, or 0 if there is no such field."""
-    with open("/proc/self/status") as file:
-        return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
+    def _status_bytes(self, key: str) -> int:
+        """Return a field of proc_pid_status(5) in bytes, or 0 if there is no such field."""
+        with open(self._status) as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
 
 
 class CudaMemory:

@@ -332,17 +332,22 @@ class Part:
             self._entered.leave()
 
 
-def begin(before: str, *, start_of: Callable[[], float | None] = process_start) -> None:
+def begin(
+    before: str,
+    *,
+    start_of: Callable[[], float | None] = process_start,
+    now: Callable[[], float] = _boot_clock,
+) -> None:
     """Start the clock of this process, unless its start time is unknown.
 
     Time that has passed since the process started belongs to the part `before`. `start_of` returns the time
-    at which the process started.
+    at which the process started, and `now` the current time. Both are in seconds since the machine booted.
     """
     global _clock
-    now = _boot_clock()
+    begun_at = now()
     started_at = start_of()
-    if started_at is not None and -FUTURE_S <= now - started_at <= OLDEST_S:
-        _clock = StartUpClock(min(started_at, now), before=before, now=_boot_clock)
+    if started_at is not None and -FUTURE_S <= begun_at - started_at <= OLDEST_S:
+        _clock = StartUpClock(min(started_at, begun_at), before=before, now=now)
         _watch_imports(_clock)
         if COUNTS_CALLS in os.environ:
             _clock.count_calls(in_forks=before == PERFSUITE)

@@ -8,7 +8,7 @@ loggers. Only the number of these threads is returned.
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,13 @@ SEVERAL = frozenset({
 class Watch:
     """Watches one counted step, from its beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, collectives_begun: Callable[[], int | None] = replicas.collectives_begun) -> None:
         self._threads = _cpu_s_of_threads()
         self._started = calls.started_threads
         calls.watch_packages()
         self._calls = calls.seen.copy()
-        self._collectives = replicas.collectives_begun()
+        self._collectives_begun = collectives_begun
+        self._collectives = collectives_begun()
         self.stepped: list[Any] = []  # the optimizers that have stepped
 
     def other_threads(self) -> int:
@@ -77,7 +78,7 @@ class Watch:
 
         The sequence numbers of process groups show how many collectives began, whoever called them.
         """
-        now = replicas.collectives_begun()
+        now = self._collectives_begun()
         if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
             return
         seen = sum(each.count for each in counts.collectives if each.ranks > 1)

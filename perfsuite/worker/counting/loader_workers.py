@@ -137,12 +137,14 @@ def _is_first_worker() -> bool:
 class _Counting:
     """Counts two batches of this process, which is the first worker of a loader.
 
-    `growth` counts the objects that the worker keeps. None: they are not counted.
+    `growth` counts the objects that the worker keeps. None: they are not counted. `idle_s` is the maximum
+    number of seconds to wait until the rank has taken all batches.
     """
 
-    def __init__(self, run_dir: RunDir, growth: Growth | None) -> None:
+    def __init__(self, run_dir: RunDir, growth: Growth | None, *, idle_s: float = IDLE_S) -> None:
         self._run_dir = run_dir
         self._growth = growth
+        self._idle_s = idle_s
         self._batch: WorkerBatch | None = None  # the counts so far
         self._made = 0
         self._operators = _Operators()
@@ -177,7 +179,7 @@ class _Counting:
             return
         if self._made == KEPT_BETWEEN[1]:
             self._write(WorkerBatchFile(batch=self._batch, notes=(TOO_FEW,), is_counting=True))
-        if _is_idle():
+        if _is_idle(self._idle_s):
             growth.count()
         else:
             growth.give_up("a loader's worker still sent earlier batches")
@@ -194,13 +196,13 @@ class _Counting:
             documents.write(self._run_dir.worker_batch(os.getpid()), file)
 
 
-def _is_idle() -> bool:
-    """Wait until the rank has taken all batches of this worker. Return False if it has not within `IDLE_S`.
+def _is_idle(idle_s: float) -> bool:
+    """Wait until the rank has taken all batches of this worker. Return False if it has not within `idle_s`.
 
     The rank needs the next batch, so it takes the earlier ones soon. Until then, threads of multiprocessing
     and the files that share the memory of tensors keep objects of these batches alive.
     """
-    until = time.monotonic() + IDLE_S
+    until = time.monotonic() + idle_s
     while not (_are_batches_sent() and _are_files_taken()):
         if time.monotonic() > until:
             return False

@@ -11,6 +11,7 @@ from perfsuite.frameworks.common import float8
 from perfsuite.frameworks.common.model import build_model
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
+from tests.frameworks.test_base import remove
 from tests.samples import known, make_machine
 
 BY_ACCELERATE = TINY.replace(
@@ -59,8 +60,9 @@ def test_names_sizes_that_float8_refuses() -> None:
 
 @pytest.mark.parametrize("case", [TENSORWISE, BY_ACCELERATE])
 def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    monkeypatch.setattr(float8, "missing_package", lambda name: f"it needs the package {name}")
-    assert framework_of(case).unsupported(case, make_machine()) == "it needs the package torchao"
+    remove(monkeypatch, "torchao")
+    reason = "it needs the package torchao, which is not installed: pip install 'perfsuite[torchao]'"
+    assert framework_of(case).unsupported(case, make_machine()) == reason
 
 
 @pytest.mark.parametrize(("recipe", "per_weight"), [("tensorwise", 6), ("rowwise_with_gw_hp", 4)])

@@ -1,5 +1,7 @@
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common import loop
-from perfsuite.frameworks.common.model import build_model
+from perfsuite.frameworks.common.model import build_model, synthetic_batches
 from tests.frameworks.common.test_model import ALONE, CPU, TINY
 
 
@@ -34,11 +36,15 @@ class Echo(torch.nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
         self.events.append("forward")
-        return SimpleNamespace(loss=self.weight * labels.mean())
+        return SimpleNamespace(loss=self.weight * labels.float().mean())
 
 
-def traced(monkeypatch: pytest.MonkeyPatch, *batches: Tensor) -> tuple[Workload, list[str]]:
-    """Return a training on these batches, with two micro-batches per step, and a list of its events."""
+PARTS = 3  # micro-batches of a step. They do not divide the number of distinct batches
+IN_PARTS = TINY.replace(gradient_accumulation=PARTS)
+
+
+def traced() -> tuple[Workload, list[str]]:
+    """Return a training with several micro-batches per step, and a list of its events."""
     events: list[str] = []
 
     @contextmanager
@@ -49,30 +55,37 @@ def traced(monkeypatch: pytest.MonkeyPatch, *batches: Tensor) -> tuple[Workload,
 
     def backward(loss: Tensor) -> Tensor:
         events.append("backward")
-        (loss / 2).backward()
-        return loss / 2
+        (loss / PARTS).backward()
+        return loss / PARTS
 
-    monkeypatch.setattr(loop, "synthetic_batches", lambda *asked: list(batches))
-    case = TINY.replace(gradient_accumulation=2)
     made = loop.training(
-        case, ALONE, Echo(events), backward=backward, sync=sync, step=lambda: events.append("step")
+        IN_PARTS, ALONE, Echo(events), backward=backward, sync=sync, step=lambda: events.append("step")
     )
     return made, events
 
 
-def test_reduces_gradients_after_the_last_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, events = traced(monkeypatch, *(torch.tensor([value]) for value in (1.0, 2.0, 6.0)))
-    assert [float(loss) for loss in made.run(1)] == [1.5]
-    assert " ".join(events) == "kept ( forward backward ) reduced ( forward backward ) step"
-    assert [float(loss) for loss in made.run(2)] == [3.5, 4.0], "the batches repeat: 6 and 1, then 2 and 6"
+def test_reduces_gradients_after_the_last_batch() -> None:
+    made, events = traced()
+    made.run(1)
+    assert " ".join(events) == (
+        "kept ( forward backward ) kept ( forward backward ) reduced ( forward backward ) step"
+    )
 
 
-def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_means_of_batches_that_repeat() -> None:
+    means = [float(batch.float().mean()) for batch in synthetic_batches(IN_PARTS, 0, CPU)]
+    repeated = itertools.cycle(means)
+    steps = len(means) // PARTS  # the last of them begins again with the first batch
+    expected = [fmean(itertools.islice(repeated, PARTS)) for _ in range(1 + steps)]
+    made, _ = traced()
+    assert [float(loss) for loss in made.run(1)] == pytest.approx(expected[:1])
+    assert [float(loss) for loss in made.run(steps)] == pytest.approx(expected[1:])
+
+
+def test_no_step_waits_for_the_device() -> None:
     """A fake tensor has no value, so reading it, for example with `.item()`, would raise an error."""
     with FakeTensorMode():
-        made, _ = traced(monkeypatch, torch.ones(2, 3))
+        made, _ = traced()
         assert all(isinstance(loss, FakeTensor) and not loss.requires_grad for loss in made.run(3))
 
 

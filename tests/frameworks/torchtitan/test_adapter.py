@@ -7,12 +7,12 @@ from unittest.mock import Mock
 import pytest
 
 from perfsuite import Case, Topology, TorchTitan, documents
-from perfsuite.case import torch_build
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.profiling import ProfileTaken
+from tests.case.test_torch_build import install
 from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.samples import make_gpu_machine
@@ -107,8 +107,8 @@ def test_context_parallelism_needs_a_gpu(degree: int, is_refused: bool) -> None:
     assert "context" not in str(unsupported(case.replace(hardware=("h100",)), make_gpu_machine()))
 
 
-def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
+def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, version="2.11.0+cu130", cuda="13.0")
     reason = "torchtitan 0.3 needs torch 2.13 or newer, but this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason
 

@@ -1,16 +1,17 @@
 """Test that cases which torchtitan cannot run, and impossible options, are refused before any launch."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from perfsuite import Case, Framework, LoRA, TorchTitan
-from perfsuite.case import torch_build
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect
+from tests.case.test_torch_build import install
 from tests.frameworks.refusals import TAKES, check_refusal, row
 from tests.frameworks.test_base import SMALL, remove
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS
@@ -33,10 +34,11 @@ SCALED = {"rope_type": "llama3", "factor": 8.0}
 YARN = {"type": "yarn", "factor": 2.0}
 
 
-def test_an_arms_old_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arms_old_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Cases are checked with the torch of this environment, but an arm can have an older torch."""
-    monkeypatch.setattr(torch_build, "release", lambda: (2, 12))
-    with pytest.raises(MismatchError, match=r"^torchtitan 0\.3 needs torch 2\.13 or newer, but this is "):
+    install(monkeypatch, tmp_path, version="2.12.0", cuda=None)
+    message = r"^torchtitan 0\.3 needs torch 2\.13 or newer, but this is 2\.12\.0,"
+    with pytest.raises(MismatchError, match=message):
         TITAN.load(SMALL, torch.device("cpu"))
 
 

@@ -42,18 +42,16 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let time pass only in datasets, and restore what a test changes in torch."""
-    monkeypatch.setattr(loaders, "_now", lambda: Clock.now)
-    monkeypatch.setattr(loaders, "_wait", None)
+def _original_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
 @pytest.fixture
 def wait() -> DataWait:
+    """Watch loaders. Time passes only in datasets."""
     loaders.watch()
-    return loaders.begin()
+    return loaders.begin(lambda: Clock.now)
 
 
 def step(wait: DataWait, *work: Callable[[], object]) -> None:

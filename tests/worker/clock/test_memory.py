@@ -5,13 +5,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from perfsuite.worker.clock import memory as module
 from perfsuite.worker.clock.memory import CudaMemory, HostMemory, keep_peaks, memory_for
 from tests.worker.fake_gpu import GPU, FakeAllocator
 
 
 def test_host_memory_is_the_peak_above_its_start() -> None:
-    memory = HostMemory()
+    memory = memory_for(torch.device("cpu"))
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     del held
     assert 60 * 2**20 < memory.read().peak < 90 * 2**20
@@ -51,7 +50,7 @@ def test_resetting_peaks_in_a_script_keeps_ours(allocator: FakeAllocator, owner:
 def test_unreadable_peaks_end_no_training(allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_peaks()
     memory = CudaMemory(GPU)
-    monkeypatch.setattr(memory, "_stat", Mock(side_effect=RuntimeError("no statistics")))
+    monkeypatch.setattr(torch.cuda, "memory_stats", Mock(side_effect=RuntimeError("no statistics")))
     torch.cuda.reset_peak_memory_stats()
     with pytest.raises(RuntimeError, match="no statistics"):
         memory.read()
@@ -67,26 +66,24 @@ def test_gpu_peaks_exclude_what_counting_keeps(allocator: FakeAllocator) -> None
     assert allocator.emptied == 1, "reserved memory excludes what counting keeps, too"
 
 
-def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real_open = open
+def write_status(proc: Path, **kib: int) -> None:
+    """Write the memory of a process as the kernel does."""
+    (proc / "status").write_text("".join(f"{key}:\t{size:8} kB\n" for key, size in kib.items()))
 
-    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if path == "/proc/self/clear_refs":
-            raise PermissionError
-        return real_open(path, *args, **kwargs)
 
-    monkeypatch.setattr("builtins.open", refuse)
-    assert memory_for(torch.device("cpu")).read().method == (
+def test_a_read_only_clear_refs_is_said(tmp_path: Path) -> None:
+    write_status(tmp_path, VmRSS=100, VmHWM=100)
+    (tmp_path / "clear_refs").mkdir()  # so that nothing can be written to it
+    assert HostMemory(proc=str(tmp_path)).read().method == (
         "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
     )
 
 
-def test_memory_excludes_code_of_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = {"VmRSS": 100, "VmHWM": 100, "RssFile": 10}
-    monkeypatch.setattr(module, "_status_bytes", status.__getitem__)
-    memory = HostMemory()
+def test_memory_excludes_code_of_counting(tmp_path: Path) -> None:
+    write_status(tmp_path, VmRSS=100, VmHWM=100, RssFile=10)
+    memory = HostMemory(proc=str(tmp_path))
     memory.begin_counting()
-    status |= {"RssFile": 13}
+    write_status(tmp_path, VmRSS=100, VmHWM=100, RssFile=13)
     memory.end_counting()
-    status |= {"VmHWM": 150}
-    assert memory.read().peak == 150 - 100 - 3
+    write_status(tmp_path, VmRSS=100, VmHWM=150, RssFile=13)
+    assert memory.read().peak == 1024 * (150 - 100 - 3)

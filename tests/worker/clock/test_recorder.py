@@ -42,12 +42,23 @@ def test_times_steps_without_what_lies_between() -> None:
     assert recorder.cpu_s == [], "a simulated clock has no CPU time"
 
 
-def test_cpu_time_excludes_work_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = SimulatedTimer()
-    monkeypatch.setattr(SimulatedTimer, "cpu", lambda timer: spent.now)
-    recorder = Recorder(SimulatedTimer(), probe=lambda: spent.sleep(7))
-    spent.sleep(100)
-    assert after_steps(recorder, 3, 1, 2, work=spent.sleep).cpu_s == [3, 1, 2]
+class Computing(SimulatedTimer):
+    """A simulated clock with a simulated CPU clock."""
+
+    cpu_s = 0.0
+
+    def cpu(self) -> float:
+        return self.cpu_s
+
+    def compute(self, seconds: float) -> None:
+        self.cpu_s += seconds
+
+
+def test_cpu_time_excludes_work_between_steps() -> None:
+    timer = Computing()
+    recorder = Recorder(timer, probe=lambda: timer.compute(7))
+    timer.compute(100)
+    assert after_steps(recorder, 3, 1, 2, work=timer.compute).cpu_s == [3, 1, 2]
 
 
 def test_threads_count_and_sleep_does_not() -> None:

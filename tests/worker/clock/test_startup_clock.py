@@ -46,16 +46,42 @@ class Clock(StartUpClock):
             self.leave()
 
     def ended(self) -> dict[str, float]:
-        """Return the seconds of each part, under its name without "start-up: "."""
-        return {name.removeprefix("start-up: "): s for name, s in known(self.end()).seconds.items()}
+        return parts_of(self.end())
+
+
+class ProcessClock:
+    """The clock of this process, with a time that the test advances. The process started a second ago."""
+
+    def __init__(self) -> None:
+        self.time = 1.0
+        startup_clock.begin(IMPORTS, start_of=lambda: 0.0, now=lambda: self.time)
+
+    def ended(self) -> dict[str, float]:
+        return parts_of(startup_clock.end())
+
+
+def parts_of(start_up: StartUp | None) -> dict[str, float]:
+    """Return the seconds of each part, under its name without "start-up: "."""
+    return {name.removeprefix("start-up: "): s for name, s in known(start_up).seconds.items()}
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Replace the clock of this process by one that the test advances."""
-    clock = Clock()
-    monkeypatch.setattr(startup_clock, "_clock", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def original_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the clock of this process, which watches imports, and restore how Python imports."""
+    bootstrap: Any = importlib._bootstrap
+    monkeypatch.setattr(bootstrap, "_find_and_load", bootstrap._find_and_load)
+    yield
+    startup_clock.end()
+
+
+@pytest.fixture
+def process_clock(original_imports: None) -> ProcessClock:
+    return ProcessClock()
 
 
 def now() -> float:
@@ -67,11 +93,8 @@ def now() -> float:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], StartUp]:
+def begun(original_imports: None) -> Callable[[], StartUp]:
     """Begin the real clock of this process, which watches imports, and return a function that ends it."""
-    bootstrap: Any = importlib._bootstrap
-    monkeypatch.setattr(bootstrap, "_find_and_load", bootstrap._find_and_load)
-    monkeypatch.setattr(startup_clock, "_clock", None)
     startup_clock.begin(PERFSUITE, start_of=now)
     return lambda: known(startup_clock.end())
 
@@ -143,7 +166,7 @@ def test_another_thread_is_not_timed(clock: Clock) -> None:
     assert clock.ended()["start-up"] == 1
 
 
-def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
+def test_torch_may_be_imported_in_another_thread(process_clock: ProcessClock) -> None:
     """perfsuite then attaches itself in that thread."""
 
     def attaches() -> None:
@@ -151,8 +174,9 @@ def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
         startup_clock.go_on()
 
     in_a_thread(attaches)
-    clock.passes(2, IMPORTS)
-    assert clock.ended()[IMPORTS] == 3
+    with Part(IMPORTS):
+        process_clock.time += 2
+    assert process_clock.ended()[IMPORTS] == 3
 
 
 def test_other_threads_first_step_is_unknown(clock: Clock) -> None:
@@ -168,30 +192,32 @@ def test_other_threads_first_step_ends_the_clock(clock: Clock) -> None:
     assert clock.is_over
 
 
-def test_a_part_ends_by_an_error_as_well(clock: Clock) -> None:
+def test_a_part_ends_by_an_error_as_well(process_clock: ProcessClock) -> None:
     def fails() -> None:
         with Part(DATA):
-            clock.time += 2
+            process_clock.time += 2
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fails()
-    clock.time += 3
-    assert clock.ended() == {"start-up": 6, IMPORTS: 1, DATA: 2, "build and first step": 3}
+    process_clock.time += 3
+    assert process_clock.ended() == {"start-up": 6, IMPORTS: 1, DATA: 2, "build and first step": 3}
 
 
-def test_forked_rank_continues_its_servers_clock(clock: Clock) -> None:
+def test_forked_rank_continues_its_servers_clock(process_clock: ProcessClock) -> None:
     startup_clock.pause()
-    clock.passes(2)
+    process_clock.time += 2
     startup_clock.go_on()
     startup_clock.begin_loop()
-    clock.passes(3)
-    assert clock.ended() == {"start-up": 4, IMPORTS: 1, BUILD: 0, FIRST_STEP: 3}
+    process_clock.time += 3
+    assert process_clock.ended() == {"start-up": 4, IMPORTS: 1, BUILD: 0, FIRST_STEP: 3}
 
 
-def test_times_a_function_in_every_importer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_a_function_in_every_importer(
+    process_clock: ProcessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def connects(seconds: float) -> float:
-        clock.time += seconds
+        process_clock.time += seconds
         return seconds
 
     owner = SimpleNamespace(connects=connects)
@@ -199,7 +225,7 @@ def test_times_a_function_in_every_importer(clock: Clock, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "other", other)
     startup_clock.watch(owner, "connects", PROCESS_GROUP)
     assert owner.connects(2) + other.connects(3) == 5
-    assert clock.ended()[PROCESS_GROUP] == 5
+    assert process_clock.ended()[PROCESS_GROUP] == 5
 
 
 def test_times_imports_and_counts_their_modules(
@@ -246,17 +272,16 @@ def test_the_start_of_a_process_is_the_kernels() -> None:
     assert startup_clock.process_start() == pytest.approx(since_boot, abs=2)
 
 
-def test_without_a_start_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_clock, "_clock", None)
+def test_without_a_start_nothing_is_timed() -> None:
+    startup_clock.end()  # another test might have left a clock
     startup_clock.begin(IMPORTS, start_of=lambda: None)
     assert not startup_clock.is_running()
     assert startup_clock.end() is None
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def counting() -> Iterator[Clock]:
     """Yield a clock that counts calls."""
-    monkeypatch.setattr(startup_clock, "OURS", str(Path(startup_clock.__file__)))
     clock = Clock()
     clock.count_calls(in_forks=False)
     yield clock
@@ -268,9 +293,9 @@ def work() -> None:
     """Replaces the work of a training."""
 
 
-def calls_of_work(clock: Clock) -> dict[str, int]:
+def calls_of_work(start_up: StartUp | None) -> dict[str, int]:
     """Return how often each part called `work`."""
-    by_span = known(known(clock.end()).calls)
+    by_span = known(known(start_up).calls)
     times = {span: calls.get((__name__, "work"), 0) for span, calls in by_span.items()}
     return {span.removeprefix("start-up: "): number for span, number in times.items() if number}
 
@@ -281,7 +306,7 @@ def test_calls_belong_to_the_part_that_runs(counting: Clock) -> None:
     work()
     work()
     counting.leave()
-    assert calls_of_work(counting) == {"build and first step": 1, PROCESS_GROUP: 2}
+    assert calls_of_work(counting.end()) == {"build and first step": 1, PROCESS_GROUP: 2}
 
 
 def test_calls_before_the_first_batch_build(counting: Clock) -> None:
@@ -290,22 +315,24 @@ def test_calls_before_the_first_batch_build(counting: Clock) -> None:
     counting.first_batch()
     work()
     work()
-    assert calls_of_work(counting) == {BUILD: 1, FIRST_STEP: 2}
+    assert calls_of_work(counting.end()) == {BUILD: 1, FIRST_STEP: 2}
 
 
 def test_calls_of_perfsuite_are_not_counted(counting: Clock) -> None:
     counting.enter(PERFSUITE)
     work()
     counting.leave()
-    assert calls_of_work(counting) == {}
+    assert calls_of_work(counting.end()) == {}
 
 
-def test_a_function_that_is_timed_counts(counting: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_clock, "_clock", counting)
+@pytest.mark.usefixtures("original_imports")
+def test_a_function_that_is_timed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(startup_clock.COUNTS_CALLS, "1")
+    startup_clock.begin(IMPORTS, start_of=now)
     module = SimpleNamespace(work=work)
     startup_clock.watch(module, "work", PROCESS_GROUP)
     module.work()
-    assert calls_of_work(counting) == {PROCESS_GROUP: 1}
+    assert calls_of_work(startup_clock.end()) == {PROCESS_GROUP: 1}
 
 
 def test_ignores_calls_after_the_first_step(counting: Clock) -> None:
@@ -372,13 +399,12 @@ def test_a_rank_that_the_server_forks_goes_on() -> None:
         clock.end()
 
 
+@pytest.mark.usefixtures("original_imports")
 @pytest.mark.parametrize("asked", [True, False])
 def test_calls_are_counted_only_where_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(startup_clock.COUNTS_CALLS, raising=False)
     if asked:
         monkeypatch.setenv(startup_clock.COUNTS_CALLS, "1")
-    monkeypatch.setattr(startup_clock, "_clock", None)
-    monkeypatch.setattr(startup_clock, "_watch_imports", lambda clock: None)
     startup_clock.begin(IMPORTS, start_of=now)
     assert (known(startup_clock.end()).calls is not None) is asked
 

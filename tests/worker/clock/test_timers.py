@@ -8,12 +8,21 @@ from perfsuite.worker.clock.timers import CudaTimer, HostTimer, SimulatedTimer, 
 from tests.worker.fake_gpu import GPU, FakeGPU
 
 
-def test_injected_slowdown_keeps_the_host_busy(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+class Ticking(CudaTimer):
+    """A timer whose host clock advances by a millisecond whenever it is read."""
+
+    ticks = 0
+
+    def host(self) -> float:
+        self.ticks += 1
+        return self.ticks / 1000
+
+
+def test_injected_slowdown_keeps_the_host_busy(gpu: FakeGPU) -> None:
     """If the host is the bottleneck, a delay of only the device would end before the host sends more work."""
-    spun: list[float] = []
-    monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
-    CudaTimer(GPU).sleep(0.25)
-    assert spun == [0.25]
+    timer = Ticking(GPU)
+    timer.sleep(0.25)
+    assert timer.ticks == pytest.approx(250, abs=2)
     assert gpu.queued_ms - gpu.waits[-1] == pytest.approx(250)
 
 

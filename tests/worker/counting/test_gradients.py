@@ -104,9 +104,14 @@ def test_custom_clipping_leaves_the_norm_unknown() -> None:
     assert "none of the known clipping functions was called" in counting.notes[0]
 
 
-def test_unseen_backward_leaves_the_norm_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients.NormBeforeClipping, "backward_ended", lambda _: None)
-    counting, _ = norms()
+def test_unseen_backward_leaves_the_norm_unknown() -> None:
+    def step(loop: Loop) -> None:
+        parameters = list(loop.model.parameters())
+        computed = torch.autograd.grad(loop.model(INPUTS).square().mean(), parameters)
+        for parameter, gradient in zip(parameters, computed, strict=True):
+            parameter.grad = gradient
+
+    counting = Loop().run(step)
     assert counting.unclipped_squares is None
     assert counting.gradient_squares is not None
     assert counting.notes == []
@@ -135,13 +140,20 @@ def test_keeps_a_norm_that_overflows_in_the_step() -> None:
     assert not math.isfinite(known(counting.unclipped_squares))
 
 
-def test_a_norm_that_cannot_be_read_is_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(_: Any) -> float:
+class Unreadable(torch.amp.GradScaler):
+    """A loss scaler that cannot be read, so the scale of the gradients is unknown."""
+
+    def is_enabled(self) -> bool:
         raise LookupError("no")
 
-    monkeypatch.setattr(gradients.NormBeforeClipping, "read", fail)
+
+@pytest.fixture
+def unreadable_scaler() -> Unreadable:
+    return Unreadable("cpu")
+
+
+@pytest.mark.usefixtures("unreadable_scaler")
+def test_a_norm_that_cannot_be_read_is_unknown() -> None:
     counting, _ = norms(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
     assert counting.unclipped_squares is None
 

@@ -1,8 +1,6 @@
 import gc
-import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from torch.multiprocessing import reductions
 
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
-from perfsuite.worker.counting import growth
 from perfsuite.worker.counting.growth import (
     ANY_TYPE,
     DISABLED,
@@ -24,6 +21,7 @@ from perfsuite.worker.counting.growth import (
 from perfsuite.worker.observation import frozen
 from perfsuite.worker.observation.optimizers import living
 from tests.samples import known
+from tests.worker.loops import in_a_copy
 
 LEAK: dict[int, object] = {}
 HELD: list[object] = []
@@ -155,11 +153,13 @@ def test_no_code_of_tensor_classes_runs() -> None:
 
 
 def test_without_the_private_name_graphs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "_with_graph", Mock(side_effect=LookupError("gone")))
+    monkeypatch.delattr(torch._C, "DisableTorchFunctionSubclass")
     counting = counted(leak)
     found = known(counting.result())
     assert (found.total, found.graphs) == (5, None)
-    assert counting.notes == [f"{NO_GRAPHS}LookupError: gone"]
+    (note,) = counting.notes
+    assert note.startswith(f"{NO_GRAPHS}PrivateNameError: torch ")
+    assert "DisableTorchFunctionSubclass" in note
 
 
 def test_the_last_steps_graph_is_not_kept() -> None:
@@ -289,18 +289,39 @@ def test_a_launch_that_ends_early_is_unknown() -> None:
     assert counting.notes == [f"{UNKNOWN}the training ended before step 25"]
 
 
-def test_search_error_keeps_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> tuple[str, ...]:
+class Proxy:
+    """An object whose attributes cannot be read. It holds another object."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __getattribute__(self, name: str) -> Any:
         raise LookupError("a proxy")
 
-    monkeypatch.setattr(growth, "holders_of", fails)
-    counting = counted(leak)
+
+def test_search_error_keeps_what_was_counted() -> None:
+    entries: list[object] = []
+    HELD.append(Proxy(entries))
+    counting = counted(lambda number: entries.append((Spec(), (Spec(), []))))
     assert known(counting.result()).total == 5
     assert counting.notes == [f"{NO_HOLDERS}LookupError: a proxy"]
 
 
-def test_an_error_of_the_count_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "_count_types", Mock(side_effect=LookupError("a type")))
+class Nameless(type):
+    """A class of types whose names cannot be read."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__name__":
+            raise LookupError("a type")
+        return super().__getattribute__(name)
+
+
+class Unnamed(metaclass=Nameless):
+    """A type without a name."""
+
+
+def test_an_error_of_the_count_is_a_note() -> None:
+    HELD.append(Unnamed())
     counting = counted(leak)
     assert counting.result() is None
     assert counting.notes == [f"{UNKNOWN}LookupError: a type"]
@@ -340,18 +361,12 @@ def counted_alone(step: Callable[[int], object]) -> tuple[KeptObjects | None, li
 
     A thread of pytest-xdist frees frozen objects at any time, and their number is part of the result.
     """
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
 
-    def count() -> None:
+    def count() -> tuple[KeptObjects | None, list[str]]:
         counting = counted(step)
-        sending.send((counting.result(), counting.notes))
+        return counting.result(), counting.notes
 
-    child = context.Process(target=count)
-    child.start()
-    sending.close()
-    result: tuple[KeptObjects | None, list[str]] = receiving.recv()
-    child.join()
+    result: tuple[KeptObjects | None, list[str]] = in_a_copy(count)
     return result
 
 

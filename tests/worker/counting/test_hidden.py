@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +24,6 @@ from perfsuite.results.counts import Counts
 from perfsuite.worker.counting import hidden
 from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import replicas, software
 from tests.twin_counts import collective
 from tests.worker.loops import INPUTS, Loop, in_a_thread
 
@@ -352,8 +352,7 @@ def test_small_gradients_of_kernels_hide_no_step() -> None:
 
 
 def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
-    monkeypatch.setattr(software, "compiled_counts", lambda: None)
+    monkeypatch.setitem(counters, "stats", {"unique_graphs": 1})
     assert Loop().run(by_numpy).hidden == ()
 
 
@@ -368,13 +367,13 @@ def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_collectives_that_began_and_were_not_seen(
-    seen: int, operator: str, begun: list[int], is_told: bool, monkeypatch: pytest.MonkeyPatch
+    seen: int, operator: str, begun: list[int], is_told: bool
 ) -> None:
-    monkeypatch.setattr(replicas, "collectives_begun", Mock(side_effect=begun))
     message = collective("all_reduce", count=seen)
     counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
     counter: Any = types.SimpleNamespace(collectives={operator})
-    assert hidden.Watch().reasons(counter, counts, nn.Linear(1, 1)) == is_told * (
+    watch = hidden.Watch(Mock(side_effect=begun))
+    assert watch.reasons(counter, counts, nn.Linear(1, 1)) == is_told * (
         "10 collectives began in the process groups, but the counting saw only 1 of them: the others were "
         "called by another thread, or without torch's dispatcher",
     )

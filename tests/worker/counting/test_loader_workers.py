@@ -26,9 +26,18 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.counting import loader_workers
 from perfsuite.worker.counting.counter import StepCounter
-from perfsuite.worker.counting.loader_workers import _Counting, _sum, batch_of
+from perfsuite.worker.counting.growth import Growth
+from perfsuite.worker.counting.loader_workers import (
+    KEPT_BETWEEN,
+    TOO_FEW,
+    _counted,
+    _Counting,
+    _sum,
+    batch_of,
+)
 from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.hooks.named import Search
+from tests.processes import wait_until
 from tests.samples import known
 
 pytestmark = pytest.mark.launch
@@ -196,7 +205,7 @@ def test_training_threads_calls_count_as_before(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(owner, name, getattr(owner, name))
     loader_workers.watch(RunDir(tmp_path))
     loaders.watch()
-    monkeypatch.setattr(loaders, "_wait", loaders.DataWait())
+    loaders.begin()
     assert calls() == before
 
 
@@ -245,18 +254,28 @@ def test_other_threads_of_a_worker_are_not_waited_for(untimed: RunDir) -> None:
 
 
 def test_kept_objects_are_unknown_if_batches_are_not_taken(
-    untimed: RunDir, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_workers, "IDLE_S", 0.1)
-    monkeypatch.setattr(loader_workers, "_are_files_taken", lambda: False)
-    batch, (note,) = counted_with_notes(untimed, Rows(3))
+    run_dir = RunDir(tmp_path)
+    counting = _Counting(run_dir, Growth(*KEPT_BETWEEN), idle_s=0.1)
+    monkeypatch.setattr(_MapDatasetFetcher, "fetch", _counted(_MapDatasetFetcher.fetch, counting))
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "fork"}
+    batches: Any = iter(DataLoader(Rows(3), prefetch_factor=BATCHES, **options))  # type: ignore[arg-type]
+    pid = batches._workers[0].pid
+
+    def has_given_up() -> bool:
+        return batch_of(run_dir, [pid])[1] not in ((), (TOO_FEW,))
+
+    wait_until(has_given_up, "the end of the counting")
+    batch, (note,) = batch_of(run_dir, [pid])
     assert (known(batch).kept, known(batch).ops["aten.mul"]) == (None, 2)
     assert note.endswith("is unknown: a loader's worker still sent earlier batches")
+    assert len(list(batches)) == BATCHES
 
 
 def test_few_batches_are_a_note(untimed: RunDir) -> None:
     batch, notes = counted_with_notes(untimed, Rows(3), batch_size=4)
-    assert (known(batch).kept, notes) == (None, (loader_workers.TOO_FEW,))
+    assert (known(batch).kept, notes) == (None, (TOO_FEW,))
 
 
 def test_waits_for_a_worker_that_is_counting(tmp_path: Path) -> None:

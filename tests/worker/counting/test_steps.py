@@ -7,21 +7,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.errors import PrivateNameError
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled, Counts, StepsToCount
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, StepsToCount
 from perfsuite.results.quantities import FLOOR
 from perfsuite.worker.counting.counter import StepCounter
-from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import engines, second_step, software
 from tests.counted import make_memory
+from tests.packages import Packages
 from tests.samples import known
+from tests.worker import motor
+from tests.worker.counting.test_hidden import by_numpy
 from tests.worker.loops import Loop, in_a_thread, memory
 
 
@@ -151,16 +154,19 @@ def test_later_steps_error_keeps_earlier_ones() -> None:
     assert_nothing_is_left()
 
 
-def test_unseen_work_excludes_a_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reasons(watch: Watch, counter: StepCounter, counts: Counts, model: Any) -> tuple[str, ...]:
-        return ("a CUDA graph was replayed",) if counts.step == 6 else ()
+def test_unseen_work_excludes_a_later_step() -> None:
+    def train(loop: Loop) -> None:
+        if loop.number == 6:
+            by_numpy(loop)
+        else:
+            loop.backward()
 
-    monkeypatch.setattr(Watch, "reasons", reasons)
-    counting = Loop(StepsToCount(until=7, late=None)).run(steps=8)
+    counting = Loop(StepsToCount(until=7, late=None)).run(train, steps=8)
 
     assert known(counting.result()).also_counted == (5, 7)
     assert counting.hidden == ()
-    assert counting.notes == ["step 6 was not counted: a CUDA graph was replayed"]
+    (note,) = counting.notes
+    assert note.startswith("step 6 was not counted: none of the counted operators computed the gradients of")
 
 
 def test_new_optimizer_ends_later_counting() -> None:
@@ -250,11 +256,8 @@ def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
     assert_nothing_is_left()
 
 
-def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Squaring the gradients is not counted.
-
-    If an engine keeps the norm, the norm is taken from the engine.
-    """
+def test_squares_gradients_out_of_sight() -> None:
+    """Squaring the gradients is not counted."""
 
     def squared(optimizer: Any, *_: Any) -> None:
         seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
@@ -265,9 +268,16 @@ def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None
     counting = loop.run()
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
     assert "aten.linalg_vector_norm" not in known(counting.counts).ops
-    monkeypatch.setattr(engines, "gradient_norm", lambda optimizer: 3.0)
-    told = Loop().run()
-    assert (told.gradient_squares, told.unclipped_squares, told.notes) == (9, 9, [])
+
+
+def test_takes_the_norm_that_an_engine_keeps(packages: Packages) -> None:
+    motor.install(packages)
+    engines.watch()
+    loop = Loop()
+    engine = motor.driving().Driver(loop.optimizer)
+    engine.norm = 3.0
+    counting = loop.run()
+    assert (counting.gradient_squares, counting.unclipped_squares, counting.notes) == (9, 9, [])
 
 
 def test_first_optimizer_to_step_counts() -> None:
@@ -297,19 +307,23 @@ def test_foreign_dispatch_mode_prevents_counting() -> None:
     assert "its own TorchDispatchMode" in told(counting)
 
 
-def test_uncountable_step_is_a_note(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_uncountable_step_is_a_note() -> None:
     loop = Loop()
-    counting = Loop().run()
     loop.counting = Counting(lambda: None)
     assert told(loop.run()).startswith("AttributeError")
-    compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
-    with monkeypatch.context() as patched:
-        patched.setattr(software, "compiled_counts", lambda: compiled)
-        counts = known(counting.result())
-    assert (counts.memory, counts.compiled) == (None, compiled)
-    monkeypatch.setattr(software, "_graphs", lambda counters: 1)
+
+
+def test_a_compiled_model_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Loop().run()
+    monkeypatch.setitem(counters, "stats", {"unique_graphs": 3})
+    counts = known(counting.result())
+    assert (counts.memory, counts.compiled) == (None, software.compiled_counts())
+    assert known(counts.compiled).graphs == 3
+
+
+def test_uncountable_graphs_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Loop().run()
+    monkeypatch.setitem(counters, "stats", {"unique_graphs": 3})
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
     assert told(counting).startswith("the graphs of torch.compile are unknown (torch ")
 

@@ -26,11 +26,14 @@ class Clock:
 
 
 @pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
-    """Return the spans of this thread, which trains. Time passes only in `work`."""
+def spans() -> Spans:
+    """Return the spans of this thread, which trains. Time passes only in `work`.
+
+    A fixture of `conftest.py` removes them from the process afterwards.
+    """
     spans = Spans(Meters(now=lambda: Clock.now))
     spans.train(lambda: 7)
-    monkeypatch.setattr(phases, "spans", spans)
+    phases.spans = spans
     return spans
 
 
@@ -133,9 +136,10 @@ def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.Monkey
     assert spans.times() == {}
 
 
-def test_giving_up_in_a_phase_does_no_harm(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("spans")
+def test_giving_up_in_a_phase_does_no_harm() -> None:
     def give_up() -> str:
-        monkeypatch.setattr(phases, "spans", None)
+        phases.spans = None
         return "done"
 
     assert perfsuite.phase("rollout")(give_up)() == "done"
