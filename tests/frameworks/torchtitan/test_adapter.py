@@ -12,7 +12,7 @@ from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.profiling import ProfileTaken
-from tests.case.test_torch_build import install
+from tests.fake_torch import install_torch
 from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.samples import make_gpu_machine
@@ -108,7 +108,7 @@ def test_context_parallelism_needs_a_gpu(degree: int, is_refused: bool) -> None:
 
 
 def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path, version="2.11.0+cu130", cuda="13.0")
+    install_torch(tmp_path, monkeypatch, version="2.11.0+cu130", cuda="13.0")
     reason = "torchtitan 0.3 needs torch 2.13 or newer, but this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason
 

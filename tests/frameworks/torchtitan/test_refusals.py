@@ -11,7 +11,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect
-from tests.case.test_torch_build import install
+from tests.fake_torch import install_torch
 from tests.frameworks.refusals import TAKES, check_refusal, row
 from tests.frameworks.test_base import SMALL, remove
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS
@@ -36,7 +36,7 @@ YARN = {"type": "yarn", "factor": 2.0}
 
 def test_an_arms_old_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Cases are checked with the torch of this environment, but an arm can have an older torch."""
-    install(monkeypatch, tmp_path, version="2.12.0", cuda=None)
+    install_torch(tmp_path, monkeypatch, version="2.12.0", cuda=None)
     message = r"^torchtitan 0\.3 needs torch 2\.13 or newer, but this is 2\.12\.0,"
     with pytest.raises(MismatchError, match=message):
         TITAN.load(SMALL, torch.device("cpu"))

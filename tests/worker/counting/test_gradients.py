@@ -148,8 +148,10 @@ class Unreadable(torch.amp.GradScaler):
 
 
 @pytest.fixture
-def unreadable_scaler() -> Unreadable:
-    return Unreadable("cpu")
+def unreadable_scaler() -> Iterator[None]:
+    scaler = Unreadable("cpu")
+    yield
+    gradients._scalers.discard(scaler)  # the traceback of its error keeps it alive
 
 
 @pytest.mark.usefixtures("unreadable_scaler")
