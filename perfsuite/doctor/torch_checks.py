@@ -11,7 +11,7 @@ from perfsuite.analysis.health import advice_on, hardware_fault
 from perfsuite.case import torch_build
 from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, error_text
 from perfsuite.frameworks.base import missing_package
 from perfsuite.results.rank_report import Memory
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
@@ -50,6 +50,8 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
             return documents.read(file, DoctorFile)
         except subprocess.TimeoutExpired:
             said = f"no answer in {PROBE_TIMEOUT_S} s"
+        except OSError as error:
+            said = error_text(error)
         except FileError:
             said = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
     return failed(

@@ -95,3 +95,11 @@ def test_reports_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.
     assert (row.check, row.status) == ("torch", "fail")
     why = "torch 2.13.0+cpu was built without CUDA and cannot use the GPUs of this machine (8 x NVIDIA H200)."
     assert row.found.startswith(why)
+
+
+def test_a_probe_that_does_not_start_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "removed"))
+    row = probe(make_machine(), quick=True)
+    assert isinstance(row, Row)
+    assert (row.check, row.status) == ("torch", "fail")
+    assert "No such file or directory" in row.found

@@ -114,7 +114,12 @@ class Counting:
     def _read_norm(self, norm: NormBeforeClipping) -> None:
         if in_backward():  # some gradients do not exist yet, and this step will not be counted
             return
-        self.unclipped_squares = norm.result(norm.read())
+        at_step = None
+        try:
+            at_step = norm.read()
+        except Exception as error:  # such as of a loss scaler that cannot be read: only the norm is unknown
+            norm.failed(error)
+        self.unclipped_squares = norm.result(at_step)
         if norm.note is not None:
             self.notes.append(norm.note)
 

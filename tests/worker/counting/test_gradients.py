@@ -158,6 +158,8 @@ def unreadable_scaler() -> Iterator[None]:
 def test_a_norm_that_cannot_be_read_is_unknown() -> None:
     counting, _ = norms(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
     assert counting.unclipped_squares is None
+    assert counting.counts is not None, "the step is counted nevertheless"
+    assert counting.notes == ["the norm of the gradients before clipping is unknown: LookupError: no"]
 
 
 def test_notices_functions_of_libraries_that_clip(packages: Packages) -> None:
