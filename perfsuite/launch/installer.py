@@ -185,9 +185,11 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
 def versions(package: str, *, python: str = sys.executable) -> list[Version]:
     """Return the versions of a package that pip finds, oldest first.
 
-    Pre-releases are included, but yanked releases are not. Raises `PackageError` if pip finds no version.
+    Included are pre-releases, and releases without a wheel, which pip 26.3 leaves out if only wheels may be
+    installed. Yanked releases are not included. Raises `PackageError` if pip finds no version.
     """
-    said = pip("index", "versions", "--pre", package, python=python).splitlines()
+    of_all_kinds = {"PIP_ONLY_BINARY": ":none:"}
+    said = pip("index", "versions", "--pre", package, python=python, variables=of_all_kinds).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
     return sorted(Version(version.strip()) for version in listed.split(",") if version.strip())
 
