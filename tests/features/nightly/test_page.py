@@ -7,7 +7,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.features.nightly.page import Page, github_annotations
 from perfsuite.session.option_table import BY_NAME
-from tests.cli.jobs import SESSION
+from tests.features.nightly.interpreter import SESSION
 from tests.outcomes import GOOD, NOISY, SLOW, crashed
 
 OUT = Path("out")
