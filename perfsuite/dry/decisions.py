@@ -2,7 +2,8 @@
 
 A fake tensor has no values. But libraries let ranks decide together with tensors on the device. Lightning's
 Trainer, for example, broadcasts a flag before each step, and ends the training if it reads 1. This module
-follows such numbers through operators and collectives, as if all ranks had the same numbers.
+follows such numbers through operators and collectives, as if all ranks had the same numbers. It does not see
+changes through `tensor.data`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,12 @@ _FOLLOWED = frozenset(
 """Operators whose result is computed from known numbers. The result of any other operator is unknown."""
 _OF_THE_DEVICE = ("device", "pin_memory", "non_blocking")  # arguments that are left out on the CPU
 
-_NUMBERS_AS_THEY_ARE = (
-    *(dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.BAND, dist.ReduceOp.BOR),
+_KEEP_EQUAL_NUMBERS = (
+    dist.ReduceOp.AVG,
+    dist.ReduceOp.MIN,
+    dist.ReduceOp.MAX,
+    dist.ReduceOp.BAND,
+    dist.ReduceOp.BOR,
 )
 """Reductions whose result is the number itself if all ranks have the same number."""
 _SAME_ON_ALL_RANKS = frozenset({"c10d.broadcast_", "c10d.barrier", "c10d.monitored_barrier_"})
@@ -95,10 +100,17 @@ def follow(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
     return out
 
 
+def forget(tensor: Tensor) -> None:
+    """Forget the values of a tensor whose contents are replaced without an operator."""
+    if isinstance(tensor, FakeTensor):
+        _NUMBERS.pop(tensor, None)
+
+
 def communicate(func: Any, args: Sequence[Any]) -> None:
     """Update the values of the tensors of a collective, after it ran without other ranks.
 
-    The other ranks are assumed to have the same numbers: a sum over N ranks is N times the number.
+    The other ranks are assumed to have the same numbers: a sum over N ranks is N times the number, and what a
+    rank broadcasts is what the receiving tensors already hold.
     """
     name = str(overloadpacket(func))
     if name in _SAME_ON_ALL_RANKS:
@@ -114,13 +126,12 @@ def communicate(func: Any, args: Sequence[Any]) -> None:
     elif name == "c10d._allgather_base_":
         _write(args[0], _gathered(args[1], dist.ProcessGroup.unbox(args[2]).size()))
     else:
-        for tensor in tree_leaves(args):
-            if isinstance(tensor, FakeTensor):
-                _NUMBERS.pop(tensor, None)
+        for leaf in tree_leaves(args):
+            forget(leaf)
 
 
 def _is_known(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor are known. Real numbers other than integers do not count."""
+    """Return whether the values of a tensor are known. A tensor that is not fake must hold integers."""
     if isinstance(tensor, FakeTensor):
         return values_of(tensor) is not None
     return values_of(tensor) is not None and not tensor.dtype.is_floating_point
@@ -137,11 +148,11 @@ def _remember(tensor: Tensor, values: Tensor) -> None:
 def _reduced(tensor: Tensor, size: int, operation: Any) -> Tensor | None:
     """Return the result of an all-reduce of equal numbers on `size` ranks; None if it is unknown."""
     values = values_of(tensor)
-    if values is None or operation in _NUMBERS_AS_THEY_ARE:
+    if values is None or operation in _KEEP_EQUAL_NUMBERS:
         return values
     with disable_current_modes():
         if operation == dist.ReduceOp.SUM:
-            return values * size
+            return (values * size).to(values.dtype)
         return values**size if operation == dist.ReduceOp.PRODUCT else None
 
 
@@ -156,8 +167,8 @@ def _gathered(sent: Tensor, size: int) -> Tensor | None:
 
 def _write(tensor: Tensor, values: Tensor | None) -> None:
     """Let a collective write values to a tensor. Unknown values leave a real tensor as it is."""
+    forget(tensor)
     if isinstance(tensor, FakeTensor):
-        _NUMBERS.pop(tensor, None)
         if values is not None and tensor.numel() <= MOST_NUMBERS:
             with disable_current_modes():
                 _remember(tensor, values.reshape(tensor.shape).clone())

@@ -28,7 +28,7 @@ from perfsuite.frameworks.common.private import (
     disable_current_modes,
     fake_tensor,
 )
-from perfsuite.node.ranks import moved, moved_directory
+from perfsuite.node.ranks import moved_command, moved_directory
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
@@ -97,7 +97,7 @@ class DryScript(DryRank):
         files = RunDir(self.ranks.directory).files
         files.mkdir(exist_ok=True)
         os.environ[FILES] = str(files.resolve())
-        words = [moved(word).replace(LAUNCH_DIR, str(files.resolve())) for word in command.words]
+        words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in moved_command(command.words)]
         os.chdir(moved_directory(command.directory))
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)

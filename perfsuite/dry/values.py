@@ -237,6 +237,7 @@ def _set_data(self: Any, data: Any) -> None:
     If the tensor has kept its values, such as integers in a buffer, and `data` is fake, the tensor becomes
     fake.
     """
+    decisions.forget(self)
     if isinstance(data, FakeTensor) and not isinstance(self, FakeTensor):
         _swap(self, data.detach().requires_grad_(self.requires_grad))
         return
@@ -337,7 +338,7 @@ def _numpy(self: Tensor, **options: Any) -> Any:
     values = decisions.values_of(self)
     if values is not None:
         with disable_current_modes():
-            return values.clone().numpy()
+            return (values.float() if values.dtype is torch.bfloat16 else values.clone()).numpy()
     dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
     name = str(dtype).removeprefix("torch.")
     # Imported here, because numpy is optional. Without it, `Tensor.numpy` does not work either.
@@ -357,6 +358,8 @@ def _swap(first: Any, second: Any) -> None:
     such as Megatron's `allreduce` of experts. Torch moves a module of real tensors by setting their `data`,
     which keeps attributes. Torch swaps only fake tensors and wrappers, such as DTensors.
     """
+    for tensor in (first, second):
+        decisions.forget(tensor)
     is_wrapper = is_wrapper_subclass(first) or is_wrapper_subclass(second)
     own = set() if is_wrapper else vars(first).keys() - vars(second).keys()
     kept = {name: vars(first)[name] for name in own}

@@ -66,8 +66,8 @@ SERVER_S = 1.0  # seconds to wait until the fork server has ended, after its con
 STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
 # multiprocessing reports this exit code if the fork server is gone, but a rank can also end with it.
-PROGRAMS = (".py", ".sh")  # suffixes of files that an arm runs in its own version
 NO_EXIT_CODE = "exit code 255"
+PROGRAMS = (".py", ".sh")  # suffixes of files that an arm runs in its own version
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
@@ -223,7 +223,7 @@ def _start(
     """Start `command`. Its output goes to `log` or, if that is None, to this process's own output."""
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
-            [moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
+            [word.replace(LAUNCH_DIR, str(job.run_dir.files)) for word in moved_command(command.words)],
             cwd=moved_directory(command.directory),
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -233,18 +233,27 @@ def _start(
         )
 
 
-def moved(word: str) -> str:
-    """If `word` is the path of a file in the repository, return its path in the worktree of this arm.
+def moved_command(words: Sequence[str]) -> list[str]:
+    """Return a command in which paths in the repository are paths in the worktree of this arm.
 
-    A program is always replaced, because an arm must not run the program of the other arm. Other paths,
-    such as `/repository/data` or the one in `--config=/repository/file`, are replaced only if the worktree
-    has such a file: data that git ignores, or a directory of results, is shared by both arms. Files of this
-    Python environment keep their paths. If there is no worktree, all words are kept.
+    The first word and all Python and shell files are always replaced, because an arm must not run a program
+    of the other arm. Other paths, such as `/repository/data` or the one in `--config=/repository/file`, are
+    replaced only if the worktree has such a file: data that git ignores, or a directory of results, is shared
+    by both arms. Files of this Python environment keep their paths. If there is no worktree, all words are
+    kept.
     """
-    if Path(word).suffix in PROGRAMS:
-        return _in_worktree(word, os.environ)
-    name, equals, value = word.rpartition("=")
-    return f"{name}{equals}{_if_there(value, os.environ)}"
+    program, *arguments = words
+    return [_in_worktree(program, os.environ), *map(_moved, arguments)]
+
+
+def _moved(word: str) -> str:
+    name, equals, value = word.partition("=")
+    for before, path in (("", word), (name + equals, value)):
+        is_program = Path(path).suffix in PROGRAMS
+        moved = (_in_worktree if is_program else _if_there)(path, os.environ)
+        if moved != path:
+            return before + moved
+    return word
 
 
 def moved_directory(directory: str) -> str:
@@ -255,8 +264,7 @@ def moved_directory(directory: str) -> str:
 def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a case for an arm with these variables.
 
-    Values that are paths in the repository are replaced in the same way as in `moved`, if the worktree has
-    such a file.
+    Values that are paths in the repository are replaced if the worktree has such a file.
     """
     return {name: _if_there(value, arm) for name, value in given.items()}
 

@@ -76,10 +76,8 @@ class AgainstBaseline(Mode):
         _, verdict = self.measure(case, task.machine, task.directory, reference, how, runs=runs)
         is_open = verdict.outcome in ("regressed", "inconclusive")
         if reference.tonight is not None and is_open and any(map(looks_slower, verdict.checks)):
-            # If the allocation ends here, the verdict stays, and the next case ends the session.
-            with suppress(AllocationOverError):
-                reference = replace(reference, tonight=self._confirming(task, len(runs)))
-                _, verdict = self.measure(case, task.machine, task.directory, reference, how, runs=runs)
+            reference = replace(reference, tonight=self._confirming(task, len(runs)))
+            _, verdict = self.measure(case, task.machine, task.directory, reference, how, runs=runs)
         if self.reference is not None:
             self.reference.launches_of_cases += len(runs)
         if required is not None and verdict.outcome == "recorded":
@@ -107,7 +105,9 @@ class AgainstBaseline(Mode):
     def _confirming(self, task: Task, launches: int) -> Tonight | None:
         """Launch the session's reference on a case that looks slower, and return its launches so far."""
         assert self.reference is not None
-        self.reference.confirm(task.case, launches, SessionDir(task.directory.parent))
+        # If the allocation ends here, the case keeps its verdict, and the next launch ends the session.
+        with suppress(AllocationOverError):
+            self.reference.confirm(task.case, launches, SessionDir(task.directory.parent))
         return self.reference.tonight(task.machine.hardware_class)
 
     def noise(self, hardware_class: str) -> ClassNoise:

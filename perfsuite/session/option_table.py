@@ -136,26 +136,28 @@ _REPORT_FILES = {
     "index.html": (b"<title>perfsuite: ",),
     "summary.md": (b"## perfsuite: ", b"Nothing was measured: "),
     "results.json": (b'"perfsuite"',),
+    "results-*.json": (b'"perfsuite"',),
 }
 """The files of a report, and words of which one is near the beginning of each file that perfsuite wrote."""
 _BEGINNING = 1_000_000  # number of bytes
 
 
 def report(value: str) -> Path:
-    """Parse the directory of a report. Raises `ValueError` if a file of that name is not from perfsuite."""
+    """Parse the directory of a report. Raises `ValueError` if the report would replace a file of others."""
     if os.path.isfile(value):
         raise ValueError("a directory (this is a file)")
-    for name, words in _REPORT_FILES.items():
-        if not _is_absent_or_has(path(value) / name, words):
-            raise ValueError(f"a directory whose {name}, if it has one, was written by perfsuite")
+    for pattern, words in _REPORT_FILES.items():
+        for existing in path(value).glob(pattern):
+            if not _begins_with(existing, words):
+                name = existing.name
+                raise ValueError(f"a directory whose {name}, if it has one, was written by perfsuite")
     return Path(value)
 
 
-def _is_absent_or_has(file: Path, words: tuple[bytes, ...]) -> bool:
+def _begins_with(existing: Path, words: tuple[bytes, ...]) -> bool:
+    """Return whether one of these words is near the beginning of a file."""
     try:
-        if not file.exists():
-            return True
-        with files.open_file(file, files.LARGEST_DOCUMENT) as opened:
+        with files.open_file(existing, files.LARGEST_DOCUMENT) as opened:
             beginning = opened.read(_BEGINNING)
     except (FileError, OSError):  # unreadable, or too large to be a file that perfsuite wrote
         return False

@@ -207,18 +207,33 @@ def of_any_allocation(environment: Mapping[str, str]) -> dict[str, str]:
     matters.
     """
     return {
-        name: str(_number_of(value)) if OF_RANKS.sub("", name) in OF_ALLOCATION else value
+        name: _number_of(value) if OF_RANKS.sub("", name) in OF_ALLOCATION else value
         for name, value in environment.items()
     }
 
 
-def _number_of(names: str) -> int:
-    """Return how many GPUs or cores a list names, such as `0-3,6` or `GPU-8f3a,GPU-91cc`."""
+def allocation_changes(run: Run, baseline: Baseline) -> list[str]:
+    """Return with both values which other GPUs and cores the job got than that of the baseline."""
+    then, now = (observed.environment for observed in _observed(run, baseline))
+    changed = changed_values(then, now)
+    return [change for name, change in changed.items() if OF_RANKS.sub("", name) in OF_ALLOCATION]
+
+
+def _number_of(names: str) -> str:
+    """Return how many GPUs or cores a list names, such as `5 of them` for `0-3,6`.
+
+    Any other text, such as `all` or `void`, is returned as it is.
+    """
     number = 0
-    for name in filter(None, names.split(",")):
-        ends = re.fullmatch(r"(\d+)-(\d+)", name)
-        number += int(ends[2]) - int(ends[1]) + 1 if ends else 1
-    return number
+    for name in names.split(","):
+        numbers = re.fullmatch(r"(\d+)(?:-(\d+))?", name)
+        if numbers:
+            number += int(numbers[2] or numbers[1]) - int(numbers[1]) + 1
+        elif re.match(r"(GPU|MIG)-", name):
+            number += 1
+        else:
+            return names
+    return f"{number} of them"
 
 
 def environment_changes(run: Run, baseline: Baseline, *, of_allocation: bool = True) -> list[str]:

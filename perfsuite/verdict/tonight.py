@@ -40,6 +40,7 @@ NOT_BESIDE = (
     "well enough how much cases vary within a session: accept a baseline of more sessions, or launch the "
     "case and its reference in pairs (perfsuite compare)"
 )
+MEASURE_AGAIN = ". Measure and accept a baseline again, on a commit without changes"
 WITH_THE_MACHINE = (
     "the machine itself changed, which affects the reference as well, so the effect is not attributed to the "
     "code: {changes}"
@@ -165,6 +166,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
     if not is_same_code and (commit is None or commit != measured):
         differences.append(
             f"its code is from {_shown(commit)}, but the baseline was measured at {_shown(measured)}"
+            + (MEASURE_AGAIN if measured is None else "")
         )
     return differences
 

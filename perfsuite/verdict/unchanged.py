@@ -57,6 +57,11 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
         for check in verdict.checks
     ]
     reason = NOTHING_CHANGED.format(change="slower" if is_slower else "faster")
+    others = dict.fromkeys(
+        change for run in runs for change in comparability.allocation_changes(run, baseline)
+    )
+    if others:
+        reason += f". The job got other GPUs or cores of the node: {'; '.join(others)}"
     return verdict.replace(
         outcome=outcome, checks=tuple(checks), explained=None, reasons=(reason, *verdict.reasons)
     )

@@ -141,3 +141,10 @@ def test_all_agree_as_lightning_asks() -> None:
         dist.all_reduce(votes)
         decisions.append((bool(votes == RANKS), bool(votes)))
     assert decisions == [(False, False), (True, True)]
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_flag_stays_a_flag() -> None:
+    flag = torch.tensor([True]).to(DEVICE)
+    dist.all_reduce(flag)
+    assert flag.cpu().dtype is torch.bool

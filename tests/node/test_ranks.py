@@ -376,25 +376,42 @@ def worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+def moved_word(word: str) -> str:
+    """Return an argument of a command in the worktree."""
+    _, moved = ranks.moved_command(("python", word))
+    return moved
+
+
 def test_path_in_an_option_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
-    assert ranks.moved(f"--config={tmp_path}/new.yaml") == f"--config={worktree}/new.yaml"
+    assert moved_word(f"--config={tmp_path}/new.yaml") == f"--config={worktree}/new.yaml"
     for kept in ("--steps=3", f"--config={worktree}/new.yaml"):
-        assert ranks.moved(kept) == kept
+        assert moved_word(kept) == kept
 
 
 def test_program_is_always_the_worktrees(tmp_path: Path, worktree: Path) -> None:
     """Otherwise the arm would run the program of the working tree."""
     for program in ("train.py", "train.sh"):
-        assert ranks.moved(f"{tmp_path}/{program}") == f"{worktree}/{program}"
+        assert moved_word(f"{tmp_path}/{program}") == f"{worktree}/{program}"
+    assert ranks.moved_command((f"{tmp_path}/bin/train",)) == [f"{worktree}/bin/train"]
+
+
+def test_python_file_in_an_option_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    assert moved_word(f"--config={tmp_path}/large.py") == f"--config={worktree}/large.py"
+
+
+def test_path_with_an_equals_sign_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    (worktree / "lr=0.1").mkdir()
+    for word in ("{}/lr=0.1", "--data={}/lr=0.1"):
+        assert moved_word(word.format(tmp_path)) == word.format(worktree)
 
 
 @pytest.mark.parametrize("option", ["", "--data="])
 def test_data_that_the_commit_lacks_stay(tmp_path: Path, worktree: Path, option: str) -> None:
-    assert ranks.moved(f"{option}{tmp_path}/data") == f"{option}{tmp_path}/data"
+    assert moved_word(f"{option}{tmp_path}/data") == f"{option}{tmp_path}/data"
 
 
 def test_path_in_an_argument_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
-    assert ranks.moved(f"{tmp_path}/new.yaml") == f"{worktree}/new.yaml"
+    assert moved_word(f"{tmp_path}/new.yaml") == f"{worktree}/new.yaml"
 
 
 def test_a_command_starts_in_the_worktree(tmp_path: Path, worktree: Path) -> None:
@@ -427,7 +444,7 @@ USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
 def test_repository_file_is_the_worktrees(
     monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, str], word: str, moved: str
 ) -> None:
-    assert ranks.moved(word) == word, "without an arm of another commit, no directory changes"
+    assert moved_word(word) == word, "without an arm of another commit, no directory changes"
     monkeypatch.setenv("PERFSUITE_MOVED", ":".join(place[:2]))
     monkeypatch.setattr(sys, "prefix", place[2])
-    assert ranks.moved(word) == moved
+    assert moved_word(word) == moved

@@ -22,6 +22,7 @@ WORKER_ONLY = (
     "perfsuite.dry.attention",
     "perfsuite.dry.compilation",
     "perfsuite.dry.cuda",
+    "perfsuite.dry.decisions",
     "perfsuite.dry.operators",
     "perfsuite.dry.program",
     "perfsuite.dry.rank",

@@ -221,7 +221,8 @@ def test_other_code_at_another_commit_is_not_the_baseline(commit: str | None) ->
 def test_unknown_code_is_never_the_same() -> None:
     local = from_runs([observed(code=None)] * 5)
     [difference] = other_than_baseline(observed(code=None), local, COMMIT)
-    assert difference.endswith("the baseline was measured at an unknown commit")
+    said = "measured at an unknown commit. Measure and accept a baseline again, on a commit without changes"
+    assert difference.endswith(said)
 
 
 def test_what_was_not_observed_is_never_the_same() -> None:

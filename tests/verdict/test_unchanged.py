@@ -95,6 +95,7 @@ ALLOCATION = {"cores": "0-3,8-11", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBL
         ({"CUDA_VISIBLE_DEVICES": "2"}, False),
         ({"CUDA_VISIBLE_DEVICES": "GPU-5d2c-01,GPU-77aa-02"}, True),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-91cc-22"}, True),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, False),
     ],
     ids=str,
 )
@@ -104,6 +105,16 @@ def test_other_gpus_and_cores_of_a_node_are_no_change(now: dict[str, str], is_sa
     after = SEEN.replace(environment={**before.environment, **now})
     found = [*changes(launch(observed=after), from_runs([launch(observed=before)] * 5))]
     assert (found == []) == is_same
+
+
+def test_other_gpus_are_named_as_a_possible_cause() -> None:
+    before, after = (
+        launch(observed=SEEN.replace(environment={"CUDA_VISIBLE_DEVICES": gpus})) for gpus in ("0,1", "2,3")
+    )
+    verdict = unless_unchanged(timed("regressed"), [after], from_runs([before] * 5))
+    assert verdict.outcome == "unhealthy"
+    said = "The job got other GPUs or cores of the node: CUDA_VISIBLE_DEVICES: 0,1 -> 2,3"
+    assert verdict.reasons[0].endswith(said)
 
 
 @pytest.mark.parametrize("run", CHANGED.values(), ids=CHANGED)

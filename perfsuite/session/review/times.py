@@ -141,6 +141,7 @@ def accepted(
             "machine itself has changed since the baseline, give --another-machine"
         )
     runs = [launch.run for launch in chosen]
+    acceptance = acceptance.replace(measured=chosen[-1].commit)
     now = baseline.from_runs(runs, sessions=[launch.session for launch in chosen], accepted=acceptance)
     out = console()
     out.print(TIMES.before_after(before, now))

@@ -373,6 +373,8 @@ class StepCounter(TorchDispatchMode):
 
         A closure begins with the first operator for which gradients are enabled, and ends with backward. In
         between, some operators have no gradients, such as the collectives of FSDP before a module's forward.
+        Operators before the first one with gradients, such as the first all-gather of FSDP, cannot be
+        distinguished from those of the optimizer.
         """
         is_open = self._closure_has_begun and not self._closure_had_backward
         return self._runs_closure and (backward or is_open or torch.is_grad_enabled())

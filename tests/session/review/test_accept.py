@@ -1,8 +1,9 @@
 from pathlib import Path
+from typing import Any
 
 from perfsuite import documents
 from perfsuite.results.dry_facts import DryFacts
-from perfsuite.results.rank_report import Observed
+from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.session_file import SessionFile
 from tests.analysis.step_time.test_forecast import step
 from tests.cli import commands
@@ -24,9 +25,9 @@ def test_accept_says_what_to_commit(repository: Path) -> None:
     assert (held.accepted.by, held.accepted.commit) == ("Ada", git(repository, "rev-parse", "HEAD"))
 
 
-def measured_at(session: str, commit: str, *, dirty: bool = False) -> None:
+def measured_at(session: str, commit: str, *, dirty: bool = False, **changes: Any) -> None:
     """Write a session of launches that ran the code of this commit."""
-    measured(session, 5)
+    measured(session, 5, **changes)
     file = Path(".perfsuite/runs", session, "results.json")
     documents.write(file, documents.read(file, SessionFile).replace(commit=commit, dirty=dirty))
 
@@ -43,6 +44,13 @@ def test_accept_records_the_commit_that_was_measured(repository: Path) -> None:
     measured_at("2", "b" * 40)
     told("accept", "--sessions", "2")
     assert measured_commit() == "b" * 40
+
+
+def test_launches_that_are_left_out_have_no_commit(repository: Path) -> None:
+    measured_at("1", "a" * 40)
+    measured_at("2", "b" * 40, failure=Failure(kind="crash", message="x"))
+    told("accept", "--sessions", "2")
+    assert measured_commit() == "a" * 40
 
 
 def test_uncommitted_changes_were_measured_at_no_commit(repository: Path) -> None:
