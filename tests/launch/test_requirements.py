@@ -1,6 +1,5 @@
 import importlib.util
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from perfsuite import DDP, Case, Fake, LoRA, Model, Topology
 from perfsuite.case.torch_build import MIN_TORCH
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.node.machine import detect
+from tests.fake_torch import install_torch
 from tests.packages import MINE, Packages
 from tests.samples import make_case, make_gpu_machine, make_machine
 
@@ -136,9 +136,7 @@ def test_a_framework_has_the_last_word(mine: Callable[[str], Case]) -> None:
 
 def test_torchs_build_matters_only_for_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = ".".join(map(str, MIN_TORCH))
-    (tmp_path / "version.py").write_text(f"__version__ = '{version}.0'\ncuda = None\n")
-    torch = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: torch)
+    install_torch(tmp_path, monkeypatch, version=f"{version}.0")
     reason = str(wrong_torch(SMALL, make_gpu_machine()))
     assert reason.startswith(f"torch {version}.0 was built without CUDA")
     assert wrong_torch(SMALL, make_machine()) is None
