@@ -72,12 +72,12 @@ class Finding:
 
     def pytest_options(self) -> list[str]:
         """Return pytest's options for this plan."""
-        options = [f"--perf-max-launches={self.plan.max_launches}"]
+        words = [f"--perf-max-launches={self.plan.max_launches}"]
         if not self.plan.unreached and self.find <= self.usual_tolerance:
-            options.append(f"--perf-tolerance={100 * self.find:g}%")
+            words.append(f"--perf-tolerance={100 * self.find:g}%")
         if self.plan.canaries:
-            options.append(f"--perf-canaries={len(self.plan.canaries)}")
-        return options
+            words.append(f"--perf-canaries={len(self.plan.canaries)}")
+        return words
 
 
 def planned_to_find(
