@@ -150,6 +150,16 @@ def _variables() -> Iterator[None]:
 
 
 @pytest.fixture
+def compiling() -> Iterator[None]:
+    """Make torch forget what a test compiled. Later tests would think that it belongs to their models."""
+    import torch  # not at the top, because most tests do not need it
+
+    yield
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     from tests.suite import CASES  # not at the top, because test_conftest.py copies this file alone
 

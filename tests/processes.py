@@ -1,6 +1,7 @@
 """Helpers: scripts that replace programs, and processes that a test starts or finds."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import psutil
+import pytest
 
 from perfsuite.results.run_dir import RunDir
 
@@ -20,6 +22,13 @@ def python(code: str, *arguments: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def have_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a C++ compiler on PATH, so that dry runs can simulate CUDA. It compiles nothing."""
+    directory.mkdir()
+    executable(directory / "g++", "exit 1")
+    monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
 
 
 def output_of(words: str | Sequence[str], *, status: int = 0, **how: Any) -> str:

@@ -8,6 +8,7 @@ from perfsuite.analysis import health
 from perfsuite.case.case import NOT_IN_ID
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
+from perfsuite.results.counts import numbers
 from perfsuite.results.rank_report import UNSET, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -33,6 +34,8 @@ OF_RANKS = re.compile(r" of ranks? [\d,-]+$")
 """The end of the name of a variable that has another value on some ranks than on rank 0."""
 OF_ALLOCATION = ("cores", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """The parts of the environment that name the GPUs and cores of a job."""
+_NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of GPUs or cores, such as `0-3,6`
+_UUID = re.compile(r"(GPU|MIG)-")
 # Settings that the case or the user chose. If one differs, launches are `unlike`. Other settings are only
 # listed.
 ASKED = frozenset(
@@ -224,16 +227,10 @@ def _number_of(names: str) -> str:
 
     Any other text, such as `all` or `void`, is returned as it is.
     """
-    number = 0
-    for name in names.split(","):
-        numbers = re.fullmatch(r"(\d+)(?:-(\d+))?", name)
-        if numbers:
-            number += int(numbers[2] or numbers[1]) - int(numbers[1]) + 1
-        elif re.match(r"(GPU|MIG)-", name):
-            number += 1
-        else:
-            return names
-    return f"{number} of them"
+    if _NUMBERS.fullmatch(names):
+        return f"{len(numbers(names))} of them"
+    uuids = names.split(",")
+    return f"{len(uuids)} of them" if all(map(_UUID.match, uuids)) else names
 
 
 def environment_changes(run: Run, baseline: Baseline, *, of_allocation: bool = True) -> list[str]:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from perfsuite.cli.app import app
 from perfsuite.dry import cases
 from perfsuite.launch import arm
 from tests.doc_pages import ROOT
-from tests.processes import executable
 from tests.samples import make_machine
 
 
@@ -54,13 +52,6 @@ def hold(monkeypatch: pytest.MonkeyPatch, *held: Case, detect: Callable[[], Mach
     Path("bench_cases").mkdir(exist_ok=True)
     monkeypatch.setattr(cases, "_collected", lambda *selection: CaseList(cases=held, tests=()))
     monkeypatch.setattr("perfsuite.launch.local.detect", detect)
-
-
-def have_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a C++ compiler on PATH, so that dry runs can simulate CUDA. It compiles nothing."""
-    directory.mkdir()
-    executable(directory / "g++", "exit 1")
-    monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
 
 
 def ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

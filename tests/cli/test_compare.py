@@ -26,7 +26,7 @@ from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from tests.cli import commands
 from tests.packages import Packages
-from tests.processes import executable
+from tests.processes import executable, have_compiler
 from tests.samples import make_case, make_machine, make_run
 from tests.synthetic import commit
 
@@ -72,7 +72,7 @@ def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verdicts:
         monkeypatch.setattr(mode, "judge", lambda *arguments: stand_in.judge(*arguments))
     for module in (driver, setup):
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
-    commands.have_compiler(tmp_path / "compiler", monkeypatch)
+    have_compiler(tmp_path / "compiler", monkeypatch)
     by_counts = partial(against_arm.by_counts, why_no_cuda=lambda arm: None)
     monkeypatch.setattr(compare, "by_counts", by_counts)
     return stand_in

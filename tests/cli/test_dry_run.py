@@ -17,6 +17,7 @@ from perfsuite.results.session_file import SessionFile
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK
 from tests.cli import commands
+from tests.processes import have_compiler
 from tests.samples import make_case
 from tests.session.making import DryRuns
 
@@ -27,7 +28,7 @@ OFFLOADS = CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD", cpu_offlo
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the collected cases, on a machine where CUDA can be pretended."""
-    commands.have_compiler(tmp_path / "compiler", monkeypatch)
+    have_compiler(tmp_path / "compiler", monkeypatch)
     commands.hold(monkeypatch, CASE, OFFLOADS)
 
 

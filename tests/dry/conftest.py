@@ -1,10 +1,9 @@
-import os
 from pathlib import Path
 
 import pytest
 
 from perfsuite.results.device_log import DeviceLog
-from tests.processes import executable
+from tests.processes import have_compiler
 
 
 @pytest.fixture
@@ -14,10 +13,7 @@ def log() -> DeviceLog:
 
 @pytest.fixture
 def with_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a C++ compiler on PATH, so that a GPU can be simulated. It compiles nothing."""
-    (tmp_path / "compiler").mkdir()
-    executable(tmp_path / "compiler" / "g++", "exit 1")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'compiler'}:{os.environ['PATH']}")
+    have_compiler(tmp_path / "compiler", monkeypatch)
 
 
 @pytest.fixture

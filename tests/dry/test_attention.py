@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -99,15 +98,7 @@ def test_composed_attention_is_torchs_own(mask: torch.Tensor | None, shares_head
     assert ours.shape == plain.shape
 
 
-@pytest.fixture
-def no_graphs_left() -> Iterator[None]:
-    """Forget the compiled graphs. Otherwise the kernels of later tests would count as compiled."""
-    yield
-    torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
-
-
-@pytest.mark.usefixtures("no_graphs_left")
+@pytest.mark.usefixtures("compiling")
 def test_compiled_attention_stays_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own function also is one operator.
 

@@ -22,6 +22,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
+from tests.processes import have_compiler
 from tests.samples import make_case, make_figures, make_machine
 from tests.twin_counts import counts, launch
 
@@ -109,7 +110,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
     stand_in = Runs()
     commands.hold(monkeypatch, CASE, OTHER)
-    commands.have_compiler(tmp_path / "compiler", monkeypatch)
+    have_compiler(tmp_path / "compiler", monkeypatch)
     stand_in.replace(monkeypatch, versions=stand_in.versions, resolve=stand_in.resolve)
     return stand_in
 

@@ -3,7 +3,7 @@ import gc
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -235,14 +235,6 @@ def test_dry_run_counts_no_python_of_fake_tensors() -> None:
             helper()
         seen = known(counter.end_step().python)
     assert seen.functions == {f"{__name__}.helper": 1}
-
-
-@pytest.fixture
-def compiling() -> Iterator[None]:
-    """Make torch forget what a test compiled. An observer would think that it belongs to the model."""
-    yield
-    torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.usefixtures("compiling")
