@@ -66,9 +66,9 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 
 
 def _decided_all(session: SessionFile) -> bool:
-    """Return whether a session came to its end and decided every case. Nothing of it is left to do."""
-    is_cut_short = session.status != "complete" or any(skipped.not_reached for skipped in session.skipped)
-    return not is_cut_short and all(map(is_decided, session.results))
+    """Return whether a session came to its end and decided every case, so that nothing is left to do."""
+    reached_all = not any(skipped.not_reached for skipped in session.skipped)
+    return session.status == "complete" and reached_all and all(map(is_decided, session.results))
 
 
 def is_decided(result: Measurement) -> bool:

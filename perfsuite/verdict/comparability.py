@@ -216,7 +216,7 @@ def of_any_allocation(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocation_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Return with both values which other GPUs and cores the job got than that of the baseline."""
+    """Return which GPUs and cores the job got, and which the baseline's job, if they differ."""
     then, now = (observed.environment for observed in _observed(run, baseline))
     changed = changed_values(then, now)
     return [change for name, change in changed.items() if OF_RANKS.sub("", name) in OF_ALLOCATION]
