@@ -23,10 +23,11 @@ from bench_cases.published import PUBLISHED, PublishedFile, Row
 from perfsuite import documents
 from perfsuite.documents import Document
 from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.inputs.ini import STORE
 from perfsuite.report.console import console, plain_table
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import STORE, Store
+from perfsuite.results.store import Store
 
 
 class FrozenFile(Document):

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from perfsuite import documents
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.inputs.ini import STORE
 from perfsuite.report import markdown
 from perfsuite.report.console import console, plain_table
 from perfsuite.results.amounts import amount
@@ -40,7 +41,7 @@ from perfsuite.results.metric import (
 )
 from perfsuite.results.outcome import UNMEASURED
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.results.store import STORE, Store
+from perfsuite.results.store import Store
 
 PUBLISHED = Path(__file__).with_suffix(".json")
 

@@ -29,23 +29,27 @@ The exit status of a command of `perfsuite` shows the result:
 The option `--help` of a command explains the command in full. An option with a value can be given only once,
 except `--baseline` of `judge`.
 
-Several commands have these options:
+All commands share these options, before or after the name of the command. `perfsuite --json report` and
+`perfsuite report --json` are the same. A command refuses an option that it does not use.
 
-{common}
 - `--cases`, `--store`, `--baselines`: the directories of the cases, of the local results and of the reviewed
   baselines. The defaults come from pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines`. If
   these keys are not set, the defaults are `bench_cases`, `.perfsuite` and `baselines`
+- `--json`: print JSON, and nothing else on standard output. `compare`, `dry-run` and `report` print the
+  [document of a session](reference.md), or a list of such documents. `bisect` and `judge` print their steps,
+  and `history trend` prints the changes that it found. All other commands print an object with
+  `schema_version` and `rows`
+
+Several commands have these options:
+
+{common}
 - {as_pytest}:
   these are [options of pytest](options.md) without the prefix `--perf-`. For example, `--against` means the
   same as `--perf-against`
 - `--history`: the directory of the history. The default is `.perfsuite/history`, or `history` for
   `history pull` and `history push`
-- `--json`: print JSON, and nothing else on standard output. Commands that do not print JSON reject this
-  option. `compare`, `dry-run` and `report` print the [document of a session](reference.md), or a list of such
-  documents. `bisect` and `judge` print their steps, and `history trend` prints the changes that it found. All
-  other commands print an object with `schema_version` and `rows`
 
-The fields of a row depend on the command:
+The fields of a row of `--json` depend on the command:
 
 - `night --plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
 - `night --plan --find`: `case`, `launches`, `finds`, `reached`, `canary_launches`, `most_s`, `most_gpu_hours`

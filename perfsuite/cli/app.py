@@ -15,6 +15,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from perfsuite import extensions
+from perfsuite.cli.shared_options import SHARED, Shared, shares
 from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
 from perfsuite.extensions import COMMANDS, Extension
 from perfsuite.inputs.ini import read_ini
@@ -59,6 +60,8 @@ def _prepare(command: Any) -> None:
     """Change how a command, and each command below it, shows its help and reads its options."""
     _join_lines(command)
     _refuse_repeats(command)
+    if not hasattr(command, "commands"):
+        _refuse_unused(command)
     for below in getattr(command, "commands", {}).values():
         _prepare(below)
 
@@ -85,6 +88,31 @@ def _refuse_repeats(command: Any) -> None:
         return parse(ctx, args)
 
     command.parse_args = parse_args
+
+
+def _refuse_unused(command: Any) -> None:
+    """Make a command refuse a shared option in front of its name that the command does not have."""
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> Any:
+        rest = parse(ctx, args)
+        own = {parameter.name for parameter in command.params}
+        for parameter in ctx.find_root().command.params:
+            if parameter.name in _given(ctx.find_root()) and parameter.name not in own:
+                why = f"{ctx.command_path} does not use it. Leave it out"
+                raise typer.BadParameter(why, ctx=ctx, param=parameter)
+        return rest
+
+    command.parse_args = parse_args
+
+
+def _given(root: Any) -> dict[str, object]:
+    """Return the values of the shared options that stand in front of a command's name."""
+    return {
+        name: root.params[name]
+        for name in SHARED
+        if name in root.params and root.get_parameter_source(name).name == "COMMANDLINE"
+    }
 
 
 def command_of(extension: Extension) -> Any:
@@ -124,6 +152,7 @@ class _Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = cast("MutableMapping[str, Any]", COMMANDS_BY_NAME)
+        _refuse_repeats(self)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, without importing any."""
@@ -178,24 +207,30 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
+@shares("cases", "store", "baselines", "as_json")
 def _options(
     ctx: typer.Context,
+    *,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    shared: Shared,
 ) -> None:
-    """Take the defaults of --store, --baselines and --cases from pytest's ini file, like pytest."""
+    """Pass the shared options on to the command.
+
+    Their defaults come from pytest's ini file, as they do for pytest.
+    """
     try:
         here = Path.cwd()
     except OSError as error:
         raise FileError(
             f"the current directory: {error.strerror}. Change to a directory that exists"
         ) from None
-    directories = read_ini(here).directories()
+    defaults = {**read_ini(here).directories(), **_given(ctx)}
 
     def below(command: Any) -> dict[str, Any]:
         names = getattr(command, "commands", {})
-        return {**directories, **{name: below(subcommand) for name, subcommand in names.items()}}
+        return {**defaults, **{name: below(subcommand) for name, subcommand in names.items()}}
 
     name = ctx.invoked_subcommand
     if name is not None:

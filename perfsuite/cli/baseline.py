@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from perfsuite import documents
-from perfsuite.cli.shared import Hardware, Out, PytestOptions, Reason, Shared, shares
+from perfsuite.cli.shared import Hardware, Out, PytestOptions, Reason
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError, FileError, PerfsuiteError
 from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect

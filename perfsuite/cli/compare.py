@@ -15,7 +15,6 @@ from perfsuite.cli.shared import (
     Interconnect,
     Launcher,
     MaxPairs,
-    Shared,
     Tolerance,
     WaitQuiet,
     Yes,
@@ -26,8 +25,8 @@ from perfsuite.cli.shared import (
     options,
     read,
     report_directory,
-    shares,
 )
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError
 from perfsuite.extensions import COMMANDS
 from perfsuite.launch.arm import Arm

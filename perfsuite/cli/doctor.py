@@ -11,7 +11,7 @@ from perfsuite import documents
 from perfsuite.case.hardware import Machine, hardware_error
 from perfsuite.cli.app import command_of
 from perfsuite.cli.checks import show
-from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.doctor.examination import examine
 from perfsuite.doctor.machine import why_not
 from perfsuite.doctor.rows import EXIT, Row, worst

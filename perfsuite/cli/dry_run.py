@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from perfsuite.cli.shared import Expression, Ids, Interconnect, Shared, options, shares
+from perfsuite.cli.shared import Expression, Ids, Interconnect, options
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.dry.machine import Device
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress

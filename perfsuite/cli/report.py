@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.shared import Shared, report_directory, shares
+from perfsuite.cli.shared import report_directory
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError
 from perfsuite.report import common_change, summary
 from perfsuite.report.console import console

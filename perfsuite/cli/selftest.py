@@ -10,7 +10,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.cli.checks import show
-from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.doctor.injected import inject_all, small_case
 from perfsuite.doctor.injected_counts import inject_structural
 from perfsuite.doctor.rows import EXIT, Row, worst

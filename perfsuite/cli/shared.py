@@ -1,11 +1,9 @@
 """Options and arguments of several commands. Each is defined once, and means the same everywhere."""
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -15,59 +13,9 @@ from perfsuite.launch import launchers
 from perfsuite.launch.base import Launcher as AnyLauncher
 from perfsuite.launch.download import Consent
 from perfsuite.report.console import say
-from perfsuite.results.store import BASELINES, CASES, STORE
 from perfsuite.session import option_table
 from perfsuite.session.option_table import BY_NAME, options_of
 from perfsuite.session.setup import Options
-
-Name = Literal["cases", "store", "baselines", "as_json"]
-SHARED: Mapping[Name, tuple[Any, object]] = {
-    "cases": (Annotated[Path, typer.Option("--cases", help="Directory of the cases.")], CASES),
-    "store": (Annotated[Path, typer.Option("--store", help="Directory of the local results.")], STORE),
-    "baselines": (
-        Annotated[Path, typer.Option("--baselines", help="Directory of the reviewed baselines.")],
-        BASELINES,
-    ),
-    "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")],
-        False,
-    ),
-}
-"""The type and the default of each option that commands declare with `shares`."""
-
-
-class Shared:
-    """The values of the shared options that a command has declared."""
-
-    cases: Path
-    store: Path
-    baselines: Path
-    as_json: bool
-
-    def __init__(self, **values: object) -> None:
-        vars(self).update(values)
-
-
-def shares(*names: Name) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add these shared options to a command, which gets their values as its argument `shared`."""
-
-    def decorated(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def command(**values: Any) -> None:
-            shared = Shared(**{name: values.pop(name) for name in names})
-            function(**values, shared=shared)
-
-        own = inspect.signature(function, eval_str=True)
-        parameters = {name: parameter for name, parameter in own.parameters.items() if name != "shared"}
-        for name in names:
-            kind, default = SHARED[name]
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters[name] = inspect.Parameter(name, keyword, default=default, annotation=kind)
-        command.__signature__ = own.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
-        command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
-        return command
-
-    return decorated
 
 
 def option(name: str) -> Any:

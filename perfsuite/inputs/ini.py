@@ -11,6 +11,9 @@ from iniconfig import IniConfig, ParseError
 from perfsuite.errors import FileError
 from perfsuite.inputs import files
 
+STORE = Path(".perfsuite")  # default path of the local store
+BASELINES = Path("baselines")  # default directory of the reviewed baselines
+CASES = Path("bench_cases")  # default directory of the cases
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 """Files that can contain pytest's settings, in the order in which pytest searches them."""
 

@@ -17,14 +17,13 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
-from perfsuite.inputs.ini import read_ini
+from perfsuite.inputs.ini import BASELINES, read_ini
 from perfsuite.launch.launchers import installed
 from perfsuite.plugin.private import EMPTY_REASON, is_unset, parameters
 from perfsuite.report.progress import Progress
 from perfsuite.report.safe_text import printable
 from perfsuite.report.text import relative
 from perfsuite.results.outcome import STYLES
-from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.mode import Mode

@@ -35,15 +35,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.errors import FileError
+from perfsuite.inputs.ini import STORE
 from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import Below, RunDir, launches_in
 
-STORE = Path(".perfsuite")  # default path of the local store
-BASELINES = Path("baselines")  # default directory of the reviewed baselines
 BEFORE_AFTER = "before-after.txt"  # file in a report's directory: numbers of new and previous baselines
-CASES = Path("bench_cases")  # default directory of the cases
 COUNTS = "counts"  # folder of the baselines of counts, next to the folders of hardware classes
 PROFILES = "profiles"  # folder of the profiles that belong to baselines
 _REPETITION = re.compile(r"\.\d+$")  # directory suffix of a case that is measured again; not used in ids

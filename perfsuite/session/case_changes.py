@@ -19,11 +19,10 @@ from perfsuite import documents
 from perfsuite.case.case import NOT_IN_ID, Case, CollectedTest
 from perfsuite.dry.cases import collect
 from perfsuite.errors import PerfsuiteError
-from perfsuite.inputs.ini import read_ini
+from perfsuite.inputs.ini import CASES, read_ini
 from perfsuite.launch.arm import Arm, at_commit, merge_base
 from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
-from perfsuite.results.store import CASES
 
 SHOWN_FIELDS = 5  # maximum number of changed fields listed for a case
 LONGEST_ERROR = 500  # maximum length of the reason why cases could not be collected, in characters

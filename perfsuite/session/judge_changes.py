@@ -7,10 +7,9 @@ from pathlib import Path
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.inputs.files import read_bytes
 from perfsuite.inputs.git import blobs, git
-from perfsuite.inputs.ini import read_ini
+from perfsuite.inputs.ini import CASES, read_ini
 from perfsuite.launch.arm import Arm, merge_base
 from perfsuite.results.session_file import JudgeChanges
-from perfsuite.results.store import CASES
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_of_judge, sentences
 

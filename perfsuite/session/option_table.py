@@ -18,11 +18,11 @@ from perfsuite.analysis.step_time.links import network_bytes_per_s
 from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
+from perfsuite.inputs.ini import BASELINES, STORE
 from perfsuite.inputs.setting import Parse, Setting
 from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.counts import CONSECUTIVE
-from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.canaries import CANARIES
 from perfsuite.session.setup import Options
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED

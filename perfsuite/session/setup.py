@@ -11,6 +11,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.dry.machine import Device, pretended, why_not_dry
 from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.base import framework_of
+from perfsuite.inputs.ini import BASELINES, STORE
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
@@ -23,7 +24,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import preflight_text
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.session_file import Measurement, Preflight
-from perfsuite.results.store import BASELINES, STORE, BaselineStore, Store
+from perfsuite.results.store import BaselineStore, Store
 from perfsuite.session.forecasts import Forecasts
 from perfsuite.session.plan import Budget
 from perfsuite.verdict.policy import Policy

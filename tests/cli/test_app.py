@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from perfsuite import extensions
 from perfsuite.cli.app import app
 from perfsuite.results.store import BaselineStore
-from tests.cli.commands import flat, run
+from tests.cli.commands import error_of, flat, rows, run
 from tests.packages import Packages
 from tests.processes import python
 from tests.samples import make_baseline, make_case, make_run
@@ -36,6 +36,55 @@ def test_commands_follow_pytests_ini_file() -> None:
     assert make_case(micro_batch=5).id in shown.stdout
     shown = run("baseline", "list", "--baselines", "baselines", "--store", "other")
     assert make_case().id not in shown.stdout, "the option takes precedence"
+
+
+@pytest.fixture
+def listed_in_mine() -> str:
+    """Keep a baseline in the directory `mine`, and return the id of its case."""
+    BaselineStore(Path("mine"), Path("store/baselines")).write_reviewed(make_baseline(*[make_run()] * 3))
+    return make_case().id
+
+
+def test_a_shared_option_may_precede_the_command(listed_in_mine: str) -> None:
+    assert listed_in_mine in run("--baselines", "mine", "baseline", "list").stdout
+
+
+def test_an_option_in_front_overrides_the_ini_file(listed_in_mine: str) -> None:
+    Path("pytest.ini").write_text("[pytest]\nperf_baselines = others\n")
+    assert listed_in_mine in run("--baselines", "mine", "baseline", "list").stdout
+
+
+def test_an_option_of_the_command_overrides_one_in_front(listed_in_mine: str) -> None:
+    assert listed_in_mine in run("--baselines", "others", "baseline", "list", "--baselines", "mine").stdout
+
+
+def test_json_may_precede_the_command(listed_in_mine: str) -> None:
+    [row] = rows(run("--json", "--baselines", "mine", "baseline", "list").stdout)
+    assert row["case"] == listed_in_mine
+
+
+@pytest.mark.parametrize(
+    ("option", "command"),
+    [
+        (("--json",), ("export", "--format", "hud")),
+        (("--cases", "mine"), ("history", "list")),
+        (("--store", "mine"), ("doctor",)),
+        (("--baselines", "mine"), ("report",)),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_command_refuses_an_option_it_lacks(option: tuple[str, ...], command: tuple[str, ...]) -> None:
+    error = error_of(*option, *command)
+    assert f"Invalid value for '{option[0]}': " in error
+    assert " does not use it. Leave it out" in error
+
+
+def test_an_option_in_front_is_given_once() -> None:
+    assert "'--store': it is given 2 times" in error_of("--store", "a", "--store", "b", "baseline", "list")
+
+
+def test_help_is_shown_beside_an_unused_option() -> None:
+    assert "Usage: " in run("--json", "export", "--help").stdout
 
 
 def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import FileError
 from perfsuite.features.exports import formats
 from perfsuite.report import summary

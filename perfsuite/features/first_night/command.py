@@ -11,7 +11,8 @@ import typer
 
 from perfsuite import __version__, documents
 from perfsuite.cli.checks import show
-from perfsuite.cli.shared import Shared, WaitQuiet, read, shares
+from perfsuite.cli.shared import WaitQuiet, read
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.doctor.rows import EXIT, Row, worst
 from perfsuite.errors import CaseError
 from perfsuite.features.first_night import page

@@ -14,7 +14,8 @@ import typer
 from pydantic import Field
 
 from perfsuite import documents
-from perfsuite.cli.shared import Hardware, Out, Reason, Shared, shares
+from perfsuite.cli.shared import Hardware, Out, Reason
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.features.github.issue import (
     LONGEST,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.history import notify as webhook
 from perfsuite.features.history import page, verdicts

@@ -20,12 +20,12 @@ from perfsuite.features.history.asv.results import slot
 from perfsuite.features.history.sparkline import DOTS, Mark, limits, sparkline
 from perfsuite.features.history.trend import Key, Point
 from perfsuite.inputs import git
+from perfsuite.inputs.ini import BASELINES
 from perfsuite.report.html import page as report
 from perfsuite.report.html.charts import BUCKETS
 from perfsuite.report.names import short_names
 from perfsuite.report.text import NONE, plural
 from perfsuite.results.amounts import amount
-from perfsuite.results.store import BASELINES
 from perfsuite.results.trend import Drift, MachineStep, Trend
 
 FILE = "history.html"  # next to asv's `index.html`

@@ -15,9 +15,10 @@ from perfsuite.errors import FileError
 from perfsuite.features.history import changepoint, store
 from perfsuite.features.history.store import Place, StoredReference, StoredResult, StoredSession
 from perfsuite.inputs import git
+from perfsuite.inputs.ini import BASELINES
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import Metric
-from perfsuite.results.store import BASELINES, BaselineStore
+from perfsuite.results.store import BaselineStore
 from perfsuite.results.trend import METRICS, Drift, MachineStep, MetricName, Trend
 
 # Without `since`, the changes of the last 90 days are reported. The period is long, because a slow change is

@@ -23,8 +23,8 @@ from pydantic_core import from_json, to_json
 
 from perfsuite import documents
 from perfsuite.analysis.figures import find_window
-from perfsuite.cli.shared import Shared, shares
 from perfsuite.cli.shared import tolerance as share
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.logs.event_files import LONGEST, MEGATRON_TAG, check_different, read_log

@@ -15,12 +15,11 @@ from packaging.version import Version
 
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
-from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.nightly.night import gate
 from perfsuite.inputs.files import read_text
-from perfsuite.inputs.ini import FILES, read_ini
-from perfsuite.results.store import CASES
+from perfsuite.inputs.ini import CASES, FILES, read_ini
 
 IGNORED = (".perfsuite/", "out/", "/history/")
 SLURM_LOGS = "slurm-*.out"

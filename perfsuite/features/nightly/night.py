@@ -10,17 +10,8 @@ import typer
 
 from perfsuite import extensions
 from perfsuite.case.case import Case
-from perfsuite.cli.shared import (
-    Hardware,
-    Out,
-    PytestOptions,
-    Shared,
-    option,
-    read,
-    report_directory,
-    shares,
-    tolerance,
-)
+from perfsuite.cli.shared import Hardware, Out, PytestOptions, option, read, report_directory, tolerance
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.dry.cases import by_expression
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.extensions import COMMANDS

@@ -12,7 +12,6 @@ from perfsuite.cli.shared import (
     DryWay,
     Launcher,
     MaxPairs,
-    Shared,
     Tolerance,
     WaitQuiet,
     Yes,
@@ -20,9 +19,9 @@ from perfsuite.cli.shared import (
     check_way,
     launcher_of,
     read,
-    shares,
 )
 from perfsuite.cli.shared import options as options_of_session
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.features.search import bisection as searching
 from perfsuite.features.search.bisection import BisectFile, Step
 from perfsuite.inputs.git import git

@@ -13,8 +13,9 @@ from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.cli.shared import Expression, Ids, Launcher, Shared, Yes, asks, launcher_of, shares
+from perfsuite.cli.shared import Expression, Ids, Launcher, Yes, asks, launcher_of
 from perfsuite.cli.shared import options as options_of_session
+from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError

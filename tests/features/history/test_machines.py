@@ -12,7 +12,7 @@ from perfsuite import documents
 from perfsuite.features.history import page
 from perfsuite.features.history.store import StoredReference
 from perfsuite.features.history.trend import trend
-from perfsuite.results.store import BASELINES
+from perfsuite.inputs.ini import BASELINES
 from perfsuite.results.trend import Drift, Trend
 from tests.cli import commands
 from tests.features.history.nights import TOKENS_PER_STEP, Level, write_history

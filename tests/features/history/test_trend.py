@@ -13,7 +13,7 @@ from perfsuite.errors import FileError
 from perfsuite.features.history import store
 from perfsuite.features.history.trend import Key, _differences, correlation_of, correlations, read, trend
 from perfsuite.inputs import git
-from perfsuite.results.store import BASELINES
+from perfsuite.inputs.ini import BASELINES
 from perfsuite.results.trend import Trend
 from tests.cli import commands
 from tests.features.history.nights import TOKENS_PER_STEP, Level, Levels, write_history

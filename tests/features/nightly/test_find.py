@@ -9,8 +9,9 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import Topology
 from perfsuite.features.nightly import find
+from perfsuite.inputs.ini import BASELINES
 from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.store import BASELINES, BaselineStore, Store
+from perfsuite.results.store import BaselineStore, Store
 from tests.cli.commands import error_of, hold, rows, run
 from tests.features.nightly.interpreter import Interpreter
 from tests.samples import make_case, make_figures, make_gpu_machine, make_result, make_run, write_session

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite import documents
+from perfsuite.inputs.ini import BASELINES
 from perfsuite.node.machine import detect
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import BASELINES, BaselineStore, Store
+from perfsuite.results.store import BaselineStore, Store
 from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.policy import Policy
