@@ -7,6 +7,7 @@ from perfsuite.results.counts import (
     Collective,
     Compiled,
     Counts,
+    InCycles,
     KeptObjects,
     PythonCalls,
     StepMemory,
@@ -37,7 +38,7 @@ REDUCED = collective("reduce_scatter", phase="backward")
 def memory(**changes: Any) -> StepMemory:
     held = {"parameter": BYTES, "optimizer state": 2 * BYTES, "forward": 1_876_128}
     fields = {"peak": 12_900_000, "at_peak": held, "saved_for_backward": 4_000_000, "growth": 4}
-    return make_memory(**{**fields, "allocations": 500, **changes})
+    return make_memory(**{**fields, "allocations": 500, "in_cycles": InCycles(bytes=0), **changes})
 
 
 def counts(**changes: Any) -> Counts:
@@ -103,5 +104,6 @@ WORSE: dict[str, Counts] = {
     "peak of live tensors": counts(memory=memory(peak=12_970_000)),
     "saved for backward": counts(memory=memory(saved_for_backward=4_100_000)),
     "growth in a step": counts(memory=memory(growth=64_505)),
+    "tensors in reference cycles": counts(memory=memory(in_cycles=InCycles(bytes=65_537))),
 }
 """For each field, counts that are worse than `counts()` in this field alone."""

@@ -135,6 +135,8 @@ def _memory_table(memory: StepMemory, *, is_fused: bool) -> Table:
         ("growth over the step", amount(memory.growth, "bytes")),
         ("allocations", amount(memory.allocations, "calls")),
     ]
+    if memory.in_cycles is not None and memory.in_cycles.bytes:
+        rows.append(("in reference cycles", amount(memory.in_cycles.bytes, "bytes")))
     caption = "Memory of live tensors. Each storage is included once, without the overhead of the allocator."
     if not is_fused:
         caption += " The peak is that of operators before they are fused, and fusion can lower it."

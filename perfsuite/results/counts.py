@@ -99,6 +99,13 @@ def collective_name(kind: str, ranks: int, apart: int) -> str:
     return f"{kind} of {group_name(ranks, apart)}"
 
 
+class InCycles(Data):
+    """Tensors of a step that only Python's garbage collector frees, because they are in reference cycles."""
+
+    bytes: int  # of their storages
+    holders: tuple[str, ...] = ()  # what holds some of them, such as an attribute; empty: unknown
+
+
 class StepMemory(Data):
     """Live tensors of one rank in the step, in bytes. Each storage counts once, without rounding."""
 
@@ -113,6 +120,9 @@ class StepMemory(Data):
     saved_for_backward: int
     growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
+    # Known only for the reported step, in which the tensors of the step before it become garbage. None:
+    # unknown.
+    in_cycles: InCycles | None = None
 
 
 class Compiled(Data):

@@ -327,6 +327,18 @@ GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "p
 """Negative growth counts as 0, because it is not an improvement: a step that frees more than it allocates
 only frees what an earlier step kept too long. Growth has no floor, because it adds up over thousands of
 steps."""
+IN_CYCLES = Quantity(
+    name="tensors in reference cycles",
+    unit="bytes",
+    read=lambda counts: (
+        None
+        if counts.memory is None or counts.memory.in_cycles is None
+        else {"tensors in reference cycles": counts.memory.in_cycles.bytes}
+    ),
+    floor=lambda _: FLOOR,
+)
+"""The memory of these tensors stays allocated until Python's garbage collector runs, which can be many steps
+later."""
 KEPT = _of_kept("objects kept per step", attrgetter("total"))
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 KEPT_GRAPHS = _of_kept("tensors with an autograd graph kept per step", attrgetter("graphs"))
@@ -401,7 +413,8 @@ COMPILED = (  # quantities that are counted over the whole launch
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
 _OTHERS = (
-    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, KEPT, KEPT_GRAPHS),
+    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, IN_CYCLES),
+    *(KEPT, KEPT_GRAPHS),
     MODULES,
     *COMPILED,
     WORKER_KERNELS,

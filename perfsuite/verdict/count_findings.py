@@ -26,6 +26,7 @@ _OF_MEMORY = (
     quantities.PEAK,
     quantities.SAVED,
     quantities.GROWTH,
+    quantities.IN_CYCLES,
     quantities.KEPT,
     quantities.KEPT_GRAPHS,
     quantities.WORKER_KEPT,

@@ -47,6 +47,8 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
     if quantity is quantities.KEPT_GRAPHS and now.kept is not None:
         return held_by(now.kept.graph_holders)
+    if quantity is quantities.IN_CYCLES and now.memory is not None and now.memory.in_cycles is not None:
+        return held_by(now.memory.in_cycles.holders)
     if quantity is quantities.KEPT:
         return _kept(before.kept, now.kept)
     if quantity is quantities.WORKER_KEPT:

@@ -3,7 +3,7 @@ import pytest
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
 from perfsuite.results.cost import Cost
-from perfsuite.results.counts import KeptObjects, PythonCalls
+from perfsuite.results.counts import InCycles, KeptObjects, PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import (
     BUCKETS,
@@ -53,6 +53,13 @@ def test_a_step_in_tables() -> None:
     others = {"saved for backward": "30.0 GiB", "growth over the step": "0 bytes"}
     assert {row[0]: row[1] for row in memory[-3:]} == {**others, "allocations": "5,309"}
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
+
+
+@pytest.mark.parametrize(("size", "rows"), [(0, []), (2**20, [("in reference cycles", "1.00 MiB")])])
+def test_shows_memory_in_reference_cycles(size: int, rows: list[tuple[str, str]]) -> None:
+    memory = make_memory(in_cycles=InCycles(bytes=size))
+    shown = counts.tables(make_counts(memory=memory))[-1]
+    assert [row for row in shown.rows if "cycles" in row[0]] == rows
 
 
 def test_names_periodic_work_beside_its_memory() -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.results.counts import Collective, Counts
+from perfsuite.results.counts import Collective, Counts, InCycles
 from perfsuite.results.quantities import quantities
 from perfsuite.verdict.count_sentences import sentence
 from tests.samples import known
@@ -104,6 +104,10 @@ NAMED = " (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)"
         ({"memory": memory(peak=12_900_008)}, "peak of live tensors: 12,900,000 -> 12,900,008 bytes"),
         ({"memory": memory(growth=131_076)}, "growth in a step: 4 -> 131,076 bytes"),
         ({"memory": memory(saved_for_backward=0, at_peak=HELD)}, "saved for backward: 3.8 MiB -> 0"),
+        (
+            {"memory": memory(in_cycles=InCycles(bytes=2**20, holders=("`Output.tensor`",)))},
+            "tensors in reference cycles: 0 -> 1.0 MiB, held by `Output.tensor`",
+        ),
         (
             {"collectives": (*counts().collectives, GATHERED.replace(count=2, bytes=0))},
             "empty all_gather of 2 ranks: 0 -> 2 a step",

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.counts import Counts, KeptObjects, merged
+from perfsuite.results.counts import Counts, InCycles, KeptObjects, merged
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
@@ -177,6 +177,15 @@ def test_compiled_models() -> None:
         "peak of live tensors: not judged, not counted in these launches"
         in judged(counts(), compiled()).notes
     )
+
+
+@pytest.mark.parametrize("size", [0, 2**20])
+def test_a_baseline_without_cycles_judges_none(size: int) -> None:
+    check = judged(
+        counts(memory=memory(in_cycles=InCycles(bytes=size))), before=counts(memory=memory(in_cycles=None))
+    )
+    assert check.outcome == "passed"
+    assert (f"tensors in reference cycles: {NEW}" in check.notes) is (size > 0)
 
 
 @pytest.mark.parametrize("graphs", [0, 1])

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
-from weakref import ReferenceType
+from weakref import ReferenceType, ref
 
 from perfsuite.worker.counting.python_calls import OURS
 from perfsuite.worker.observation.frozen import unfrozen
@@ -69,6 +69,28 @@ def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, 
     return (OUTSIDE,) if held and not named and search.is_complete else named
 
 
+class Garbage:
+    """Names what holds objects that are in reference cycles, so that only the garbage collector frees them.
+
+    Create it before the collector runs, and call `holders` afterwards. It does not keep the objects alive.
+    """
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        followed = objects[:MOST_FOLLOWED]
+        search = _Search((objects, followed), (), {}, follows_frames=True)
+        search.run(followed)
+        self._found = search.found
+        self._objects = [ref(thing) for thing in followed]
+
+    def holders(self) -> tuple[str, ...]:
+        """Return the names of the most frequent holders of the objects that have been freed by now."""
+        freed = functools.reduce(
+            operator.or_, (1 << at for at, alive in enumerate(self._objects) if alive() is None), 0
+        )
+        votes = Counter({name: (ends & freed).bit_count() for name, ends in self._found.items()})
+        return tuple(f"`{name}`" for name, number in votes.most_common(MOST_NAMED) if number)
+
+
 class _Search:
     """Follows the holders of objects, level by level, until a holder has a name.
 
@@ -76,7 +98,12 @@ class _Search:
     """
 
     def __init__(
-        self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
+        self,
+        ignored: Sequence[Any],
+        growing: Collection[str],
+        ends: Mapping[int, tuple[Any, str]],
+        *,
+        follows_frames: bool = False,
     ) -> None:
         self.found: dict[str, int] = {}  # name -> the objects that it holds, with one bit per object
         # id -> an object and its name. Objects whose type grows in number are left out.
@@ -85,13 +112,14 @@ class _Search:
         self._ignored = (*ignored, self.with_name, ends)
         self._growing = growing
         self._ends = ends
+        self._follows_frames = follows_frames
         self._reached: dict[tuple[int, int], int] = {}
 
     def run(self, objects: Sequence[Any]) -> None:
         """Search for the holders of these objects."""
         level = [_Link(thing, None, 1 << at) for at, thing in enumerate(objects)]
         self._reached = {_place(link): link.ends for link in level}
-        variables = _local_variables()
+        variables = {} if self._follows_frames else _local_variables()
         for _ in range(DEPTH):
             level = self._next(level, variables)
             if not level:
@@ -104,7 +132,7 @@ class _Search:
         The link that leads to the most searched objects comes first.
         """
         following: dict[tuple[int, int], _Link] = {}
-        for link in _holders(level, self._ignored):
+        for link in _holders(level, self._ignored, follows_frames=self._follows_frames):
             name = self._name(link, variables)
             if name is not None:
                 self.found[name] = self.found.get(name, 0) | link.ends
@@ -160,13 +188,19 @@ def _union(masks: Iterable[int]) -> int:
     return functools.reduce(operator.or_, masks, 0)
 
 
-def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
-    """Yield a link for each holder of an object in `level`. Holders in `ignored` are left out."""
+def _holders(level: list[_Link], ignored: Sequence[Any], *, follows_frames: bool) -> Iterator[_Link]:
+    """Yield a link for each holder of an object in `level`. Holders in `ignored` are left out.
+
+    With `follows_frames`, frames that no longer run are holders, such as those of a caught exception.
+    """
+    running = _running() if follows_frames else set()
     by_identity = defaultdict[int, list[_Link]](list)
     for link in level:
         by_identity[id(link.thing)].append(link)
     for holder in gc.get_referrers(*(link.thing for link in level)):
-        if isinstance(holder, _Link | FrameType | ModuleType) or _is_weak(holder):
+        if isinstance(holder, _Link | ModuleType) or _is_weak(holder):
+            continue
+        if isinstance(holder, FrameType) and (not follows_frames or id(holder) in running):
             continue
         if not any(holder is each for each in ignored):
             held = (link for each in gc.get_referents(holder) for link in by_identity.get(id(each), ()))
@@ -181,6 +215,9 @@ def _name(link: _Link, growing: Collection[str]) -> str | None:
         module = dict.get(thing, "__name__")
         is_module = isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is thing
         return f"{module}.{_key(thing, below.thing)}" if is_module else None
+    # Reading the variables of a frame would keep their values alive, so a frame has the name of its function.
+    if isinstance(thing, FrameType):
+        return f"{thing.f_globals.get('__name__', '')}.{thing.f_code.co_qualname}"
     # A function holds objects in its closure or its defaults. Its globals belong to the module.
     if isinstance(thing, FunctionType):
         if below.thing is thing.__globals__ or type(thing).__name__ in growing:
@@ -218,6 +255,18 @@ def _slot(thing: Any, value: Any) -> str | None:
 
 def _key(values: Mapping[Any, Any], value: Any) -> str | None:
     return next((str(key) for key, each in [*values.items()] if each is value), None)
+
+
+def _running() -> set[int]:
+    """Return the ids of the frames of all running functions."""
+    ids = set[int]()
+    for frame in sys._current_frames().values():
+        above: FrameType | None = frame
+        while above is not None:
+            ids.add(id(above))
+            above = above.f_back
+        del frame  # as in `_local_variables`
+    return ids
 
 
 def _local_variables() -> dict[int, str]:

@@ -13,6 +13,7 @@ If a thread that does not train releases a storage, the storage counts until its
 
 import contextlib
 import functools
+import gc
 import sys
 import weakref
 from collections import Counter
@@ -22,9 +23,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn import Parameter
 
-from perfsuite.frameworks.common.private import BaseDataLoaderIter, cdata
-from perfsuite.results.counts import Phase, StepMemory
+from perfsuite.frameworks.common.private import BaseDataLoaderIter, FakeTensor, cdata
+from perfsuite.results.counts import InCycles, Phase, StepMemory
+from perfsuite.worker.counting.holders import Garbage
 from perfsuite.worker.observation.replicas import local
 
 RECEIVED = "received"
@@ -64,6 +67,10 @@ class LiveMemory:
         self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
         self._has_seen_a_step = False  # whether a whole step has ended
+        self._of_first_step = set[int]()  # numbers of the storages that were created in the first step
+        self._in_cycles = 0  # bytes of these storages that the garbage collector has freed
+        self._collecting: int | None = None  # id of the thread in which the garbage collector runs
+        self._callback = self._see_collector  # keep one bound method, so that `forget` finds it in the list
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Record a tensor that an operator gets as input. With `born`, the operator has created the tensor.
@@ -133,9 +140,39 @@ class LiveMemory:
         self._used = [0] * len(self._bytes)
         return memory
 
+    def watch_collector(self) -> None:
+        """Begin to record what Python's garbage collector frees, until `forget` is called."""
+        gc.callbacks.append(self._callback)
+
+    def in_cycles(self) -> InCycles:
+        """Return what the first step allocated and only the garbage collector freed.
+
+        Call `watch_collector` before the first step, and this method after the second step. A training loop
+        keeps the outputs of a step in its variables until the next step replaces them, so only then are these
+        outputs garbage.
+        """
+        garbage = Garbage(self._left_by_first_step())
+        gc.collect()
+        return InCycles(bytes=self._in_cycles, holders=garbage.holders())
+
+    def _left_by_first_step(self) -> list[Tensor]:
+        """Return the tensors whose storages the first step created, the largest first."""
+        living = {number for number, _ in self._living.values()} & self._of_first_step
+        if not living:
+            return []
+        # Other subclasses could run code of their own.
+        tensors = (thing for thing in gc.get_objects() if type(thing) in (Tensor, Parameter, FakeTensor))
+        left = [tensor for tensor in tensors if self.number(tensor) in living]
+        return sorted(left, key=lambda tensor: -tensor.untyped_storage().nbytes())
+
     def forget(self) -> None:
         """Stop watching storages."""
         self._living.clear()
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
+
+    def _see_collector(self, at: str, _: Any) -> None:
+        self._collecting = get_ident() if at == "start" else None
 
     def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> int:
         address = cdata(storage)
@@ -151,6 +188,8 @@ class LiveMemory:
         self._part.append(part)
         self._bytes.append(0)
         self._used.append(len(self._changes))
+        if born and not self._has_seen_a_step and part != RECEIVED:
+            self._of_first_step.add(number)
         # After a whole step, all older storages are known. So this one is new, even if its creation was not
         # seen.
         if born or self._has_seen_a_step:
@@ -171,6 +210,8 @@ class LiveMemory:
         try:
             if address in self._living:
                 number, _ = self._living.pop(address)
+                if get_ident() == self._collecting and number in self._of_first_step:
+                    self._in_cycles += self._bytes[number]
                 if get_ident() in self._threads:
                     self._change(number, 0)
                     return

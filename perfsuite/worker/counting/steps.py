@@ -147,7 +147,7 @@ class Counting:
         if error is not None:
             raise error
         if self._ended == COUNTED_STEP:
-            self._report(counts, self._counter)
+            self._report(_with_cycles(counts, self._counter), self._counter)
         elif self.counts is not None:
             self._add(self.counts, counts, self._counter)
         if self._ended in (self.steps.until, self.steps.late):
@@ -200,6 +200,8 @@ class Counting:
         if is_late or self._ended == FIRST_COUNTED - 1:
             self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()), self._listener)
             self.has_counted_late = is_late
+            if not is_late:
+                self._counter.memory.watch_collector()
             for storage in self._end_batches():
                 self._counter.memory.received(storage)
         if self._counter is None:
@@ -275,6 +277,13 @@ def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None)
         return memory
     differences = (memory.peak - reported.peak, memory.saved_for_backward - reported.saved_for_backward)
     return memory if any(abs(each) > MEMORY_FLOOR / 2 for each in differences) else reported
+
+
+def _with_cycles(counts: Counts, counter: StepCounter) -> Counts:
+    """Return these counts with the bytes of tensors in reference cycles."""
+    if counts.memory is None:
+        return counts
+    return counts.replace(memory=counts.memory.replace(in_cycles=counter.memory.in_cycles()))
 
 
 def _without_memory(counts: Counts) -> Counts:

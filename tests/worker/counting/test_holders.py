@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from perfsuite.worker.counting.holders import OUTSIDE, holders_of
+from perfsuite.worker.counting.holders import OUTSIDE, Garbage, holders_of
 
 HELD: list[object] = []
 
@@ -151,3 +151,38 @@ def test_dictionary_holds_a_function_used_as_key() -> None:
     HELD.append({made(): None for _ in range(5)})
     leaves = [function() for function in HELD[0]]  # type: ignore[attr-defined]
     assert holders_of(leaves, {"Leaf", "function", "cell", "tuple"})[0] == f"`{__name__}.HELD`"
+
+
+def test_a_frame_of_a_caught_error_is_named() -> None:
+    def attempt() -> object:
+        leaf = Leaf()
+        try:
+            raise ValueError(leaf)
+        except ValueError as error:
+            kept = error  # refers to its traceback, which refers to this frame
+        return leaf if kept is None else None
+
+    attempt()
+    left = [thing for thing in gc.get_objects() if type(thing) is Leaf]
+    garbage = Garbage(left)
+    del left
+    gc.collect()
+    function = f"{__name__}.test_a_frame_of_a_caught_error_is_named.<locals>.attempt"
+    assert garbage.holders() == (f"`{function}`",)
+
+
+def test_garbage_search_keeps_no_variable_alive() -> None:
+    """In Python 3.11, reading the variables of a frame from outside keeps their values alive."""
+    leaf = Leaf()
+    alive = weakref.ref(leaf)
+    Garbage([Leaf()])
+    del leaf
+    assert alive() is None
+
+
+def test_objects_that_stay_alive_have_no_cycle() -> None:
+    leaf = Leaf()
+    HELD.append(leaf)
+    garbage = Garbage([leaf])
+    gc.collect()
+    assert garbage.holders() == ()

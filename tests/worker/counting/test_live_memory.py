@@ -1,3 +1,5 @@
+import gc
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Thread
 from typing import Any
@@ -5,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.results.counts import Phase
+from perfsuite.results.counts import InCycles, Phase
 from perfsuite.worker.counting.live_memory import LiveMemory, entered
 from tests.worker.loops import in_a_thread
 
@@ -141,3 +143,75 @@ def test_forgotten_storages_are_no_longer_watched(memory: LiveMemory) -> None:
     memory.forget()
     del old
     assert memory.end_step().growth == 0
+
+
+class Output:
+    """The output of a step, which can refer to itself."""
+
+    def __init__(self, tensor: torch.Tensor, *, is_cyclic: bool) -> None:
+        self.tensor = tensor
+        self.itself = self if is_cyclic else None
+
+
+@pytest.fixture
+def watched(memory: LiveMemory) -> Iterator[LiveMemory]:
+    memory.watch_collector()
+    yield memory
+    memory.forget()
+
+
+def output(memory: LiveMemory, *, is_cyclic: bool = True) -> Output:
+    made = Output(floats(100), is_cyclic=is_cyclic)
+    memory.see(made.tensor, "forward", born=True)
+    return made
+
+
+def test_output_of_a_cycle_needs_the_collector(watched: LiveMemory) -> None:
+    kept = output(watched)
+    watched.end_step()
+    kept = output(watched)
+    watched.end_step()
+    assert watched.in_cycles() == InCycles(bytes=400, holders=("`Output.tensor`",))
+    assert kept.itself is kept
+
+
+def test_output_without_a_cycle_needs_no_collector(watched: LiveMemory) -> None:
+    kept = output(watched, is_cyclic=False)
+    watched.end_step()
+    kept = output(watched, is_cyclic=False)
+    watched.end_step()
+    assert watched.in_cycles() == InCycles(bytes=0)
+    assert kept.itself is None
+
+
+def test_collection_within_a_step_counts_as_one(watched: LiveMemory) -> None:
+    output(watched)
+    gc.collect()
+    watched.end_step()
+    watched.end_step()
+    assert watched.in_cycles().bytes == 400
+
+
+def test_garbage_of_earlier_steps_is_not_counted(watched: LiveMemory) -> None:
+    made = Output(floats(100), is_cyclic=True)
+    watched.see(made.tensor, "kept")
+    del made
+    watched.end_step()
+    watched.end_step()
+    assert watched.in_cycles() == InCycles(bytes=0)
+
+
+def test_what_training_keeps_is_no_garbage(watched: LiveMemory) -> None:
+    kept = [output(watched)]
+    watched.end_step()
+    watched.end_step()
+    assert watched.in_cycles() == InCycles(bytes=0)
+    assert len(kept) == 1
+
+
+def test_forgetting_removes_the_collectors_callback(memory: LiveMemory) -> None:
+    before = [*gc.callbacks]
+    memory.watch_collector()
+    assert len(gc.callbacks) == len(before) + 1
+    memory.forget()
+    assert gc.callbacks == before

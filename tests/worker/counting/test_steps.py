@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.errors import PrivateNameError
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, StepsToCount
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, InCycles, StepsToCount
 from perfsuite.results.quantities import FLOOR
 from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
@@ -62,6 +62,29 @@ def test_consecutive_steps_are_counted() -> None:
     assert [*counts.spans] == ["step 6"]
     assert sum(known(counts.spans["step 6"].kernels).values()) == sum(known(counts.kernels).values()) + 2
     assert_nothing_is_left()
+
+
+class Output:
+    """The output of a step, which refers to itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.itself = self
+
+
+def test_reports_tensors_in_reference_cycles() -> None:
+    def train(loop: Loop) -> None:
+        loop.backward()
+        Output(torch.ones(1000).mul(2))
+
+    in_cycles = memory(known(Loop().run(train).result())).in_cycles
+
+    assert in_cycles == InCycles(bytes=4000, holders=("`Output.tensor`",))
+    assert_nothing_is_left()
+
+
+def test_a_plain_loop_leaves_no_cycles() -> None:
+    assert memory(known(Loop().run().result())).in_cycles == InCycles(bytes=0)
 
 
 def test_counts_a_late_step_without_memory() -> None:
@@ -224,6 +247,7 @@ def assert_nothing_is_left() -> None:
     assert _get_current_dispatch_mode() is None
     assert "resize_" not in vars(torch.UntypedStorage)
     assert not hasattr(_BaseDataLoaderIter.__next__, "__wrapped__")
+    assert not any("LiveMemory" in repr(callback) for callback in gc.callbacks)
 
 
 @pytest.mark.parametrize(("more", "is_alike"), [(FLOOR // 3, True), (FLOOR * 2 // 3, False)])
