@@ -92,12 +92,15 @@ def is_loading(thread: int) -> bool:
 
 
 def settings() -> dict[str, str]:
-    """Return the settings of all `DataLoader`s that have yielded batches, as one entry; {} without any."""
+    """Return the settings of all `DataLoader`s that have yielded batches, as one entry; {} if none has."""
     return {LOADER: "; ".join(sorted(_settings))} if _settings else {}
 
 
 def _note_settings(loader: Any) -> None:
-    """Record the arguments that decide how fast a loader is. A configuration file can contain them."""
+    """Record the arguments that decide how fast a loader is.
+
+    A configuration file can contain them, so they can change although the code does not.
+    """
     if isinstance(loader, DataLoader):
         with contextlib.suppress(Exception):  # a subclass can have removed an attribute
             words = [f"{name}={getattr(loader, name)}" for name in SETTINGS]
