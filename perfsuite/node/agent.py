@@ -119,7 +119,7 @@ class _Ending:
         self._write(failures)
 
     def stopped_by_driver(self) -> None:
-        """Write the stacks of the ranks and the file, and end this process."""
+        """Write the ranks' stacks and then the launch file, and end this process."""
         self._lock.acquire()
         try:
             ask_for_stacks(self._job.run_dir, marked(os.environ.get(JOB_MARK, "")), self._job.node)

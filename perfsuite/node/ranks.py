@@ -388,7 +388,7 @@ def _ended(job: AgentJob, what: str, code: int) -> str:
     if steps is None:
         when = "before an optimizer step was seen"
         child = ", or it trains in a child process (then give it as command=(...))" * (what == "the script")
-        why = f": it does not train or uses no optimizer of torch{child}"
+        why = f": it does not train, or it uses no optimizer of torch{child}"
     else:
         when = f"when rank 0 had finished at least {steps} of {total} optimizer steps"
         why = ": Python did not exit normally (os._exit?), or perfsuite would have written a report"

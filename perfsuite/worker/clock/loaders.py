@@ -190,7 +190,7 @@ class NamedLoader(NamedFunction):
             raise MismatchError(
                 f"loader={self.name!r}: it was not called in the first steps. Name the function that the "
                 "training calls for each batch, or the function that returns the iterator over batches. "
-                "Leave loader out for a DataLoader"
+                "If a DataLoader yields the batches, do not give loader"
             )
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:

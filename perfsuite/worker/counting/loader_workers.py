@@ -85,7 +85,7 @@ def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> tuple[WorkerBatch |
 
 
 def _read(run_dir: RunDir, pid: int) -> WorkerBatchFile | None:
-    """Return the file of a worker. If the worker is just counting objects, wait until it has finished."""
+    """Return the file of a worker. If the worker is counting objects now, wait until it has finished."""
     until = time.monotonic() + COUNTING_S
     while True:
         file = documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile)
