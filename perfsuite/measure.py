@@ -171,6 +171,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     raised. Raises `CaseError` if the framework refuses the case, and `FileError` if `directory` already
     contains a launch.
     """
+    extra = recorded()
     request = CaseFile(
         case=case,
         device=machine.device,
@@ -178,7 +179,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
         inject=how.inject,
         counts=how.counts,
         counted_steps=how.counted_steps,
-        metrics=tuple(metric.name for metric in recorded()),
+        metrics=tuple(metric.name for metric in extra.metrics),
     )
     run_dir = RunDir(directory)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -186,6 +187,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     failure = _launch(request, machine, run_dir, how)
     duration_s = time.monotonic() - began
     run = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
+    run = run.replace(notes=(*run.notes, *extra.problems))
     try:
         documents.write(run_dir.run, run)
     except FileError as error:  # the measurement can still be shown

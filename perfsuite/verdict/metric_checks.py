@@ -15,7 +15,7 @@ from perfsuite.results.metric import (
     PartOfStep,
     SpanSeconds,
     described,
-    find_metric,
+    usable_metric,
 )
 from perfsuite.results.outcome import Check
 from perfsuite.results.rank_report import COLD
@@ -66,7 +66,7 @@ NOT_HELPED = (
     "cases vary within a session as much as sessions differ, so the reference does not help: launch the case "
     "and its reference in pairs (perfsuite compare)"
 )
-UNINSTALLED = "its value is unknown: install its package, or accept a new baseline without this metric"
+UNUSABLE = "its value is unknown: install its package again, or accept a new baseline without this metric"
 UNKNOWN_EXPONENT = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 
 
@@ -197,17 +197,17 @@ def check_metric(
     return _corrected_for_drift(sequential, runs, baseline, noise, tonight)
 
 
-def uninstalled_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
-    """Return an `inconclusive` check for each metric of the baseline whose package is no longer installed.
+def unusable_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
+    """Return an `inconclusive` check for each metric of the baseline whose package can no longer be used.
 
     The package says whether the metric is judged. Without it, a regression of the metric cannot be ruled out.
     """
     names = sorted({name for launch in baseline.launches for name in launch.figures.extra})
-    gone = [described(name) for name in names if find_metric(name) is None]
+    gone = [described(name) for name in names if usable_metric(name) is None]
     return [
         # pragma: no mutate [0] to [-1]: all launches are of one case
         unjudged(metric, runs[0], [], baseline.values(metric.name), 0).replace(
-            outcome="inconclusive", note=UNINSTALLED
+            outcome="inconclusive", note=UNUSABLE
         )
         for metric in gone
     ]

@@ -36,7 +36,7 @@ def first_night(
     step: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STEP]...", help="Run these steps, again if necessary (default: all unfinished steps)."
+            metavar="STEP", help="Run these steps, again if necessary (default: all unfinished steps)."
         ),
     ] = None,
     plan: Annotated[
