@@ -102,7 +102,7 @@ def missing(output: str) -> Missing | None:
 def _missing_despite_constraint(output: str) -> Missing | None:
     """Return the version that pip does not find, if pip blames constraints that allow this version.
 
-    If a package has a constraint, pip reports every version that it does not find as a conflict.
+    If a package has a constraint, pip reports a conflict for every version that it does not find.
     """
     match = _CONFLICT.search(output)
     if match is None:
