@@ -20,7 +20,8 @@ from perfsuite.inputs import files
 
 D = TypeVar("D", bound="Data")
 
-FROM_FILE = {"from_file": True}  # validation context of files. Their framework might not be installed here
+# Validation context of data from a file. The framework of its cases might not be installed here.
+FROM_FILE = {"from_file": True}
 
 
 class Data(BaseModel):
@@ -88,7 +89,7 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
 
 
 def _is_shown(value: object, message: str) -> bool:
-    """Return whether a message already shows `value` if it is a text, or a key of it if it is a mapping."""
+    """Return whether a message already shows `value`. For a mapping, one shown key is enough."""
     texts = [value] if isinstance(value, str) else [*value] if isinstance(value, Mapping) else []
     return any(repr(text) in message for text in texts)
 

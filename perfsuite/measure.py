@@ -110,11 +110,12 @@ def measure(
 def until_decided(
     launch: Callable[[], bool], judge: Callable[..., Verdict], is_free: Callable[[], bool]
 ) -> Verdict:
-    """Launch until the launches so far are decided, and return their verdict, which is never `undecided`.
+    """Launch until the verdict on all launches so far is decided. Return the verdict (never `undecided`).
 
     - `launch` makes one launch or a pair of launches, and returns whether others used the machine meanwhile.
     - `judge` judges all launches so far. It accepts `max_unhealthy`, which is explained in `Policy`.
-    - `is_free` returns whether to launch again after others used the machine. It can first wait for them.
+    - `is_free` returns whether to launch again after others used the machine. It can first wait until they
+      are quiet.
     """
     while True:
         was_shared = launch()
@@ -143,7 +144,7 @@ def launch_watched(
 ) -> tuple[Run, bool]:
     """Launch `case` once, as launch `number`. Returns the run, and whether others used the machine.
 
-    Other users are reported immediately, and in a note of the run. The caller can wait for them.
+    Other users are reported immediately, and in a note of the run. The caller can wait until they are quiet.
     """
     how.on_launch(case, number)
     if how.neighbours is not None:

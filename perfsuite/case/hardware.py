@@ -133,7 +133,7 @@ AND = " + "  # separates the names of different devices in `Machine.device_name`
 
 
 class Machine(Data):
-    """A machine as the driver sees it."""
+    """A machine as seen by the process that launches cases on it."""
 
     device: Literal["cpu", "cuda"]
     device_name: str

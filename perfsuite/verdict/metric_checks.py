@@ -153,7 +153,10 @@ class SequentialCheck:
         return decided
 
     def _is_usual_between_sessions(self, change: float) -> bool:
-        """Return whether two sessions of the same code can differ this much without a baseline showing it."""
+        """Return whether a change of this size is usual between sessions of the same code.
+
+        This matters only if no baseline shows how much sessions differ.
+        """
         is_of_span = isinstance(self.metric, SpanSeconds)
         is_time = isinstance(self.metric, PartOfStep) or self.metric in MACHINE_METRICS
         is_of_host = self.device == "cpu" or is_of_span
@@ -216,8 +219,8 @@ def unusable_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
 def without_verdict(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
     """Return a check that is not judged yet.
 
-    The check is `failed` if a value is missing or is not a size. If such a value is a part of the step, the
-    check is `inconclusive`, because the loader might be unknown.
+    The check is `failed` if a value is missing or is not a size. For a metric that measures a part of the
+    step, the check is `inconclusive` instead, because the loader might be unknown.
     """
     values = [metric.of(run.figures) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
@@ -249,7 +252,7 @@ def _corrected_for_drift(
     """Decide a check. The probe of each launch is used to correct the drift of the machine.
 
     If the probe's software changed, the outcome must be the same with and without the correction. As long as
-    the probe's exponent is unknown, a regression must also show with and without the correction.
+    the probe's exponent is unknown, a regression must show both with and without the correction.
     """
     metric = sequential.metric
 
