@@ -183,7 +183,7 @@ class RunDir:
         """Return whether ranks 0 to `ranks` - 1 have written their `RankReport`.
 
         Opening the directory makes an NFS client ask the server whether the directory has changed. If the
-        client does not ask, a file that did not exist once can seem to be missing for another minute.
+        client does not ask, a file that was missing before can seem to be missing for another minute.
         """
         with os.scandir(self.path):
             return all(self.rank(rank).exists() for rank in range(ranks))

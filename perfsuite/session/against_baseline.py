@@ -111,7 +111,7 @@ class AgainstBaseline(Mode):
         return self.reference.tonight(task.machine.hardware_class)
 
     def noise(self, hardware_class: str) -> ClassNoise:
-        """Return the noise, from the baselines and sessions that there were at the first call."""
+        """Return the noise, estimated from the baselines and sessions that existed at the first call."""
         if hardware_class not in self._noise:
             self._noise[hardware_class] = noise_of_class(hardware_class, self.baselines, self.setup.store)
         return self._noise[hardware_class]

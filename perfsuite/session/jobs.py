@@ -10,7 +10,8 @@ from perfsuite.node.processes import captured
 from perfsuite.report.console import say
 
 MOST_SAID = 2000  # maximum length of pytest's message, in characters
-CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine, on which a measurement can wait
+# Exit status of doctor and selftest if the machine is too busy. A measurement can wait for a quiet machine.
+CANNOT_TELL = 3
 
 
 def run(module: str, *arguments: str) -> int:
