@@ -191,8 +191,8 @@ class AgainstBaseline(Mode):
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
         """Return the baseline to compare with, or a failed verdict if a required baseline is missing.
 
-        A local baseline with too few launches does not count, unless the session has no time to record it
-        again with enough launches.
+        A local baseline with too few launches counts only if the session has no time to record it again with
+        enough launches.
         """
         stored = self.baselines.find(task.machine.hardware_class, task.case)
         options = self.options
