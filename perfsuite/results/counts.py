@@ -43,8 +43,8 @@ CONSECUTIVE = 12
 done every 10th step."""
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
-"""Minimum number of steps that must remain in a launch to count kept objects. In the first of these steps,
-the counter frees its own data. The other steps are divided into two halves: the first half needs one step,
+"""Minimum number of steps that must follow the counted steps to count kept objects. In the first of them, the
+counter frees its own data. The other steps are divided into two halves: the first half needs one step,
 and the second half needs two, so that holders can be found (see `Growth`)."""
 
 

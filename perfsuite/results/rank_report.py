@@ -206,8 +206,8 @@ class RankReport(Sealed):
     gradient_squares: float | None = None
     unclipped_squares: float | None = None  # sum of squares before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
-    # Number of Python threads, except the training thread, that started in the counted step, or used CPU time
-    # in it.
+    # Number of Python threads, except the training thread, that started in a counted step, or used CPU time
+    # in it. The number is that of the step with the most of these threads.
     other_threads: int = 0
     hidden: tuple[str, ...] = ()  # reasons why `counts` might lack work of the counted step; empty: none
     fit: Fit | None = None  # predicted memory of the rank; None except in a dry run

@@ -10,7 +10,8 @@ from perfsuite.node.processes import captured
 from perfsuite.report.console import say
 
 MOST_SAID = 2000  # maximum length of pytest's message, in characters
-# Exit status of doctor and selftest if the machine is too busy. A measurement can wait for a quiet machine.
+# Exit status of doctor and selftest if a check has no result, for example because the machine is busy. A
+# measurement is still possible, because it can wait until the machine is quiet.
 CANNOT_TELL = 3
 
 
