@@ -291,8 +291,8 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
-    if len(counts) < len(reports):
-        return ()  # missing counts are reported elsewhere
+    if len(counts) < len(reports):  # the other signs need the counts of all ranks
+        return hidden_in_ranks(reports)
     return (
         *hidden_in_ranks(reports),
         *_less_than_the_formula(reports, counts, case),
