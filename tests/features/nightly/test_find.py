@@ -82,7 +82,7 @@ def test_json_has_a_row_for_each_case() -> None:
 def test_names_the_cases_that_need_pairs() -> None:
     accept(within=0.01)
     text = printed("2%")
-    assert "The noise of a case within a session hides 2.0% in all cases, however often " in text
+    assert "The noise of a case within a session hides a change of 2.0% in all cases, however " in text
     assert "in pairs of launches (perfsuite compare): 5 pairs are enough" in text
     assert "The tolerance stays as it is." in text
 
