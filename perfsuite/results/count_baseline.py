@@ -90,7 +90,7 @@ def _computed(run: Run) -> BaselineLaunch:
 
 
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
-    """Return the fields that differ between launches on any rank, sorted."""
+    """Return the fields that differ between launches on at least one rank, sorted."""
     all_launches = list(launches)
     ranks = [rank for entry in all_launches[0] for rank in entry.ranks]
     fields = (differing(filter(None, (of_rank(launch, rank) for launch in all_launches))) for rank in ranks)

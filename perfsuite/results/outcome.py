@@ -87,7 +87,7 @@ class Check(Data):
 
     @property
     def judged_change(self) -> float | None:
-        """The change that is compared with `allowed`: against the session's reference, or else `change`."""
+        """The change to compare with `allowed`: the one against the reference if known, or `change`."""
         return self.change if self.against_reference is None else self.against_reference.change
 
     @property

@@ -271,7 +271,7 @@ def _host_reads(counts: Counts) -> Mapping[Phase, int] | None:
     """Return the host reads; None if they are not comparable.
 
     The previous counting method also counted other reads, so its host reads are comparable only if it counted
-    none.
+    no reads at all.
     """
     is_known = counts.method != READS_OF_THE_HOST or not counts.host_reads
     return counts.host_reads if is_known else None
@@ -424,7 +424,7 @@ _OTHERS = (
 
 
 def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
-    """Return every quantity that any of these counts has, collectives first."""
+    """Return all quantities that these counts can have, collectives first."""
     all_counts = list(all_counts)
     rows = [row for counts in all_counts for row in counts.collectives]
     groups = starmap(_group, dict.fromkeys(map(_shape, rows)))

@@ -1,8 +1,8 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
-If the number of calls differs but the sum that is judged does not, the difference is only listed. The outcome
-is `not counted` if a step did work that was not counted.
+If collectives send the same bytes in another number of calls, the difference is only listed, up to
+`MANY_MORE` times the baseline's calls. The outcome is `not counted` if a step did work that was not counted.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,8 +57,8 @@ def unlike_compiled(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     if not compiles or any(entry.counts.kernels is None for entry in baseline.counts):
         return None
     return (
-        "cannot be compared: this dry run compiled the model, which the baseline's did not. Accept the "
-        "counts again (perfsuite baseline accept --only-counts), or delete the baseline"
+        "cannot be compared: this dry run compiled the model, but the baseline's dry run did not. Accept "
+        "the counts again (perfsuite baseline accept --only-counts), or delete the baseline"
     )
 
 

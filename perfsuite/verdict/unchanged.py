@@ -82,9 +82,13 @@ def _knows_loader(runs: Sequence[Run], baseline: Baseline) -> bool:
 def changes(run: Run, baseline: Baseline) -> Iterator[str]:
     """Yield what changed since the baseline, and facts that are unknown on either side.
 
-    Not compared are the description of the machine itself (the nodes, their clocks and their probes), which
-    of a node's GPUs and cores the job got, fields of the case that do not change the work, the choices of
-    autotuning, which can differ by chance, and everything that is measured.
+    These are not compared:
+
+    - the description of the machine itself: the nodes, their clocks and their probes
+    - the names of the GPUs and cores of a node that the job got
+    - fields of the case that do not change the work
+    - the choices of autotuning, which can differ by chance
+    - everything that is measured
     """
     if run.inject is not None:
         yield f"the fault {run.inject} was injected"

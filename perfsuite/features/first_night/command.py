@@ -36,8 +36,7 @@ def first_night(
     step: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STEP]...",
-            help="Run these steps, even if they are complete (default: all unfinished steps).",
+            metavar="STEP", help="Run these steps, even if they are complete (default: all unfinished steps)."
         ),
     ] = None,
     plan: Annotated[
