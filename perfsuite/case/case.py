@@ -96,7 +96,7 @@ class LoRA(Data):
 
     @model_serializer(mode="wrap")
     def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out empty patterns, because the older perfsuite of an arm might not know these fields."""
+        """Leave out empty patterns, because an arm can have an older perfsuite that lacks these fields."""
         fields = serialise(self)
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
@@ -352,7 +352,7 @@ class CaseFile(Document):
     def as_json(self) -> str:
         """Return the JSON without fields that have their default values.
 
-        The older perfsuite of an arm can then read the file even if it does not know these fields.
+        An arm can have an older perfsuite, which can then read the file even if it lacks these fields.
         """
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}

@@ -197,8 +197,8 @@ def accept(
     reason: Annotated[
         str | None,
         typer.Option(
-            help="Reason for accepting worse results, such as 'torch 2.14'. Required if they are worse than "
-            "the baseline."
+            help="Reason, such as 'torch 2.14', for accepting worse results. Required if results are worse "
+            "than the baseline."
         ),
     ] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
@@ -217,8 +217,8 @@ def accept(
 
     The launches of a case are taken from the newest session that measured the case. By default, only the
     hardware classes of the newest session are accepted. At least 5 launches must be healthy. `--sessions 3`
-    also accepts the launches of the two sessions before it, so that the baseline shows how much the results
-    of different days differ.
+    also accepts the launches of the two sessions before the newest one, so that the baseline shows how much
+    the results of different days differ.
     Launches whose settings differ from those of the newest launch are left out. The counts of the newest
     session, and its profile from `--perf-explain`, are also accepted. `--only-counts` accepts only counts:
     one launch is enough, on any machine, healthy or not. The exit status is 1 if a case was not accepted.
@@ -261,6 +261,6 @@ def refresh(
     """
     check_asked(hardware, shared.cases)
     if not reason.strip():
-        raise CaseError("--reason is empty: say why a baseline may change, such as 'torch 2.14'")
+        raise CaseError("--reason is empty: say why a baseline may change, for example 'torch 2.14'")
     if not refreshed(hardware, reason, pytest_options or (), out, shared.cases, shared.baselines):
         raise typer.Exit(2)

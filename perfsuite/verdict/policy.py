@@ -31,5 +31,5 @@ class Policy:
 
     @property
     def most(self) -> int:
-        """The maximum number of healthy launches, which is at least `min_launches`."""
+        """The maximum number of launches, including those that are set aside: at least `min_launches`."""
         return max(self.max_launches, self.min_launches)

@@ -99,7 +99,7 @@ class Decision:
 
     @property
     def blind(self) -> bool:
-        """Whether the gate misses drops as large as its tolerance more than 5 times in 100."""
+        """Whether the gate misses more than 5 of 100 drops that are as large as its tolerance."""
         return self.minimum_detectable_drop > self.tolerance
 
 
@@ -131,7 +131,8 @@ def decide(
 
     Call this after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
     the largest relative slowdown that passes: 0.03 is 3%. Launches stop if a decision would need a shift of
-    the mean by more than `z_hopeless` standard errors. Raises ValueError if it is out of range.
+    the mean by more than `z_hopeless` standard errors. Raises ValueError if the tolerance is out of
+    range.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")
