@@ -149,7 +149,7 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 
 
 def _cheapest(sums: Floats) -> list[int]:
-    """Return the bounds of the fit with the smallest cost: 0, the index of each change, and the length.
+    """Find the fit with the smallest cost, and return its bounds: 0, the index of each change, the length.
 
     `sums` must be in units of the noise.
     """
