@@ -135,10 +135,10 @@ def diff(
     """Show the changes in the reviewed baselines since a git ref, as numbers instead of lines."""
     changes = changed_since(ref, shared.baselines)
     if shared.as_json:
-        print_json([change.row for change in changes])
+        print_json([change.as_row() for change in changes])
         return
     for change in changes:
-        console().print(change.text)
+        console().print(change.shown.before_after(change.before, change.now))
     if not changes:
         console().print(f"no baseline changed since {ref}")
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.text import Text
+from typing import Any
 
 from perfsuite import documents
 from perfsuite.errors import FileError
@@ -16,10 +15,17 @@ from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """A reviewed baseline that has changed, in words and as data."""
+    """A reviewed baseline that has changed."""
 
-    text: Text
-    row: dict[str, object]  # the name of the file, and its content before and now
+    file: str  # its name in the repository
+    before: Any  # None if it was added
+    now: Any  # None if it was deleted
+    shown: Shown[Any]  # describes the change in words
+
+    def as_row(self) -> dict[str, object]:
+        """Return the content before and now as data."""
+        sides = (("before", self.before), ("now", self.now))
+        return {"file": self.file, **{key: side and documents.plain(side) for key, side in sides}}
 
 
 def changed_since(ref: str, baselines: Path) -> list[Changed]:
@@ -72,7 +78,4 @@ def _of_kind(
                 f"{name} at {ref} is not a baseline that this perfsuite can read: {error}"
             ) from None
     now = documents.read(file, files.kind) if is_there(file) else None
-    row: dict[str, object] = {"file": name}
-    for key, document in (("before", before), ("now", now)):
-        row[key] = document and documents.plain(document)
-    return Changed(text=shown.before_after(before, now), row=row)
+    return Changed(file=name, before=before, now=now, shown=shown)
