@@ -38,8 +38,8 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 nodes (their operators have events of their own)."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Matches names that contain the layer, graph or number of one instance. The only group that is not empty is
-the part of the name that all instances have in common."""
+"""Matches names that contain the layer, graph or number of one instance. One of the groups
+matches the part of the name that all instances have in common. The other groups are empty."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 

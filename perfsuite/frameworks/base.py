@@ -36,8 +36,8 @@ class Ranks:
 class StepClock(Protocol):
     """The clock of a rank, which counts and times the training steps.
 
-    Most frameworks need not call its methods, because the clock watches the first torch optimizer that steps,
-    and counts each step of this optimizer as a training step.
+    Most frameworks need not call its methods, because the clock watches the torch optimizer whose `step` is
+    called first, and counts each step of this optimizer as a training step.
     """
 
     def boundary(self) -> None:

@@ -141,7 +141,9 @@ def _watch(
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Create the files that nodes wait for, because a node sees a change to a file earlier than a new file.
+    """Create the files that nodes wait for, before the nodes read them.
+
+    On a shared file system, a node notices a change of an existing file earlier than it notices a new file.
 
     Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
     forever. Raises `FileError` if a file cannot be written.
