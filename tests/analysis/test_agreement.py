@@ -165,7 +165,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step. This matches the second step only "
+            "tokens/s counts 256 tokens a step. This number matches the second step only "
             f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
             "parallelism",
         )
