@@ -1,5 +1,6 @@
 """The record of a session: its results so far, and the file that contains them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -10,6 +11,7 @@ from perfsuite.analysis.health import all_shared
 from perfsuite.case.case import Case
 from perfsuite.inputs import git
 from perfsuite.results import environment, waivers
+from perfsuite.results.outcome import Check
 from perfsuite.results.session_file import (
     ArmFacts,
     CaseChange,
@@ -30,7 +32,7 @@ from perfsuite.session.mode import Launches, Mode, Trial
 from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.setup import Options
 from perfsuite.session.tally import Tally
-from perfsuite.verdict.waivers import remarks, waive
+from perfsuite.verdict.waivers import are_waived, remarks, waive
 
 
 @dataclass
@@ -119,9 +121,9 @@ class Record:
         """Continue an earlier session in its directory."""
         self.directory = directory
         self.earlier = earlier
-        self.results = [*earlier.results]
+        self.results = [self._excused(result) for result in earlier.results]
         self.skipped = [*earlier.skipped]
-        self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
+        self._earlier = {(result.nodeid, result.case_id): result for result in self.results}
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
         """Return the result of a case from an earlier part of the session; None if it must be measured."""
@@ -157,11 +159,20 @@ class Record:
             excused=trial.excused,
             shared=all_shared(trial.verdict, trial.runs),
         )
-        is_waived, sentences = waive(result, self.waivers, self.today)
-        result = result.replace(excused="waived" if is_waived else result.excused, waivers=sentences)
-        result = result.replace(shadow=self.options.shadow and self.options.fails_session(result))
+        result = self._excused(result)
         self.keep(result)
         return result
+
+    def waives(self, case: Case, checks: Sequence[Check]) -> bool:
+        """Return whether the waivers cover every regression among these checks of a case."""
+        return are_waived(checks, case, self.waivers, self.today)
+
+    def _excused(self, result: Measurement) -> Measurement:
+        """Apply the waivers of today and shadow mode to a result."""
+        is_waived, sentences = waive(result, self.waivers, self.today, self.options.strict)
+        other = None if result.excused == "waived" else result.excused  # the waiver might have ended
+        result = result.replace(excused="waived" if is_waived else other, waivers=sentences)
+        return result.replace(shadow=self.options.shadow and self.options.fails_session(result))
 
     def keep(self, result: Measurement) -> None:
         """Keep and save a result. It replaces the case's result from an earlier part of this session."""
