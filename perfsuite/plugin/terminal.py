@@ -140,12 +140,15 @@ def _write_changed_cases(terminal: Any, config: pytest.Config, record: Record) -
 
 
 def _write_cut_short(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report that the session ended before all cases were run, and in which case."""
+    """Report that the session ended before all cases were run, and which cases were interrupted.
+
+    In a resumed session, these include the cases that were interrupted in its earlier parts.
+    """
     if config.stash.get(CUT_SHORT, False):
         terminal.section("perfsuite: not every case was run", red=True, bold=True)
         terminal.write_line("pytest ended early or left out tests, so this is not a pass")
-    if record.running is not None:
-        terminal.write_line(f"interrupted, not judged: {record.running}")
+    for case_id in record.interrupted:
+        terminal.write_line(f"interrupted, not judged: {case_id}")
 
 
 def _write_shadow(terminal: Any, record: Record) -> None:

@@ -12,6 +12,7 @@ from perfsuite.case.case import Case
 from perfsuite.inputs import git
 from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import Check
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import (
     ArmFacts,
     CaseChange,
@@ -55,6 +56,9 @@ class Record:
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case, each with the reason
     # Baselines whose cases the -m in pytest's settings deselects, each with the reason.
     deselected: tuple[str, ...] = ()
+    # Launches of the cases that interrupts of earlier parts cut short, by case id, oldest first. A case is
+    # removed when it has a result.
+    _interrupted: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     # Results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _unsaved: str | None = None  # why `results.json` could not be written the last time; None: it was written
@@ -117,12 +121,28 @@ class Record:
         """Read the conditions of the verdicts now, because the files can change during the session."""
         _ = self.revision, self.conditions, self.judge_changes
 
+    @property
+    def interrupted(self) -> dict[str, tuple[Run, ...]]:
+        """Launches of the cases that interrupts cut short, by case id, oldest first.
+
+        After an interrupt of this part, the running case is the newest of them.
+        """
+        if self.running is None:
+            return self._interrupted
+        earlier = {case_id: runs for case_id, runs in self._interrupted.items() if case_id != self.running}
+        return {**earlier, self.running: tuple(self.launches.all)}
+
     def go_on(self, directory: SessionDir, earlier: SessionFile) -> None:
-        """Continue an earlier session in its directory."""
+        """Continue an earlier session in its directory, with the waivers of today."""
         self.directory = directory
         self.earlier = earlier
         self.results = [self._excused(result) for result in earlier.results]
         self.skipped = [*earlier.skipped]
+        case_ids = [*earlier.interrupted_before, *filter(None, [earlier.interrupted_case])]
+        launches = earlier.interrupted_launches
+        self._interrupted = {
+            case_id: tuple(run for run in launches if run.case.id == case_id) for case_id in case_ids
+        }
         self._earlier = {(result.nodeid, result.case_id): result for result in self.results}
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
@@ -181,6 +201,7 @@ class Record:
         self.results = [*(kept for kept in self.results if kept is not replaced), result]
         self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) != key]
         self.measured += 1
+        self._interrupted.pop(result.case_id, None)
         if self.running == result.case_id:
             self.running = None
         self.save()
@@ -218,6 +239,8 @@ class Record:
     def session_file(self, status: Status) -> SessionFile:
         """Return the content of `results.json`: the results of all parts of the session."""
         earlier = self.earlier
+        interrupted = self.interrupted
+        case_ids = [*interrupted]
         part = PytestRun(started_at=self.started_at, status=status, cases=self.measured)
         return SessionFile(
             perfsuite=__version__,
@@ -239,8 +262,9 @@ class Record:
             unclaimed=self.unclaimed,
             waivers=self.remarks,
             judge_changes=self.judge_changes,
-            interrupted_case=self.running,
-            interrupted_launches=tuple(self.launches.all) if self.running is not None else (),
+            interrupted_case=case_ids[-1] if case_ids else None,
+            interrupted_before=tuple(case_ids[:-1]),
+            interrupted_launches=tuple(run for runs in interrupted.values() for run in runs),
         )
 
     @property
