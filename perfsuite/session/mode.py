@@ -156,6 +156,12 @@ class Mode(ABC):
         machine = self.setup.host.machine_for(case)
         return self.baselines.reviewed_file(machine.hardware_class, case.id)
 
+    def reviewed_files(self, case: Case) -> tuple[Path, ...]:
+        """Return the paths of all reviewed baselines that would judge a case, whether or not they exist."""
+        target = count_baseline.target_of(self.setup.host.machine_for(case), dry=self.dry)
+        counts = self.baselines.counts.reviewed_file(target, case.id)
+        return tuple(dict.fromkeys([self.reviewed_file(case), counts]))  # a dry run is judged by counts only
+
 
 def excuse_for(
     case: Case, runs: Sequence[Run], verdict: Verdict, baseline: Baseline | None = None
