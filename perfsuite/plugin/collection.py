@@ -3,6 +3,7 @@
 Also define the state that the hooks share.
 """
 
+import ast
 import contextlib
 import dataclasses
 import re
@@ -131,6 +132,28 @@ def cases_in(values: Iterable[object]) -> list[Case]:
 def uses_bench(item: pytest.Item) -> bool:
     """Return whether a test uses `bench`, directly or through another fixture."""
     return "bench" in getattr(item, "fixturenames", ())
+
+
+def has_cases(source: str, *, is_in_cases: bool) -> bool:
+    """Return whether a test file probably has tests that measure cases. `source` is its text.
+
+    This is only needed for a file that skips itself when it is imported, so that its tests are unknown. Such
+    a file has a function with the parameter `bench`. `is_in_cases` says whether the file is in the directory
+    of the cases: it then also has cases if it imports `Case`, because its tests can use another fixture.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    parameters_of = [node for node in nodes if isinstance(node, ast.arguments)]
+    names = {
+        argument.arg
+        for given in parameters_of
+        for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    }
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "perfsuite"]
+    has_import = any(alias.name == Case.__name__ for node in imports for alias in node.names)
+    return "bench" in names or (is_in_cases and has_import)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

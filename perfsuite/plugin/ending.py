@@ -9,6 +9,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
+from perfsuite.inputs import files
 from perfsuite.plugin.collection import (
     ENDED,
     NO_SHARE,
@@ -16,6 +17,7 @@ from perfsuite.plugin.collection import (
     SELECTED,
     SESSION,
     UNWRITTEN,
+    has_cases,
     is_worker,
     runs_no_test,
     uses_bench,
@@ -111,7 +113,7 @@ def nothing_measured(config: pytest.Config) -> bool:
 class CollectsFromWorkers:
     """Collect the results of pytest-xdist's workers in the session of this process.
 
-    Without pytest-xdist, the hooks get the reports of the tests in this process.
+    Without pytest-xdist, the hooks get the reports of the tests and files in this process.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -134,6 +136,20 @@ class CollectsFromWorkers:
         self.record.skipped += [Skipped.model_validate(skip) for skip in skipped]
         for result in results:
             self.record.keep(Measurement.model_validate(result, context=documents.FROM_FILE))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a file of cases that skipped itself when it was imported, because its cases are unknown."""
+        file = self.config.rootpath / report.nodeid
+        if report.outcome != "skipped" or file.suffix != ".py" or runs_no_test(self.config):
+            return
+        try:
+            source = files.read_text(file)
+        except (OSError, ValueError):  # ValueError: invalid UTF-8
+            return
+        cases = self.record.options.root / self.config.getini("perf_cases")
+        if has_cases(source, is_in_cases=file.resolve().is_relative_to(cases.resolve())):
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.record.skip_file(report.nodeid, why.removeprefix("Skipped: "))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -31,6 +31,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     _write_swallowed(terminal, config, record)
     _write_unclaimed(terminal, config, record)
     _write_not_reached(terminal, record)
+    _write_skipped_files(terminal, config, record)
     _write_changed_cases(terminal, config, record)
     _write_cut_short(terminal, config, record)
     if exitstatus != pytest.ExitCode.USAGE_ERROR:  # otherwise, pytest's message is enough
@@ -127,6 +128,18 @@ def _write_not_reached(terminal: Any, record: Record) -> None:
     terminal.write_line(f"{plural(len(missed), 'case')} not reached within --perf-budget, and not judged:")
     for skip in missed:
         terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
+
+
+def _write_skipped_files(terminal: Any, config: pytest.Config, record: Record) -> None:
+    """Report the files of cases that skipped themselves: pytest reports only their number."""
+    skipped = [skip for skip in record.skipped if skip.case_id == skip.nodeid]
+    if not skipped:
+        return
+    number = plural(len(skipped), "file")
+    terminal.section(f"perfsuite: {number} of cases skipped at import", yellow=True, bold=True)
+    for skip in skipped:
+        terminal.write_line(shown(config, f"  {skip.nodeid}: {skip.reason}"))
+    terminal.write_line("The cases in such a file are not judged, and each file counts as one case")
 
 
 def _write_changed_cases(terminal: Any, config: pytest.Config, record: Record) -> None:

@@ -232,11 +232,15 @@ class Preflight(Data):
 
 
 class Skipped(Data):
-    """A case that this machine cannot run, that the budget did not reach, or that its own test skipped."""
+    """A case that this machine cannot run, that the budget did not reach, or that its own test skipped.
+
+    It can also be a file of cases that skipped itself when it was imported. The number of its cases is
+    unknown, so it counts as one case.
+    """
 
     nodeid: str
-    case_id: str
-    framework: str
+    case_id: str  # of a file: its path
+    framework: str  # of a file: empty
     reason: str
     not_reached: bool = False  # whether the budget did not reach it; it then counts as not judged
     by_test: bool = False  # whether its own test skipped it; it then counts as not judged

@@ -137,7 +137,8 @@ class Record:
         self.directory = directory
         self.earlier = earlier
         self.results = [self._excused(result) for result in earlier.results]
-        self.skipped = [*earlier.skipped]
+        now = [skip for skip in self.skipped if skip not in earlier.skipped]  # files, during collection
+        self.skipped = [*earlier.skipped, *now]
         case_ids = [*earlier.interrupted_before, *filter(None, [earlier.interrupted_case])]
         launches = earlier.interrupted_launches
         self._interrupted = {
@@ -199,7 +200,9 @@ class Record:
         key = (result.nodeid, result.case_id)
         replaced = self._earlier.pop(key, None)
         self.results = [*(kept for kept in self.results if kept is not replaced), result]
-        self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) != key]
+        file = result.nodeid.partition("::")[0]  # if an earlier part skipped it, it has not been skipped now
+        replaced_skips = (key, (file, file))
+        self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) not in replaced_skips]
         self.measured += 1
         self._interrupted.pop(result.case_id, None)
         if self.running == result.case_id:
@@ -216,7 +219,13 @@ class Record:
     ) -> None:
         """Record a skipped case: this machine cannot run it, the budget is used up, or its test skips it."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
-        skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
+        self._skip(Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test))
+
+    def skip_file(self, path: str, reason: str) -> None:
+        """Record a file of cases that skipped itself. Its cases are unknown, and none of them is judged."""
+        self._skip(Skipped(nodeid=path, case_id=path, framework="", reason=reason, by_test=True))
+
+    def _skip(self, skip: Skipped) -> None:
         if skip not in self.skipped:  # an earlier part of this session might have skipped it
             self.skipped.append(skip)
 

@@ -105,6 +105,23 @@ def test_a_second_interrupt_forgets_no_case(sessions: Sessions, interrupted: Rec
     assert written.interrupted_launches == (make_run(), make_run(case=other))
 
 
+def test_a_resumed_session_keeps_its_skipped_files(sessions: Sessions) -> None:
+    earlier = sessions.make().record
+    earlier.skip_file("test_a.py", "no such package")
+    record = sessions.make().record
+    record.skip_file("test_b.py", "no such package")
+    record.go_on(earlier.directory, earlier.session_file("interrupted"))
+    assert [skip.nodeid for skip in record.skipped] == ["test_a.py", "test_b.py"]
+
+
+def test_a_result_of_a_file_ends_its_skip(sessions: Sessions) -> None:
+    record = sessions.make().record
+    record.skip_file("test_a.py", "no such package")
+    record.skip_file("test_b.py", "no such package")
+    record.keep(make_result(now()).replace(nodeid="test_a.py::test_it"))
+    assert [skip.nodeid for skip in record.skipped] == ["test_b.py"]
+
+
 def test_a_regression_in_shadow_mode_fails_nothing(sessions: Sessions) -> None:
     record = sessions.make(shadow=True).record
     trial = Trial(verdict=PASSED.replace(outcome="regressed"), runs=(make_run(),))
