@@ -45,6 +45,7 @@ REFERENCE = pytest.StashKey[ReferenceArm]()  # the session's reference, if the u
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
+TO_RUN = pytest.StashKey[list[pytest.Item]]()  # these tests; missing with pytest-xdist
 BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # tests that use `bench`, before any is deselected
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, but other jobs measure all of them
 UNWRITTEN = pytest.StashKey[str]()  # why the files with the results could not be written
@@ -255,6 +256,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     progress = session.config.stash[PROGRESS]
     benchmarks = [item for item in session.items if uses_bench(item)]
     session.config.stash[SELECTED] = len(benchmarks)
+    session.config.stash[TO_RUN] = benchmarks
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not runs_no_test(session.config):

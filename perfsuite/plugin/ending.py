@@ -16,11 +16,11 @@ from perfsuite.plugin.collection import (
     REFUSED,
     SELECTED,
     SESSION,
+    TO_RUN,
     UNWRITTEN,
     has_cases,
     is_worker,
     runs_no_test,
-    uses_bench,
 )
 from perfsuite.plugin.selection import is_elsewhere, is_whole
 from perfsuite.results.outcome import STYLES
@@ -94,12 +94,16 @@ def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
-    """Return whether every case was run. pytest's exit status is not enough: see `HoldsInterrupts`."""
+    """Return whether every selected case was run.
+
+    pytest's exit status is not enough: see `HoldsInterrupts`. `session.items` is not enough either, because a
+    hook can shorten it after the selection.
+    """
     has_run = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
     if not has_run or session.shouldstop or session.shouldfail or CRASHED in session.config.stash:
         return False
-    benchmarks = [item for item in session.items if uses_bench(item)]  # empty if pytest-xdist runs them
-    has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
+    selected = session.config.stash.get(TO_RUN, [])  # empty if pytest-xdist runs them
+    has_ended = all(item.stash.get(ENDED, False) for item in selected)
     return has_ended and session.config.stash[SESSION].record.running is None
 
 

@@ -218,6 +218,19 @@ def test_a_replaced_bench_measures_nothing(suite: pytest.Pytester) -> None:
     assert len(read_json(suite)["results"]) == 1
 
 
+@pytest.mark.parametrize("kept", [1, 0])
+def test_tests_that_a_hook_removes_late_are_missed(suite: pytest.Pytester, kept: int) -> None:
+    write_cases(suite, batches(4, 8, 16))
+    suite.makeconftest(
+        "import pytest\n\n@pytest.hookimpl(tryfirst=True)\ndef pytest_runtestloop(session):\n"
+        f"    session.items[:] = session.items[:{kept}]\n"
+    )
+    status = pytest.ExitCode.INTERRUPTED if kept else pytest.ExitCode.TESTS_FAILED
+    run_cpu(suite, "--perf-record-launches=1", "--perf-json=out.json", status=status)
+    content = read_json(suite)
+    assert (content["status"], len(content["results"])) == ("interrupted", kept)
+
+
 def test_an_end_of_pytest_in_a_test_is_no_pass(suite: pytest.Pytester) -> None:
     write_cases(suite, batches(4, 8), BY_CASE.format("pytest.exit('enough', returncode=0)"))
     result = run_cpu(
