@@ -546,7 +546,7 @@ def test_the_judge_knows_the_waivers(sessions: Sessions) -> None:
     slow = make_result(*[now(tokens_per_s=50_000)] * 3)
     sessions.launch(*slow.runs, verdict=slow.verdict)
     launch = sessions.measure
-    seen = []
+    seen: list[bool] = []
 
     def measure(*args: Any, **how: Any) -> Any:
         seen.extend(arg.policy.waives(slow.verdict.checks) for arg in args if isinstance(arg, Reference))
