@@ -107,9 +107,10 @@ def clock_differs(reports: Sequence[RankReport]) -> str | None:
         uptime = report.uptime_s
         if uptime is not None and abs(uptime - took) > CLOCK_OFF * uptime + CLOCK_SLACK_S:
             return (
-                f"rank {report.rank}: according to its clock, training took {took:.2f} s, but according to "
-                f"the kernel's uptime {uptime:.2f} s. Something replaces the clock (libfaketime, a tool "
-                "that scales time), or the machine was suspended. The measured times cannot be used"
+                f"rank {report.rank}: according to its clock, training took {took:.2f} s, but it took "
+                f"{uptime:.2f} s according to the kernel's uptime. Something replaces the clock "
+                "(libfaketime, a tool that scales time), or the machine was suspended. The measured "
+                "times cannot be used"
             )
     return None
 
@@ -291,8 +292,8 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
-    if len(counts) < len(reports):
-        return ()  # missing counts are reported elsewhere
+    if len(counts) < len(reports):  # the other signs need the counts of all ranks
+        return hidden_in_ranks(reports)
     return (
         *hidden_in_ranks(reports),
         *_less_than_the_formula(reports, counts, case),

@@ -50,6 +50,10 @@ class StepClock(Protocol):
         """Spend this time in the running step. A simulated clock only advances its time."""
 
 
+def _reports_no_speed() -> None:
+    """Return None, as a library does that reports no tokens/s."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A training job that is ready to run, as returned by `Framework.build`."""
@@ -65,7 +69,7 @@ class Workload:
     """Settings that only this framework knows, such as forced options or patches. They are recorded in
     `Observed.settings`."""
     # Returns the tokens/s that the library itself reports, over all ranks. It is called after `run`.
-    own_tokens_per_s: Callable[[], float | None] = lambda: None
+    own_tokens_per_s: Callable[[], float | None] = _reports_no_speed
     flops: Flops | None = None  # FLOPs from the library's own formula, if the library builds the model
     notes: tuple[str, ...] = ()  # notes for the reader of a dry run
     # Returns the peak memory. None: the worker measures the peak memory of this process.
@@ -115,12 +119,16 @@ class LaunchPlan:
     needs_torch: bool = True
 
 
+def _replaces_nothing() -> None:
+    """Replace no function, because all functions work on fake tensors."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DryPlan:
     """How to do a dry run of a case: build and train it on fake tensors, in one process (`perfsuite.dry`)."""
 
     impossible: str | None = None  # why no dry run of this case is possible; None if one is possible
-    pretend: Callable[[], None] = lambda: None
+    pretend: Callable[[], None] = _replaces_nothing
     """Uses `perfsuite.frameworks.common.patches` to replace functions that fail on fake tensors. The process
     of the dry run calls it after `load`. It raises `DryRunError` if a function no longer exists."""
     ranks_differ: bool = False  # whether ranks do different work by design, like the stages of a pipeline

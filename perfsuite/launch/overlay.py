@@ -94,7 +94,7 @@ class Wanted:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
 
     def directory(self, store: Path) -> Path:
-        """Return the directory for exactly these packages over this environment."""
+        """Return the directory that adds exactly these packages to this environment."""
         names = ",".join([*self.releases, *(file.name for file in self.lists)])
         of = [sorted(self.below.versions.items()), self.below.version, self.python]
         key = documents.digest([self.releases, self._texts, *of])

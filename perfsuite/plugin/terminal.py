@@ -70,8 +70,9 @@ def _write_only_shown(terminal: Any, record: Record) -> None:
     count = len(record.tally.only_shown)
     if count:
         terminal.write_line(
-            f"--perf-allow-shared: other jobs used the machine in {plural(count, 'case')}, so only counts "
-            "are judged and recorded. Times and memory are shown without being judged"
+            f"--perf-allow-shared: other jobs used the machine during launches of {plural(count, 'case')}. "
+            "Only the counts of these launches are judged and recorded. Times and memory are shown without "
+            "being judged"
         )
 
 

@@ -33,7 +33,7 @@ class Policy:
     waives: Callable[[Sequence[Check]], bool] = waives_nothing
 
     def tolerance_of(self, metric: Metric, device: str) -> float:
-        """Return the largest relative growth of a metric's cost that passes."""
+        """Return by how much a metric's cost may grow, as a share, before the check no longer passes."""
         if self.tolerance is not None and metric.name == TOKENS_PER_S.name:
             return self.tolerance
         return metric.tolerance(device)
