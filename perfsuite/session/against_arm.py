@@ -232,6 +232,15 @@ class ByCounts(TwoArms):
     metric: str | None = None  # the only count that matters (`Finding.name`); None: all counts
     launch_once: Callable[..., Run] = launch_once  # how a case is launched
 
+    def refused(self, task: Task) -> None:
+        """Raise `CaseError` if launches of the case have no step that can be counted."""
+        super().refused(task)
+        if not self.dry and task.case.max_warmup_steps < COUNTED_STEP:
+            raise CaseError(
+                f"{task.case.id}: max_warmup_steps={task.case.max_warmup_steps} leaves no step to count before "
+                f"the measured steps. Give {COUNTED_STEP} or more"
+            )
+
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case in both arms, and judge the counts of arm B against the counts of arm A."""
         made = self._made(task, "ab" if self.known_a is None else "b")

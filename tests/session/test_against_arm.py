@@ -473,6 +473,16 @@ def test_launches_each_arm_once_fault_in_arm_b(launches: Launches) -> None:
     assert (result.outcome, result.verdict.launches, result.by_counts) == ("regressed", 2, True)
 
 
+def test_launches_nothing_without_a_step_to_count(launches: Launches) -> None:
+    with pytest.raises(CaseError, match="max_warmup_steps=3 leaves no step to count .* Give 4 or more"):
+        launches.compare_counts(make_case(max_warmup_steps=3))
+    assert launches.made == []
+
+
+def test_a_dry_run_counts_without_a_warm_up(launches: Launches) -> None:
+    assert launches.compare_counts(make_case(max_warmup_steps=3), dry=True).outcome == "regressed"
+
+
 def test_arm_a_that_has_run_is_not_launched_again(launches: Launches) -> None:
     result = launches.compare_counts(known_a=launch(MORE))
     assert (launches.made, result.outcome, result.verdict.launches) == (["b/launch-1"], "passed", 1)
