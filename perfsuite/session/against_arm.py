@@ -236,10 +236,9 @@ class ByCounts(TwoArms):
         """Raise `CaseError` if launches of the case have no step that can be counted."""
         super().refused(task)
         if not self.dry and task.case.max_warmup_steps < COUNTED_STEP:
-            raise CaseError(
-                f"{task.case.id}: max_warmup_steps={task.case.max_warmup_steps} leaves no step to count before "
-                f"the measured steps. Give {COUNTED_STEP} or more"
-            )
+            given = f"{task.case.id}: max_warmup_steps={task.case.max_warmup_steps}"
+            needed = f"Give {COUNTED_STEP} or more"
+            raise CaseError(f"{given} leaves no step to count before the measured steps. {needed}")
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case in both arms, and judge the counts of arm B against the counts of arm A."""

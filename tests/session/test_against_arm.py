@@ -474,7 +474,7 @@ def test_launches_each_arm_once_fault_in_arm_b(launches: Launches) -> None:
 
 
 def test_launches_nothing_without_a_step_to_count(launches: Launches) -> None:
-    with pytest.raises(CaseError, match="max_warmup_steps=3 leaves no step to count .* Give 4 or more"):
+    with pytest.raises(CaseError, match=r"max_warmup_steps=3 leaves no step to count .* Give 4 or more"):
         launches.compare_counts(make_case(max_warmup_steps=3))
     assert launches.made == []
 
