@@ -17,8 +17,8 @@ LOSS_SIGMAS = 4.3
 LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
 CANCELLED = 1e-4
-"""Share of the largest loss of a curve by which a loss may always differ. A much smaller loss, as in GRPO, is a
-sum of larger terms that cancel each other, so its relative difference means nothing."""
+"""Share of the largest loss of a curve by which a loss may always differ. A much smaller loss, as in GRPO, is
+a sum of larger terms that cancel each other, so its relative difference means nothing."""
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
     UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
