@@ -300,7 +300,7 @@ def _install(config: pytest.Config) -> None:
 
 
 def _prepare_reference(config: pytest.Config, cases: Iterable[Case | None]) -> None:
-    """Choose the canaries of the session's reference, if it has one, among the selected cases."""
+    """If the session has a reference, choose its canaries among the selected cases."""
     reference = config.stash.get(REFERENCE, None)
     if reference is not None:
         reference.prepare(case for case in cases if case is not None)

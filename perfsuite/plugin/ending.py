@@ -163,7 +163,7 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the refusal and the unclaimed baselines of an ended worker: its output is not shown."""
+        """Take over the refusal and the unclaimed baselines of an ended worker, whose output is not shown."""
         output = getattr(node, "workeroutput", {})
         if "perf_refused" in output:
             self.config.stash[REFUSED] = output["perf_refused"]

@@ -113,10 +113,10 @@ def asks_for_cases(config: pytest.Config) -> bool:
 
 
 def is_elsewhere(config: pytest.Config) -> bool:
-    """Return whether the command line only names directories outside the directory in `perf_cases`.
+    """Return whether the command line names only directories outside of the directory of cases.
 
-    A directory inside `perf_cases` is a deliberate selection. A directory outside is not, because the cases
-    might have moved while the command remained the same.
+    The setting `perf_cases` names the directory of cases. A directory inside of it is a deliberate selection.
+    A directory outside of it is not, because the cases might have moved while the command remained the same.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]

@@ -174,7 +174,7 @@ def _write_shadow(terminal: Any, record: Record) -> None:
 
 
 def _write_judged(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report how many cases were judged, unless all were."""
+    """Report how many cases were judged, unless all cases were judged."""
     tally = record.tally
     if nothing_measured(config) and not tally.judged:  # a failure of the code is also a verdict
         _write_nothing_measured(terminal, config, record)

@@ -1,7 +1,7 @@
 """Compare arm A with arm B, which might be slower. Neither arm needs a baseline, and no baseline is written.
 
-AgainstArm   compares times. Launches the arms alternately (A B, B A, ...) until `judge_pairs` has decided.
-ByCounts     compares the counts of a step, which have no noise. Launches each arm once.
+AgainstArm   compares times. It launches the arms alternately (A B, B A, ...) until `judge_pairs` has decided.
+ByCounts     compares the counts of a step, which have no noise. It launches each arm once.
 ByDryRuns    compares the counts of a step in one dry run of each arm, which needs no hardware.
 """
 
@@ -128,7 +128,7 @@ class TwoArms(Mode):
         return self.options.inject is None and first.acts_as(second)
 
     def _ran_the_same(self, a: Run, b: Run) -> bool:
-        """Return whether the arms ran the same code in the same environment, although their words differ.
+        """Return whether differently written arms ran the same code in the same environment.
 
         False if the user gave the arms different variables, because perfsuite does not record all variables.
         """
@@ -199,7 +199,10 @@ class AgainstArm(TwoArms):
         )
 
     def _tolerance(self) -> float | None:
-        """Return the tolerance for `metric`, or for tokens/s without one. None: the usual tolerance."""
+        """Return the tolerance for `metric`. If `metric` is None, return the tolerance for tokens/s.
+
+        A result of None means the usual tolerance.
+        """
         is_of_speed = self.metric in (None, TOKENS_PER_S.name)
         return self.options.policy.tolerance if self.tolerance is None and is_of_speed else self.tolerance
 
@@ -401,9 +404,9 @@ def resolved(
 ) -> tuple[Arm, ...]:
     """Resolve both arms. `arms` has the option and its value for each arm.
 
-    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver that
-    launches will use, or None if nothing is launched on a GPU. Without `installs`, no package is installed.
-    Raises `CaseError` or `GitError` if an arm cannot be resolved.
+    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver on
+    the machine of the launches, or None if nothing is launched on a GPU. Without `installs`, no package is
+    installed. Raises `CaseError` or `GitError` if an arm cannot be resolved.
     """
     root = options.root
     store = options.store

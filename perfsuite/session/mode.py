@@ -39,7 +39,7 @@ class Task:
 
 @dataclass
 class Launches:
-    """The launches of a case so far. A mode adds each launch when it ends, so an interrupt loses none."""
+    """The launches of a case so far. A mode adds each launch that ends, so an interrupt loses no launch."""
 
     runs: list[Run] = field(default_factory=list)
     before: list[Run] = field(default_factory=list)  # arm A's runs in a comparison; `runs` has arm B's
@@ -62,7 +62,7 @@ class Trial:
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
-    # File of the baseline of times that judged the case, or of the baseline that its launches become.
+    # File of the baseline of times for the verdict, or of the baseline that the case's launches become.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
     excused: Excuse | None = None  # why the failure of the case is excused; None: it is not

@@ -24,8 +24,9 @@ def unclaimed(
 
     Baselines of times and of counts are searched, of the hardware on which a selected case is measured. A
     case that has both is listed once. `collected` has all cases by id, and `claimed` has the ids of the
-    selected cases. `markers` are the markers in `-m`, if `-m` names hardware. `elsewhere` is the setting
-    `perf_cases`, if the command line names only directories outside of it; otherwise it is None.
+    selected cases. `markers` are the markers in `-m`, if `-m` names hardware. If the command line names only
+    directories outside of the directory of cases, `elsewhere` is the directory that the setting `perf_cases`
+    names. Otherwise, `elsewhere` is None.
     """
     selected = [case for case_id, case in collected.items() if case_id in claimed]
     files = [file for case in selected for file in mode.reviewed_files(case)]

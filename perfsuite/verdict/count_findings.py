@@ -20,7 +20,9 @@ from perfsuite.verdict.counted_spans import combined, counted_spans
 
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
-MANY_MORE = 2  # if the bytes are equal, more than this many times the baseline's calls are `regressed`
+MANY_MORE = 2
+"""If the bytes are equal, a change of the number of calls is `regressed` only above this multiple of the
+baseline's number of calls."""
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (
     quantities.PEAK,

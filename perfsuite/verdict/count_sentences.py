@@ -79,7 +79,10 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """Describe how the bytes of a group of collectives changed, or the calls if the bytes are equal."""
+    """Describe how the bytes of a group of collectives changed.
+
+    If the bytes are equal, describe how the number of calls changed.
+    """
     then = group.rows(before)
     today = group.rows(now)
     if change.unit == "calls":

@@ -40,7 +40,7 @@ def judge(
 
     The first failed launch decides the verdict. If none failed, launches with a problem of the machine are
     set aside. The other launches are compared with the baseline, or recorded if there is none. `tonight` has
-    the launches of the session's reference, if it has one.
+    the launches with the session's reference, if the session has a reference.
     """
     for run in runs:
         if run.failure is not None:

@@ -39,8 +39,8 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 
     There are three possible reasons: (1) the losses of all steps differ by a common factor; (2) in one of the
     ten parts of a run, the mean loss differs by more than is allowed; (3) a gradient norm differs. After a
-    spike in the baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in
-    the message.
+    spike in the baseline's loss, a loss differs only if it is above the spike. In the message, the text
+    `whose` refers to the baseline.
     """
     then = baseline.launches
     now = from_runs(runs).launches
@@ -110,7 +110,10 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """Describe a gradient norm that differs from the baseline's. The loss might only differ much later."""
+    """Describe a gradient norm that differs from the baseline's.
+
+    Gradient norms are compared as well, because the loss might begin to differ only much later.
+    """
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)
@@ -238,8 +241,8 @@ def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: i
 def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
     """Explain a loss that is the same multiple of the other side's loss in every step.
 
-    Returns None if there is no such factor, or if it is harmless. `whose` names the other side in messages.
-    One launch on each side is enough, because scatter would not be the same in every step.
+    Returns None if there is no such factor, or if it is harmless. In messages, the text `whose` refers to the
+    other side. One launch on each side is enough, because scatter would not be the same in every step.
     """
     scale = _scale(now, _usual_loss(then))
     return None if scale is None else _scaled_computation(scale, then, now, whose)
@@ -272,7 +275,7 @@ def are_compared(then: Launches, now: Launches) -> bool:
 def _spike(launches: Launches) -> int:
     """Return the place of the median curve's peak if it is a spike, and otherwise the number of places.
 
-    A peak is a spike if it is above the first place by more than `LOSS_FLOOR`.
+    A peak is a spike if it exceeds the value at the first place by more than `LOSS_FLOOR`.
     """
     curve = [median_low(values) for values in _by_place([launch.loss for launch in launches])]
     # After a loss spike, training follows a different curve, which depends on how sums were rounded.
@@ -393,7 +396,8 @@ def _deviation(values: Sequence[float], mean: float) -> float:
 def _near(spreads: Sequence[float], tenth: int) -> float:
     """Return the spread in one tenth of the steps, or the spread in its neighbourhood if that is larger.
 
-    The spread in the neighbourhood is the root mean square over this tenth and those before and after it.
+    The spread in the neighbourhood is the root mean square of the spreads in this tenth, in the tenth before
+    it and in the tenth after it.
     """
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

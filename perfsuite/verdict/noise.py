@@ -62,8 +62,8 @@ class ClassNoise:
 def class_noise(baselines: Sequence[Baseline], nights: Sequence[Baseline] = ()) -> ClassNoise:
     """Estimate the noise from the launches of all baselines of one hardware class.
 
-    `nights` has the launches of later sessions that ran the code of the baselines. They only add to what is
-    known about two kinds of noise: between sessions, and of a case within a session.
+    `nights` has the launches of later sessions that ran the code of the baselines. These launches improve
+    only two estimates: the noise between sessions, and the noise of a case within a session.
     """
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)

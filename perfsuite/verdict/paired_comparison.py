@@ -81,7 +81,7 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    neighbours: list[float]  # log(later / earlier) of neighbours of the same arm: one fewer than pairs
+    neighbours: list[float]  # log(later / earlier) of neighbours of the same arm: one fewer than the pairs
 
 
 class _Evidence(NamedTuple):

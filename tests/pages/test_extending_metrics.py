@@ -88,7 +88,7 @@ def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) ->
     without = [BEFORE] * 5
     check = judge(with_it[:3], from_runs(without), NOISE, Policy()).checks[-1]
     assert (check.metric, check.outcome) == ("weight_bytes", "inconclusive")
-    assert check.note == "not in the baseline: accept or record a new one"
+    assert check.note == "not in the baseline: accept or record a new baseline"
     verdict = judge(without[:1], from_runs(with_it), NOISE, Policy())
     assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
     assert verdict.checks[-1].note == "the baseline has this metric, but this run does not"

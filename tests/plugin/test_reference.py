@@ -37,7 +37,11 @@ def reference_of(suite: pytest.Pytester) -> dict[str, Any]:
 def test_a_reference_is_launched_beside_the_cases(recorded: pytest.Pytester) -> None:
     result = run_cpu(recorded, "--perf-reference", ".", *JSON, plugins=[OBSERVED])
     result.stdout.fnmatch_lines(
-        ["*the reference . is launched on fake-*", "*[[]4/4] fake-* passed*", "The reference is as fast*"]
+        [
+            "*cases launched with the reference .: fake-*",
+            "*[[]4/4] fake-* passed*",
+            "The reference is as fast*",
+        ]
     )
     facts = reference_of(recorded)
     assert [len(canary["runs"]) for canary in facts["canaries"]] == [1, 1, 1, 1]

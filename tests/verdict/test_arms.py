@@ -135,9 +135,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
-        expected = "arm B gives the model 512 tokens a step, arm A 256: the change is the cause (tokens: "
+        expected = "arm B gives the model 512 tokens a step, but arm A gives it 256: the change is the cause"
         assert reason.startswith(expected)
-        assert ", in 2 forward calls per rank). To compare the work of both, give Script(" in reason
+        assert ", in 2 forward calls per rank). To compare the work of both arms, give Script(" in reason
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], (
         "the case might be what is wrong"

@@ -320,7 +320,7 @@ class StepCounter(TorchDispatchMode):
         return out
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the tensors passed to an operator, or None if the call does not count.
+        """Return the tensors passed to an operator, or None if the call is not to be counted.
 
         For wrappers of tensors, return NotImplemented, because wrappers call the operator again on the
         tensors that they wrap.

@@ -59,7 +59,7 @@ TOO_FEW = (
 
 
 def watch(run_dir: RunDir, *, counts_objects: bool = False) -> None:
-    """Count batches of loader workers: of this process if it is a worker, and of workers that it forks.
+    """Count the batches of this process, if it is a loader worker, and of the loader workers that it forks.
 
     With `counts_objects`, also count the objects that a worker keeps. This takes a few tenths of a second, so
     it is only for launches that time nothing.

@@ -49,7 +49,7 @@ class PythonCounter:
     """Counts the Python calls of steps.
 
     The result of the second step contains only the calls that the first step made as well. A call that
-    only one of these two steps made is made once or irregularly. The results of all other steps contain all
+    only one of these two steps made does not recur in every step. The results of all other steps contain all
     calls except imports, so that calls that are made only in every n-th step are seen.
 
     The following calls are not counted: calls of perfsuite's functions, calls that these make directly, calls
