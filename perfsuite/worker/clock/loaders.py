@@ -68,9 +68,11 @@ class DataWait:
     def note_workers(self, maker: Any) -> None:
         """In step `COUNTED_STEP`, record the first worker of the loader that has just yielded a batch.
 
-        A loader without workers is ignored.
+        Only iterators of torch's `DataLoader` have such workers. An attribute of the same name in a user's
+        class means something else. A loader without workers is ignored.
         """
-        if len(self._by_step) == COUNTED_STEP - 1:
+        of_batches = private.or_none("BaseDataLoaderIter")
+        if len(self._by_step) == COUNTED_STEP - 1 and of_batches and isinstance(maker, of_batches):
             workers = getattr(maker, loader_workers.name, None)
             if workers:
                 self.worker_pids[id(loader_dataset(maker))] = workers[0].pid
@@ -139,21 +141,44 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
         else:
             startup_clock.first_batch()
         if _wait is not None and args:
-            _wait.note_workers(args[0])
+            with contextlib.suppress(Exception):  # only the work of a batch is then unknown
+                _wait.note_workers(args[0])
         return made
 
     watched.is_watched = True  # type: ignore[attr-defined]
     return watched
 
 
+def _with_timed_batches(made: Any) -> Any:
+    """Return an iterator whose batches are timed: `made` itself if possible, otherwise a proxy of it.
+
+    The class of `made` is changed, so all its other instances are timed as well. A class of C code, such as
+    that of generators, cannot be changed.
+    """
+    kind: Any = type(made)
+    if hasattr(kind.__next__, "is_watched"):
+        return made
+    try:
+        kind.__next__ = timed(kind.__next__)
+    except (TypeError, AttributeError):
+        return _proxy_class(kind)(made)
+    return made
+
+
 class _Batches:
-    """An iterator whose batches are timed."""
+    """A proxy of an iterator whose class cannot be changed. Its batches are timed.
+
+    Scripts can use the proxy like the iterator: it delegates everything else.
+    """
+
+    __slots__ = ("__weakref__", "_iterator")
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
+        object.__setattr__(self, "_iterator", iterator)
 
-    def __iter__(self) -> _Batches:
-        return self
+    def __iter__(self) -> Any:
+        iterator = iter(self._iterator)
+        return self if iterator is self._iterator else _with_timed_batches(iterator)
 
     def watched(self) -> Any:
         return next(self._iterator)
@@ -162,6 +187,36 @@ class _Batches:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._iterator, name, value)
+
+    @property
+    def __class__(self) -> Any:
+        return type(self._iterator)
+
+
+OWN = {*vars(_Batches), "__del__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
+"""Special methods that the proxy does not delegate. Python itself calls the iterator's `__del__`."""
+
+
+@functools.cache
+def _proxy_class(kind: type) -> type[_Batches]:
+    """Return a class of proxies that has the special methods of `kind`.
+
+    Python looks these up in the class of an object, so `__getattr__` does not provide them.
+    """
+
+    def delegated(name: str) -> Callable[..., Any]:
+        def delegate(proxy: Any, *args: Any, **kwargs: Any) -> Any:
+            result = getattr(proxy._iterator, name)(*args, **kwargs)
+            return proxy if result is proxy._iterator else result  # for example of `__enter__`
+
+        return delegate
+
+    names = [name for name in dir(kind) if name.startswith("__") and name not in OWN]
+    methods = {name: delegated(name) for name in names if callable(getattr(kind, name, None))}
+    return type(kind.__name__, (_Batches,), {"__slots__": (), **methods})
 
 
 class NamedLoader(NamedFunction):
@@ -200,6 +255,6 @@ class NamedLoader(NamedFunction):
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             made = make_timed(*args, **kwargs)
-            return _Batches(made) if hasattr(type(made), "__next__") else made
+            return _with_timed_batches(made) if hasattr(type(made), "__next__") else made
 
         return watched

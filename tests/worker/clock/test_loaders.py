@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from inspect import isgenerator
+from io import StringIO
 from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -137,9 +139,17 @@ def test_dataset_error_passes_and_is_timed(wait: DataWait) -> None:
     assert not loaders._loading
 
 
+class OfWorkers(_BaseDataLoaderIter):
+    """The iterator of a `DataLoader` with one worker, without the worker."""
+
+    def __init__(self, worker: object, data: object) -> None:
+        self._workers = [worker]
+        self._dataset = data  # type: ignore[assignment]
+
+
 def test_knows_the_counted_steps_workers(wait: DataWait) -> None:
     def give(pid: int, data: object) -> Callable[[], object]:
-        loader = SimpleNamespace(_workers=[SimpleNamespace(pid=pid)], _dataset=data)
+        loader = OfWorkers(SimpleNamespace(pid=pid), data)
         return lambda: loaders.timed(lambda loader: None)(loader)
 
     train = object()
@@ -155,11 +165,23 @@ def test_ended_loader_is_not_of_the_counted_step(wait: DataWait) -> None:
     def end(loader: Any) -> None:
         raise StopIteration
 
-    loader = SimpleNamespace(_workers=[SimpleNamespace(pid=1)], _dataset=object())
+    loader = OfWorkers(SimpleNamespace(pid=1), object())
     for _ in range(COUNTED_STEP - 1):
         step(wait)
     with pytest.raises(StopIteration):
         loaders.timed(end)(loader)
+    assert not wait.worker_pids
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [SimpleNamespace(_workers=4), SimpleNamespace(_workers=[object()]), OfWorkers(object(), object())],
+    ids=["number of a user's loader", "threads of a user's loader", "unknown worker of torch"],
+)
+def test_unknown_workers_end_no_training(wait: DataWait, loader: Any) -> None:
+    for _ in range(COUNTED_STEP - 1):
+        step(wait)
+    assert loaders.timed(lambda loader: "batch")(loader) == "batch"
     assert not wait.worker_pids
 
 
@@ -254,3 +276,79 @@ def test_named_loaders_iterator_keeps_its_methods(wait: DataWait, module: Any) -
     batches.close()
     with pytest.raises(StopIteration):
         next(batches)
+
+
+class Prefetcher:
+    """A user's loader, which begins an epoch in `__iter__`."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> "Prefetcher":
+        self._epoch = iter(range(self._rows))
+        return self
+
+    def __next__(self) -> int:
+        return passes(1) * next(self._epoch)
+
+
+@pytest.fixture
+def loader_of(wait: DataWait, module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Return a function that returns the value of a named function when a script calls that function."""
+    monkeypatch.setattr(Prefetcher, "__next__", Prefetcher.__next__)
+
+    def give(made: Any) -> Any:
+        module.get_batch = lambda: made
+        Search([NamedLoader(f"{MODULE}:get_batch")]).begin()
+        return module.get_batch()
+
+    return give
+
+
+def test_named_loader_begins_each_epoch(loader_of: Callable[[Any], Any]) -> None:
+    loader = loader_of(Prefetcher(2))
+    assert [[*loader], [*loader], len(loader)] == [[0, 1], [0, 1], 2]
+
+
+def test_times_the_class_of_a_returned_iterator(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    made = Prefetcher(2)
+    loader = loader_of(made)
+    step(wait, lambda: next(iter(loader)))
+    assert loader is made
+    assert wait.result() == (1,)
+
+
+def test_a_timed_class_is_not_timed_twice(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    once = loader_of(Prefetcher(2)).__class__.__next__
+    assert loader_of(Prefetcher(2)).__class__.__next__ is once
+
+
+def test_a_proxy_is_like_its_generator(loader_of: Callable[[Any], Any]) -> None:
+    batches = loader_of(word for word in ("a", "b"))
+    assert isgenerator(batches)
+    assert (repr(batches)[:17], [*batches]) == ("<generator object", ["a", "b"])
+
+
+def test_a_proxy_has_special_methods(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    with loader_of(StringIO("a\nb\n")) as lines:
+        step(wait, lambda: next(lines))
+        assert next(lines) == "b\n"
+    assert wait.is_seen
+
+
+def test_a_proxy_times_another_iterator_of_iter(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    """An example is a class of C code whose `__iter__` begins an epoch with a new iterator."""
+
+    class Epochs:
+        def __iter__(self) -> Iterator[int]:
+            return (passes(1) for _ in range(2))
+
+        def __next__(self) -> int:
+            raise NotImplementedError
+
+    proxy = loaders._Batches(Epochs())
+    step(wait, lambda: next(iter(proxy)))
+    assert wait.result() == (1,)
