@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +122,7 @@ class Spans:
         self._open = defaultdict[int, list[Span]](list)  # thread -> its open spans, the outermost first
         self._times = OwnList[tuple[str, int, int, float, bool]]()  # name, thread, steps, seconds, is_wait
         self._failed = OwnList[tuple[str, int, str]]()  # name, thread, kind of the exception
+        self._moved = OwnList[tuple[str, int]]()  # name and thread of spans that ended in another thread
         self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
         self._left: list[Span] = []  # counted spans that left work to other threads
         self._behind: list[Background] = []  # background work of the training thread that might not be over
@@ -177,14 +178,21 @@ class Spans:
 
     @_guarded
     def end(self, span: Span, error: type[BaseException] | None = None) -> None:
-        """End a span. `error` is the class of the exception that ended it, or None."""
+        """End a span. `error` is the class of the exception that ended it, or None.
+
+        Spans that began later stay open, because a generator can leave its phase after a phase around it
+        has ended. A span that ends in another thread is left out, because its seconds belong to no thread.
+        """
         assert span.since is not None
         seconds = self._meters.now() - span.since
         others = self._open[span.thread]
-        if span in others:  # also remove spans that began inside this span and never ended
-            del others[others.index(span) :]
+        if span in others:
+            others.remove(span)
         if self._running is not None and span.thread == self._thread:
             self._running.ended()
+        if get_ident() != span.thread:
+            self._moved.append((span.name, span.thread))
+            return
         if error is not None:
             self._failed.append((span.name, span.thread, error.__name__))
             if not span.is_wait:  # the training has waited, even if the work then failed
@@ -256,6 +264,9 @@ class Spans:
         for name, kinds in self._failures().items():
             number = f"{len(kinds)} ended with an exception ({', '.join(dict.fromkeys(kinds))})"
             self.note(f"{name}: {number} and {'does' if len(kinds) == 1 else 'do'} not count")
+        for name, times_moved in self._moved_out().items():
+            verb = "does" if times_moved == 1 else "do"
+            self.note(f"{name}: {times_moved} ended in another thread and {verb} not count")
         return {
             name: SpanTimes(
                 steps=tuple(steps for steps, _, _ in times),
@@ -273,6 +284,10 @@ class Spans:
                 by_name[name].append(kind)
         return by_name
 
+    def _moved_out(self) -> Counter[str]:
+        """Return, for each span that began in the training thread, how often it ended in another thread."""
+        return Counter(name for name, thread in self._moved if thread == self._thread)
+
     def counts(self) -> dict[str, Counts]:
         """Return, for each span of the training thread, the counts of the first step that contains it."""
         return {
@@ -284,7 +299,7 @@ class Spans:
     def _occurrences(self, name: str) -> int | None:
         """Return how often a span of the training thread ended. None if some occurrences are left out."""
         open_names = {span.name for span in self._open.get(self._thread or 0, ())}
-        if name in open_names or name in self._failures():
+        if name in open_names or name in self._failures() or name in self._moved_out():
             return None
         return sum(
             its_name == name and thread == self._thread and not is_wait
