@@ -189,12 +189,16 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     rule = case.framework.promises.loss
     if rule is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
+    if any(report.loss_is_unknown for report in ranks):  # a note of the rank says why
+        return run
     return run.replace(failure=_bad_loss(run.loss, rule, case))
 
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """Return the run with the measurements of its ranks. Raises `ReportError` if they disagree."""
     case = bare.case
+    if any(report.loss_is_unknown for report in reports):
+        reports = [report.replace(loss=()) for report in reports]
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:

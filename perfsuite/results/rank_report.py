@@ -191,6 +191,9 @@ class RankReport(Sealed):
     # The same time according to the kernel's uptime, whose resolution is 0.01 s. None: unknown.
     uptime_s: float | None = None
     loss: tuple[float, ...] = ()
+    loss_is_unknown: bool = (
+        False  # whether `loss` is empty because a loss scaler is not known. A note says why
+    )
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
     flops: Flops | None = None
