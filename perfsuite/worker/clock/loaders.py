@@ -191,7 +191,7 @@ class _Batches:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._iterator, name, value)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._iterator)
 
