@@ -220,7 +220,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         # pragma: no mutate True: all ranks have the same number of values, as checked above
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
-        data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
+        data_wait_s=_data_wait_s(reports),
         spans=_longest_spans([report.spans for report in reports]),
         # pragma: no mutate True: all ranks have the same number of values, as checked above
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
@@ -270,6 +270,13 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
         rank: counts.replace(spans={name: alike(name, part) for name, part in counts.spans.items()})
         for rank, counts in counted.items()
     }
+
+
+def _data_wait_s(reports: Sequence[RankReport]) -> tuple[float, ...]:
+    """Return the wait for data of each step, on the rank that waits longest. Empty if it is unknown."""
+    if any(report.data_wait_is_unknown for report in reports):
+        return ()
+    return _longest([report.data_wait_s for report in reports if report.data_wait_s])
 
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:

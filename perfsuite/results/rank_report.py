@@ -174,6 +174,7 @@ class RankReport(Sealed):
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
     # Host seconds that the training thread waited for batches in each step; empty if no loader was detected.
     data_wait_s: tuple[float, ...] = ()
+    data_wait_is_unknown: bool = False  # whether the training might have waited for batches of other threads
     gc_s: tuple[float, ...] = ()  # seconds of Python's garbage collector in each step; empty: unknown
     # Bytes in use of each kind of memory, by number of completed steps.
     levels: dict[str, dict[int, int]] = Field(default_factory=dict)

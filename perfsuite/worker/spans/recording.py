@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import SpanTimes
-from perfsuite.worker.clock.timers import HostTimer
+from perfsuite.worker.clock.timers import HostTimer, training_thread
 from perfsuite.worker.spans.running import Running
 
 # Maximum number of span names in a launch. There must be a limit, because a script can generate names (such
@@ -133,7 +132,7 @@ class Spans:
         `steps` returns the number of steps that have ended. `running` is a file. If a span runs for a long
         time, its name is written into this file.
         """
-        self._thread = _training_thread()
+        self._thread = training_thread()
         self._steps = steps
         self._running = None if running is None else Running(running, self.open_for)
 
@@ -335,16 +334,6 @@ class Spans:
         """Add the reason why a value is unknown, unless it is already there."""
         if why not in self.notes:
             self.notes.append(why)
-
-
-def _training_thread() -> int:
-    """Return the id of the thread that runs the script.
-
-    This is not always the calling thread. If optimizers step during backward, the caller can be a thread of
-    autograd, which Python did not start.
-    """
-    here = threading.current_thread()
-    return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0
 
 
 def _is_over(span: Span) -> bool:

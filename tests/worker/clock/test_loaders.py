@@ -113,6 +113,15 @@ def test_does_not_wait_for_another_threads_loader(wait: DataWait) -> None:
     assert wait.result() == ()
 
 
+def test_batches_of_other_threads_hide_the_wait(wait: DataWait) -> None:
+    """An example is training on batches from a queue, beside an evaluation with a loader of its own."""
+    train: Any = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
+    valid: Any = DataLoader(Slow(), batch_size=1)  # type: ignore[arg-type]
+    step(wait, lambda: in_a_thread(lambda: next(iter(train))), lambda: next(iter(valid)))
+    assert wait.result() == ()
+    assert wait.is_unknown
+
+
 def test_watching_twice_counts_once(wait: DataWait) -> None:
     loaders.watch()
     step(wait, lambda: next(iter(DataLoader(Slow(), batch_size=2))))  # type: ignore[arg-type]
@@ -267,6 +276,24 @@ def test_a_loader_that_gives_no_batch_is_refused(module: ModuleType, name: str, 
     Search([loader]).end()
     with pytest.raises(MismatchError, match=f"^loader='{name}': {said}"):
         loader.check()
+
+
+@pytest.mark.parametrize("name", ["get_batch", "batches", "Loader", "Batches", "of_torch"])
+def test_a_named_loaders_wait_is_known_in_threads(wait: DataWait, module: Any, name: str) -> None:
+    data: Any = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
+    module.of_torch = lambda: iter(DataLoader(Slow(), batch_size=1))  # type: ignore[arg-type]
+    uses: Any = {**USES, "of_torch": lambda module: module.of_torch().__next__}
+    Search([NamedLoader(f"{MODULE}:{name}")]).begin()
+    step(wait, lambda: in_a_thread(lambda: next(iter(data))), lambda: uses[name](module)())
+    assert not wait.is_unknown
+    assert wait.is_seen
+
+
+def test_a_named_loader_in_another_thread_is_unknown(wait: DataWait, module: Any) -> None:
+    valid: Any = DataLoader(Slow(), batch_size=1)  # type: ignore[arg-type]
+    Search([NamedLoader(f"{MODULE}:get_batch")]).begin()
+    step(wait, lambda: in_a_thread(module.get_batch), lambda: next(iter(valid)))
+    assert wait.is_unknown
 
 
 def test_named_loaders_iterator_keeps_its_methods(wait: DataWait, module: Any) -> None:

@@ -32,6 +32,7 @@ from perfsuite.worker.script.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known
 from tests.worker.attaching import ALONE, Start, Unprobed, attaching
 from tests.worker.fake_gpu import GPU, FakeAllocator, FakeGPU
+from tests.worker.loops import in_a_thread
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
@@ -230,6 +231,17 @@ def test_copied_weights_have_no_gradient_norm(start: Start) -> None:
         note.startswith("the norm of the gradients is unknown: the optimizer SGD updates copies")
         for note in report.notes
     )
+
+
+def test_batches_of_other_threads_are_noted(start: Start) -> None:
+    def before() -> None:
+        in_a_thread(lambda: next(iter(loader)))
+        next(iter(loader))
+
+    loader: Any = torch.utils.data.DataLoader([torch.ones(1)] * 4)  # type: ignore[arg-type]
+    report = measured(start(ALONE), before=before)
+    assert (report.data_wait_s, report.data_wait_is_unknown) == ((), True)
+    assert report.notes[-1].startswith("data wait is unknown: loaders gave batches to other threads")
 
 
 def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
