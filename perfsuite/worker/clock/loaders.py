@@ -204,29 +204,29 @@ class _Batches:
     Scripts can use the proxy like the iterator: it delegates everything else.
     """
 
-    __slots__ = ("__weakref__", "_iterator")
+    __slots__ = ("__weakref__", "perfsuite_iterator")
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        object.__setattr__(self, "_iterator", iterator)
+        object.__setattr__(self, "perfsuite_iterator", iterator)
 
     def __iter__(self) -> Any:
-        iterator = iter(self._iterator)
-        return self if iterator is self._iterator else _with_timed_batches(iterator)
+        iterator = iter(self.perfsuite_iterator)
+        return self if iterator is self.perfsuite_iterator else _with_timed_batches(iterator)
 
     def watched(self) -> Any:
-        return next(self._iterator)
+        return next(self.perfsuite_iterator)
 
     __next__ = timed(watched, is_of_case=True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
+        return getattr(self.perfsuite_iterator, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._iterator, name, value)
+        setattr(self.perfsuite_iterator, name, value)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        return type(self._iterator)
+        return type(self.perfsuite_iterator)
 
 
 OWN = {*vars(_Batches), "__del__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
@@ -242,8 +242,8 @@ def _proxy_class(kind: type) -> type[_Batches]:
 
     def delegated(name: str) -> Callable[..., Any]:
         def delegate(proxy: Any, *args: Any, **kwargs: Any) -> Any:
-            result = getattr(proxy._iterator, name)(*args, **kwargs)
-            return proxy if result is proxy._iterator else result  # for example of `__enter__`
+            result = getattr(proxy.perfsuite_iterator, name)(*args, **kwargs)
+            return proxy if result is proxy.perfsuite_iterator else result  # for example of `__enter__`
 
         return delegate
 
