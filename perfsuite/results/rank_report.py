@@ -174,6 +174,7 @@ class RankReport(Sealed):
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
     # Host seconds that the training thread waited for batches in each step; empty if no loader was detected.
     data_wait_s: tuple[float, ...] = ()
+    data_wait_is_unknown: bool = False  # whether the training might have waited for batches of other threads
     gc_s: tuple[float, ...] = ()  # seconds of Python's garbage collector in each step; empty: unknown
     # Bytes in use of each kind of memory, by number of completed steps.
     levels: dict[str, dict[int, int]] = Field(default_factory=dict)
@@ -191,6 +192,9 @@ class RankReport(Sealed):
     # The same time according to the kernel's uptime, whose resolution is 0.01 s. None: unknown.
     uptime_s: float | None = None
     loss: tuple[float, ...] = ()
+    loss_is_unknown: bool = (
+        False  # whether `loss` is empty because a loss scaler is not known. A note says why
+    )
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
     flops: Flops | None = None

@@ -320,6 +320,16 @@ def test_advice_on_imports_is_given_by_counts_as_well(launches: Launches) -> Non
     assert "an import from six failed" in result.verdict.reasons[-1]
 
 
+def test_advice_names_the_package_of_a_module(launches: Launches) -> None:
+    launches.arms = (Arm(text="torchmetrics==0.9.3", packages="/packages"), B)
+    launches.failing = {"A": "crash"}
+    launches.message = "No module named 'pkg_resources'"
+    reason = launches.compare_counts().verdict.reasons[-1]
+    assert reason.endswith(
+        "to arm A (pkg_resources is a part of older releases of setuptools, such as 80.9.0)"
+    )
+
+
 SEEN = Observed(settings={}, environment={"torch": "2.13.0+cpu"}, code="c0de")
 
 
