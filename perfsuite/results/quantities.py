@@ -464,7 +464,7 @@ def _of_span(counts: Counts, name: str) -> Counts | None:
 
 
 def _differing(first: Counts, second: Counts) -> Iterator[Change]:
-    """Yield the changes beyond what is allowed, except those of quantities that one side does not know."""
+    """Yield the changes beyond what is allowed, except those of quantities that are unknown on one side."""
     for quantity in quantities((first, second)):
         if quantity.value(first) is None or quantity.value(second) is None:
             continue

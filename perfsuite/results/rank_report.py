@@ -116,7 +116,8 @@ START_UP = "start-up"
 """Span from the start of a process to the end of its first step. Its parts have names such as `start-up:
 imports`."""
 COLD = "cold "
-"""Prefix of a start-up's name if a graph was compiled in it. Later launches find this graph in a cache."""
+"""Prefix of a start-up's name if a graph was compiled during the start-up. Later launches find this graph in
+a cache."""
 
 
 START_UPS = frozenset({START_UP, f"{COLD}{START_UP}"})
@@ -131,8 +132,8 @@ def is_of_start_up(name: str) -> bool:
 class SpanTimes(Data):
     """The times that the training thread of one rank spent in a span that is not a step."""
 
-    # Duration of each occurrence, in order. If an occurrence left work to other threads, each later wait for
-    # this work is an entry of its own.
+    # Duration of each occurrence, in order. If an occurrence handed work over to other threads, each later
+    # wait for this work is an entry of its own.
     seconds: tuple[float, ...]
     # Number of completed steps at the beginning of each entry of `seconds`; empty: before the first step.
     steps: tuple[int, ...] = ()

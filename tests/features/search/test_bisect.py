@@ -99,7 +99,7 @@ def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
     assert "4 suspects left" in result.stderr
     again = command("--good", commits[GOOD], "--json")
     assert len(launches.arms) == used, "every step is known"
-    assert "3 steps are already known from" in again.stderr
+    assert "3 steps of this search are already known from" in again.stderr
     state = json.loads(again.stdout)
     assert [step["outcome"] for step in state["steps"]] == ["bad", "good", "bad"]
     assert [step["name"] for step in state["steps"]] == [commits[at] for at in (BAD, 2, FIRST_BAD)]
