@@ -96,7 +96,10 @@ class AgainstBaseline(Mode):
         )
 
     def _tonight(self, task: Task) -> Tonight | None:
-        """Launch canaries with the session's reference if that is due. Return all launches with it so far."""
+        """Launch canaries with the session's reference if that is due.
+
+        Return all launches with the reference so far.
+        """
         if self.reference is None:
             return None
         self.reference.keep_up(SessionDir(task.directory.parent))

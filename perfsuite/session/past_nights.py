@@ -1,6 +1,6 @@
 """Find past sessions that launched the code of the baselines. They are also used to estimate the noise.
 
-There are two kinds: sessions in which nothing changed, and the launches of any session with its reference.
+There are two kinds: sessions in which nothing changed, and launches that a session made with its reference.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

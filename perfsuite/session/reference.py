@@ -130,9 +130,9 @@ class ReferenceArm:
             self._launch(canary, session)
 
     def confirm(self, case: Case, launches: int, session: SessionDir) -> None:
-        """Launch a case with the reference, because the case looks slower in `launches` launches without it.
+        """Launch a case with the reference, because the case looks slower after `launches` launches.
 
-        Afterwards, the case has the same number of launches with and without the reference. If the case is a
+        The case is launched as often with the reference as without it, if there is time. If the case is a
         canary, its earlier launches with the reference count too. If `launches` is below `FEWEST_LAUNCHES`,
         the case is not launched with the reference.
         """
@@ -204,7 +204,10 @@ class ReferenceArm:
             canary.healthy.append(run)
 
     def tonight(self, hardware_class: str) -> Tonight | None:
-        """Return the launches with the reference on a hardware class; None if no canary's can be used."""
+        """Return the usable launches with the reference on a hardware class.
+
+        Returns None if no launch of a canary is usable.
+        """
         canaries = _usable(self.canaries, hardware_class, fewest=1)
         confirming = _usable(self.confirming.values(), hardware_class, fewest=FEWEST_LAUNCHES)
         return Tonight(canaries=canaries, confirming=confirming) if canaries else None

@@ -148,7 +148,7 @@ class DryHost(Host):
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return the case with the hardware that `-m` selects at the first place in `hardware`.
+        """Return the case with its hardware reordered: the hardware that `-m` selects comes first.
 
         The first hardware is the one that is simulated. If `-m` selects none or several of the case's
         hardware, the case is returned unchanged.

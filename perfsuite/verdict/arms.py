@@ -115,7 +115,8 @@ def judge_pairs(
 def _of_disturbed(a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     """Return the verdict on launches that are set aside.
 
-    The counts are nevertheless judged, because they do not depend on the machine's health.
+    If steps keep more objects, the verdict is `regressed`, because counts do not depend on the machine's
+    health.
     """
     counts = _counts(a, b)
     if counts is not None:
@@ -373,7 +374,10 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """Check one metric. Medians are compared if the device reproduces it exactly, and otherwise pairs."""
+    """Check one metric.
+
+    If the device reproduces the metric exactly, medians are compared. Otherwise, pairs are compared.
+    """
     metric = metric.against(run.figures for run in a)
     device = b[0].machine.device  # pragma: no mutate [0] to [-1]: all launches of an arm are on one machine
     tolerance = metric.tolerance(device) if tolerance is None else tolerance

@@ -210,7 +210,7 @@ def of_any_allocation(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the number of GPUs and cores in place of their names.
 
     A scheduler can give a job other GPUs and cores of a node each night. All GPUs of a node are alike, and so
-    are all cores. So only their number matters.
+    are all cores. So only the number of GPUs and cores matters.
     """
     return {
         name: _number_of(value) if OF_RANKS.sub("", name) in OF_ALLOCATION else value

@@ -51,7 +51,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     spike = _spike(then)
     for launch in now:
         for position, (value, (mean, allowed)) in enumerate(zip(launch.loss, usual, strict=False)):
-            share = f"the loss over {10 * position} to {10 * position + 10}% of the steps is {value:.4f}"
+            share = f"the loss between {10 * position}% and {10 * position + 10}% of the steps is {value:.4f}"
             if position >= spike:
                 highest, above = usual[spike]
                 if not value <= highest + above:
@@ -171,8 +171,8 @@ def _floor(value: float, curve: Curve) -> float:
 
 
 def part_of_steps(part: int, parts: int) -> str:
-    """Name one of `parts` equal parts of the steps, numbered from 0: `over 50 to 60% of the steps`."""
-    return f"over {100 * part // parts} to {100 * (part + 1) // parts}% of the steps"
+    """Name one of `parts` equal parts of the steps, numbered from 0: `between 50% and 60% of the steps`."""
+    return f"between {100 * part // parts}% and {100 * (part + 1) // parts}% of the steps"
 
 
 def _limit(allowed: float, before: float) -> str:

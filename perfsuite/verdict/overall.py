@@ -40,7 +40,7 @@ NOTHING_TO_COMPARE = (
 class Reference:
     """The data against which the launches of a case are judged.
 
-    This class is not about the reference of a session, except for `tonight`.
+    Only `tonight` is about the reference of a session.
     """
 
     baseline: Baseline | None = None  # None: there is no baseline, and the launches can become one
@@ -99,8 +99,8 @@ def _unless_other(
     """Return the verdict, or `failed` if the launches compute something other than the baseline of counts.
 
     Two launches on each side show whether values differ or only scatter. With one launch, the verdict is
-    `failed` only if a common factor scales the loss. With `is_judged`, the loss was already judged against
-    a baseline of times and its scatter.
+    `failed` only if a common factor scales the loss. With `is_judged`, a baseline of times and its scatter
+    were already used to judge the loss.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:

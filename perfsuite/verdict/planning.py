@@ -52,7 +52,7 @@ class CasePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class NightPlan:
-    """How often to launch each case and, with the reference, each canary."""
+    """The number of launches of each case and, with the reference, of each canary."""
 
     cases: Mapping[str, CasePlan]
     canaries: tuple[str, ...] = ()  # empty: no reference

@@ -4,7 +4,7 @@ The logarithm of the cost of a launch is modelled as the sum of four independent
 
     log(cost) = case + session + case within session + launch
 
-A session launches a few cases (the canaries) with its reference, which is the packages and the commit of the
+A session launches a few cases (the canaries) with its reference: the packages and the commit of the
 baseline. Only the machine can make these launches slower or faster. Each canary therefore estimates the
 effect of tonight's session minus the effect of the baseline's sessions. This difference is called the shift.
 The variance of a case within a session is estimated from the scatter of the canaries around the shift, and

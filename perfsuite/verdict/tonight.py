@@ -61,8 +61,8 @@ class Tonight:
 
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
     confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
-    """The launches with the reference of cases that looked slower, by id of the case. Because these cases
-    were chosen for looking slower, their launches count for the shift only if the case is also a canary."""
+    """For each case that looked slower, by id: its launches with the reference. Because these cases were
+    chosen for looking slower, their launches count for the shift only if the case is also a canary."""
 
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
         """Return how much the machine changed the cost of a metric; None if the launches do not show it.

@@ -27,7 +27,7 @@ NOTHING_CHANGED = (
 
 
 def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) -> Verdict:
-    """Return the verdict. If nothing changed since the baseline, the new verdict does not blame the code.
+    """Return the verdict, or one that does not blame the code if nothing changed since the baseline.
 
     If nothing changed, slower times are `unhealthy`, and faster times are `passed`. The verdict is kept if
     another metric, such as memory, changed. The machine cannot change such a metric, so the cause must be

@@ -156,7 +156,7 @@ def test_other_loss_fails_but_scaled_one_is_noted() -> None:
     verdict = compared([with_loss(1)] * 5, [with_loss(1.3, speed=0.7)] * 5)
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
     assert check_of(verdict, "tokens_per_s").outcome == "regressed"
-    assert "the loss over 0 to 10% of the steps is 5.1" in verdict.reasons[0]
+    assert "the loss between 0% and 10% of the steps is 5.1" in verdict.reasons[0]
     assert ", but 3.97" in verdict.reasons[0]
     a, scaled, four = (
         [run.replace(loss=with_loss(factor).loss) for run in arm(A[:3], unclipped_norm=norm)]

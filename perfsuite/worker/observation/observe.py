@@ -91,7 +91,7 @@ class Observer:
             self.dtypes = dtypes_of(self.model, optimizer, self._second_step.linear_layers())
 
     def skip_step(self) -> None:
-        """Forget the tokens of the running step, because the optimizer does not step after them."""
+        """Forget the tokens of the running step, because a scaler has skipped the optimizer's step."""
         if self.optimizer is not None and not self._settings:
             self._second_step.tokens.forget()
 

@@ -48,7 +48,8 @@ class Attempt:
 def watch(skipped: Callable[[Any], object]) -> None:
     """Follow each scaler that is created from now on.
 
-    `skipped` is called with an optimizer after a scaler has skipped a step of it. It must not raise errors.
+    After a scaler has skipped a step of an optimizer, `skipped` is called with this optimizer. `skipped` must
+    not raise errors.
     """
     global _skipped, has_scaled
     _skipped = skipped
@@ -125,7 +126,7 @@ def _marked(scaler: Any, outputs: Any, scaled: Any) -> Any:
         elif isinstance(scaled, list | tuple):
             for before, after in zip(outputs, scaled, strict=True):
                 _marked(scaler, before, after)
-        elif isinstance(scaled, Iterator):  # the losses are scaled later, so the losses before are unknown
+        elif isinstance(scaled, Iterator):  # scales the losses later, so their unscaled values are unknown
             return (_marked(scaler, None, after) for after in scaled)
     except Exception:  # the loss then counts as unscaled
         return scaled

@@ -126,7 +126,7 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
 
 OTHER_COMPUTATION = [
     ({"loss": tuple(4 * value for value in make_run().loss)}, "loss x 4.000 in every step"),
-    ({"loss": tuple(value + 1 for value in make_run().loss)}, "the loss over 0 to 10% of the steps: "),
+    ({"loss": tuple(value + 1 for value in make_run().loss)}, "the loss between 0% and 10% of the steps: "),
     (
         {"dtypes": {"optimizer state": {"bfloat16": 1000}}},
         "less precise than in the old baseline: optimizer ",
