@@ -265,7 +265,7 @@ def test_long_ids_are_cut_and_stay_distinct() -> None:
         {"model": Model(name="mine", config={"model_type": "llama", "dropout": [0.1, None]})},
     ],
 )
-def test_json_round_trip(changes: dict[str, Any]) -> None:
+def test_json_reads_back_as_the_same_case(changes: dict[str, Any]) -> None:
     case = make_case(**changes)
     back = Case.model_validate_json(case.model_dump_json())
     assert back == case
@@ -291,7 +291,7 @@ def test_accepts_names_for_model_and_hardware() -> None:
         ("gpu", sorted(set(ACCELERATORS) - {"cpu"})),
     ],
 )
-def test_markers(hardware: Any, markers: list[str]) -> None:
+def test_a_case_has_the_markers_of_its_hardware(hardware: Any, markers: list[str]) -> None:
     assert make_case(hardware=hardware).markers == markers
 
 

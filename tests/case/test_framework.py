@@ -213,7 +213,7 @@ def test_file_with_unknown_options_fails(tmp_path: Path) -> None:
         read_case(tmp_path, name="ddp", no_such=1)
 
 
-def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
+def test_refuses_a_class_that_no_rank_would_find(packages: Packages) -> None:
     class Mine(DDP):
         name: ClassVar[str] = "mine"
 

@@ -187,7 +187,7 @@ def test_known_gpu_has_a_class_peak_and_link(
         ("NVIDIA A10G", None),
     ],
 )
-def test_the_peak_of_float8_where_a_gpu_has_it(name: str, datasheet: float | None) -> None:
+def test_some_gpus_have_a_peak_of_float8(name: str, datasheet: float | None) -> None:
     """The peaks in the table are TFLOP/s with sparsity, as in the datasheets.
 
     Without sparsity, they are half as high.
