@@ -249,11 +249,11 @@ def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest
         (f"{sys.executable} /bin/sh", "names two interpreters"),
     ],
 )
-def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) -> None:
+def test_refuses_words_that_do_not_make_an_arm(repo: Path, text: str, words: str) -> None:
     assert words in refused(text, repo)
 
 
-def test_outside_git_there_is_no_commit(tmp_path: Path) -> None:
+def test_has_no_commit_outside_of_git(tmp_path: Path) -> None:
     assert arm("X=1", tmp_path).facts["commit"] == "not known to git"
     assert "'main' is not a commit of" in refused("main", tmp_path)
 

@@ -119,7 +119,7 @@ def test_asks_before_a_download(index: Server, tmp_path: Path) -> None:
         ((None, None), "pip downloads packages of unknown size: a 1, b 1", False),
     ],
 )
-def test_what_is_downloaded_is_told_with_its_size(
+def test_names_downloads_with_their_sizes(
     server: Server, sizes: tuple[Any, Any], text: str, is_large: bool
 ) -> None:
     said: list[tuple[str, bool]] = []

@@ -184,7 +184,7 @@ def test_reads_autotuning_where_inductor_writes(tmp_path: Path, monkeypatch: pyt
     assert driving.environment(launched)["TORCHINDUCTOR_CACHE_DIR"] == str(launched.run_dir.inductor_cache)
 
 
-def test_torchs_default_cache_is_no_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_users_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch sets the variable to its default if, for example, a `conftest.py` imports parts of torch."""
     of_torch = default_cache_dir()
     of_the_user = f"{tempfile.gettempdir()}/torchinductor_mine"
@@ -207,15 +207,17 @@ def test_sets_gpu_order_and_nccl_timeouts(tmp_path: Path, monkeypatch: pytest.Mo
     on_cpu = job(tmp_path, timeout_s=900)
     on_gpu = replace(on_cpu, machine=make_gpu_machine())
 
-    def told(job: Job) -> dict[str, str]:
+    def variables_of(job: Job) -> dict[str, str]:
         environment = driving.environment(job)
         return {name: environment[name] for name in theirs if name in environment}
 
     for name in theirs:
         monkeypatch.delenv(name, raising=False)
     recorder = "TORCH_FR_DUMP_TEMP_FILE"
-    assert told(on_cpu) == {recorder: ours[recorder]}
-    assert told(on_gpu) == numbered | ours
+    assert variables_of(on_cpu) == {recorder: ours[recorder]}
+    assert variables_of(on_gpu) == numbered | ours
     for name in theirs:
         monkeypatch.setenv(name, "7")
-    assert told(on_gpu) == theirs | numbered, "a variable that the user has set wins, except for the numbers"
+    assert variables_of(on_gpu) == theirs | numbered, (
+        "a variable that the user has set wins, except for the numbers"
+    )

@@ -7,7 +7,7 @@ from perfsuite.worker.rank import LEAVE_S, WAIT_S
 from perfsuite.worker.spans.running import TOLD_AFTER_S
 
 
-def test_the_bounds() -> None:
+def test_a_hang_takes_as_long_as_documented() -> None:
     """The bounds are those of the documentation.
 
     A rank that has finished and waits for the others does not hang.
@@ -73,7 +73,7 @@ def test_a_rank_in_an_event_does_not_hang() -> None:
     assert detector.quiet_s(1001 + HANG_S, **look) == HANG_S + 1  # type: ignore[arg-type]
 
 
-def test_a_long_event_is_no_measure_of_a_step() -> None:
+def test_a_long_event_does_not_lengthen_the_bound() -> None:
     detector = follow([FIRST, (1, 2), (2, 3)])
     for now in (500, 1000):
         detector.quiet_s(now, is_training=True, steps=3, reports=0, is_in_event=True)
