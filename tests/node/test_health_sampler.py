@@ -280,7 +280,7 @@ def test_keeps_the_slowest_gpus_clock_by_step() -> None:
     assert watched(Nvml({}, slow), samples=3).sm_clocks_mhz == ((1, 1200), (2, 1300), (3, 1100))
 
 
-def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_are_of_the_cores_allowed_to_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     clock = Clock()
@@ -363,7 +363,7 @@ def test_cpu_shares_span_first_to_last_sample(
     assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
 
-def test_seconds_are_told_to_the_millisecond() -> None:
+def test_reports_seconds_to_the_millisecond() -> None:
     samples = [a_sample(1), a_sample(2), a_sample(3.12345)]
     health = health_sampler._health(samples, (), ("noted",), 0)
     assert (health.samples, health.seconds, health.steps, health.notes) == (3, 2.123, 2, ("noted",))
