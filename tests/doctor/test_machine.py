@@ -130,7 +130,7 @@ def test_hidden_gpus_are_reported_with_a_remedy(tmp_path: Path) -> None:
     assert "hidden GPUs" not in checked(make_gpu_machine(count=4), tmp_path)
 
 
-def test_who_else_uses_the_machine() -> None:
+def test_names_who_else_uses_the_machine() -> None:
     others: list[str] = []
     seen = Neighbours(say=print, show=print, see_gpus=lambda devices: others, sleep=lambda seconds: None)
     assert neighbours_row(H100, seen).status == "pass"
