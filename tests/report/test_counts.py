@@ -30,7 +30,7 @@ def test_amounts_are_sums_over_phases_and_groups() -> None:
     assert counts.in_short(step) == f"{counts.in_short(bare)}, at most 41.0 GiB live"
 
 
-def test_a_step_in_tables() -> None:
+def test_tables_show_collectives_work_and_memory() -> None:
     collectives, done, memory = (list(table.rows) for table in counts.tables(make_counts()))
     assert collectives == [
         ("reduce_scatter", "64 ranks", "float32", "backward", "33", "29.9 GiB"),
@@ -162,7 +162,7 @@ def test_remarks_cut_many_unsteady_fields() -> None:
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 
 
-def test_the_verdict_of_the_counts_in_words() -> None:
+def test_words_give_the_verdict_of_the_counts() -> None:
     for check, alone, next_to_an_arm in (
         (make_check(), "regressed", "different from arm A"),
         (make_check(outcome="recorded"), "recorded", "different from arm A"),

@@ -23,7 +23,7 @@ from tests.sessions import make_explained, make_gpu_result
 SLOWER = make_explained(make_gpu_result(2, "regressed"))
 
 
-def test_the_memory_of_a_dry_run_in_words() -> None:
+def test_words_give_the_predicted_memory() -> None:
     assert prediction(DryFacts()) == []
     assert prediction(DryFacts(fit=FIT)) == [
         "tight: rank 7 needs 61.2 GiB to 64.5 GiB of 80.0 GiB",
@@ -38,7 +38,7 @@ def test_the_memory_of_a_dry_run_in_words() -> None:
     assert built[1] == "the model before it is sharded: 70.0 GiB"
 
 
-def test_the_least_time_of_a_step_in_words() -> None:
+def test_words_give_the_least_time_of_a_step() -> None:
     slowest = "a step takes at least 556.8 ms, limited by computation: at most 941,530"
     computed = "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"
     sent = "45.0 GiB between GPUs of a machine at 483 GB/s take 100.0 ms"
@@ -59,7 +59,7 @@ EXPECTED = make_expected(
 )
 
 
-def test_the_expected_time_of_a_step_in_words() -> None:
+def test_words_give_the_expected_time_of_a_step() -> None:
     parts = "matmuls 500.0 ms, attention 100.0 ms, other kernels 200.0 ms, waiting for the host 200.0 ms"
     published = "published steps on this accelerator reach 87% to 93% of this speed"
     assert prediction(DryFacts(expected=EXPECTED.replace(published=(0.87, 0.93)))) == [
@@ -144,7 +144,7 @@ def test_names_kernels_tuned_differently() -> None:
     )
 
 
-def test_equal_choices_are_not_told() -> None:
+def test_equal_choices_are_left_out() -> None:
     both = make_compared().replace(before=(tuned(mm="a"),), runs=(tuned(mm="a"),))
     assert not [line for line in explained(both).changed if "autotuning" in line]
 

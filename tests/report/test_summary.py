@@ -47,7 +47,7 @@ UNCHANGED = judged(
 UNLIKE = judged(EXPLAINED, outcome="failed", failure="unlike", checks=())
 
 
-def test_a_case_in_a_few_words() -> None:
+def test_summarizes_a_case_in_a_few_words() -> None:
     for result, tally, reason, in_short in (
         (PASSED, "passed", "", ""),
         (make_gpu_result(2, "recorded"), "recorded", "", ""),

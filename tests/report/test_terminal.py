@@ -160,5 +160,5 @@ def test_too_wide_span_name_appears_above() -> None:
     assert (name, of_a, of_b) == ([LONG], ["A", "1"], ["B", "2"])
 
 
-def test_without_spans_there_is_no_heading() -> None:
+def test_a_table_without_spans_has_no_heading() -> None:
     assert spans_of(Table(headers=("span",), rows=[])) == []

@@ -80,7 +80,7 @@ def test_writes_numbers_as_people_read_them() -> None:
     assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
 
-def test_paths_are_told_from_the_root_directory() -> None:
+def test_paths_are_relative_to_the_root_directory() -> None:
     there = 'baseline: /repo/baselines/x.json, File "/repo/a.py" or /repo/b, /var/repo/x /repository/x /repo'
     here = 'baseline: baselines/x.json, File "a.py" or b, /var/repo/x /repository/x /repo'
     assert (relative(there, Path("/repo")), relative(there, Path("/"))) == (here, there)

@@ -185,7 +185,7 @@ def test_markup_in_data_stays_text() -> None:
     assert EVIL in parsed.said("pre")[0]
 
 
-def test_a_case_tells_all_there_is(page: str) -> None:
+def test_a_case_shows_every_section(page: str) -> None:
     part = section(page, "fake-gpt2-xl-s256-b1-")
     said = Page(part)
     assert said.said("h4") == [

@@ -102,7 +102,7 @@ def test_table_starts_worst_first_and_sorts(page: Browser) -> None:
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
+def test_filters_by_text_and_by_verdict(page: Browser) -> None:
     type_filter(page, "GPT2 b1-")
     assert shown(page) == ["regressed", "unhealthy"]
     assert page.evaluate("document.getElementById('shown').textContent") == "2 of 14 cases"
@@ -210,7 +210,7 @@ def test_names_of_spans_stay_in_view_on_a_phone(browser: Browser, tmp_path: Path
 
 
 @pytest.mark.parametrize(("dark", "ground"), [(False, "rgb(255, 255, 255)"), (True, "rgb(17, 21, 26)")])
-def test_text_stands_out_from_its_ground(page: Browser, dark: bool, ground: str) -> None:
+def test_text_has_enough_contrast(page: Browser, dark: bool, ground: str) -> None:
     page.screen(1280, dark=dark)
     page.wait_for_frame()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
@@ -233,7 +233,7 @@ def test_print_hides_the_controls_and_is_light(page: Browser, tmp_path: Path) ->
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_without_scripts_all_is_there(page: Browser, file: Path) -> None:
+def test_every_case_is_visible_without_scripts(page: Browser, file: Path) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     page.open(file.as_uri())
     visible = [row.is_displayed() for row in page.driver.find_elements("css selector", "#overview tbody tr")]
