@@ -73,7 +73,7 @@ def read(directory: Path, text: str) -> LaunchConfig:
         ("fsdp_offload_params: false", "FULL_SHARD"),
     ],
 )
-def test_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: str) -> None:
+def test_reads_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: str) -> None:
     text = FSDP1.replace("fsdp_sharding_strategy: SHARD_GRAD_OP", strategy)
     config = read(tmp_path, text)
     assert (config.file, config.text) == ("mine.yaml", text)
@@ -176,7 +176,7 @@ def test_a_file_for_cpus_is_not_for_gpus(config: Path) -> None:
     assert reason == "mine.yaml: use_cpu is true, but this machine trains on GPUs"
 
 
-def test_what_must_be_observed(config: Path) -> None:
+def test_a_case_expects_its_wrapper_and_sharding(config: Path) -> None:
     case = make_case()
     zero2 = Accelerate(strategy="fsdp1", sharding_strategy="HYBRID_SHARD_ZERO2")
     assert zero2.expected(case)["sharding"] == "_HYBRID_SHARD_ZERO2"

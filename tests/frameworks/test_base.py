@@ -212,7 +212,7 @@ BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_
     ],
     ids=lambda case: case.id,
 )
-def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
+def test_options_take_effect(tmp_path: Path, case: Case) -> None:
     """The worker refuses settings that differ from the case. This test checks that it observes them."""
     settings = observed(measured(case, tmp_path)).settings
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]

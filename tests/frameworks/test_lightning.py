@@ -28,7 +28,7 @@ def test_every_precision_has_its_name_in_fabric() -> None:
     assert set(get_args(Precision)) <= set(FABRIC_PRECISION)
 
 
-def test_what_must_be_observed() -> None:
+def test_a_case_expects_its_wrapper_and_sharding() -> None:
     sharded = {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"}
     assert BY_DDP.expected(SMALL) == {"wrapper": "DistributedDataParallel"}
     assert BY_FSDP.replace(sharding_strategy="SHARD_GRAD_OP").expected(SMALL) == sharded
@@ -100,7 +100,7 @@ def peak(run: Run) -> int:
     ],
     ids=["ddp", "fsdp2"],
 )
-def test_it_trains_as_a_plain_loop(
+def test_lightning_trains_as_a_plain_loop(
     tmp_path: Path, case: Case, plain: Framework, rel: float, strategy: str
 ) -> None:
     run = measured(case, tmp_path / "lightning")

@@ -141,7 +141,7 @@ def test_refuses_secrets_without_repeating_them(options: dict[str, Any], name: s
         ({"path": None, "command": ("python", "hidden\0")}, "command: NUL"),
     ],
 )
-def test_what_no_process_can_be_given_is_refused(options: dict[str, Any], said: str) -> None:
+def test_refuses_nul_without_repeating_the_text(options: dict[str, Any], said: str) -> None:
     with pytest.raises(CaseError, match=f"^Script: {said}") as raised:
         Script(**{"path": "a.py", **options})
     assert "hidden" not in str(raised.value)
@@ -173,7 +173,7 @@ def test_a_path_that_names_two_files_is_refused(tmp_path: Path, monkeypatch: pyt
     framework.check(case)
 
 
-def test_what_is_no_secret_may_be_given() -> None:
+def test_accepts_words_that_only_resemble_secrets() -> None:
     env = {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "8", "HF_TOKEN": "", "HUB": "https://host/x"}
     env |= dict.fromkeys(("PAD_TOKEN", "EOS_TOKEN", "MAX_TOKEN_LENGTH", "TEXT_KEY", "MONKEY", "HOTKEY"), "x")
     arguments = ("--pad-token", "<pad>", "--text-key=text", "--max-tokens", "8", "--push", "--hub-token")
@@ -260,7 +260,7 @@ def test_missing_file_prevents_a_launch(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_an_existing_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     good = Path(script(tmp_path, "x = 1\n", "good.py"))

@@ -7,7 +7,7 @@ from tests.frameworks.test_base import MIXED, measured, observed
 from tests.samples import make_case
 
 
-def test_what_must_be_observed() -> None:
+def test_a_case_expects_its_wrapper_and_sharding() -> None:
     case = make_case()
     assert Trainer().expected(case) == {"wrapper": "DistributedDataParallel"}
     assert Trainer(fsdp="shard_grad_op").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}

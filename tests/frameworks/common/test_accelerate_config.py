@@ -14,7 +14,7 @@ ON_CPU = "FSDP on a CPU, where accelerate turns it into DDP"
     ("version", "precision", "forced"),
     [(2, "no", ON_CPU), (1, "bf16", f"{ON_CPU}; without sync_module_states, which broadcasts from a GPU")],
 )
-def test_fsdp_is_forced_on_a_cpu_and_said(
+def test_forces_fsdp_on_a_cpu_and_says_so(
     monkeypatch: pytest.MonkeyPatch, version: int, precision: str, forced: str
 ) -> None:
     partial = SimpleNamespace()

@@ -44,7 +44,7 @@ def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], ada
     assert finetuning.observed(built) == settings == finetuning.expected(case, built, layers(built))
 
 
-def test_of_a_model_trained_in_full_it_is_said() -> None:
+def test_reports_a_model_that_is_trained_in_full() -> None:
     built = build_model(TINY, CPU)
     assert finetuning.observed(built) == {"trained": "all"}
     assert finetuning.expected(TINY, built, layers(built)) == {}
@@ -112,7 +112,7 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
         ),
     ],
 )
-def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str) -> None:
+def test_names_layers_that_the_model_lacks(changes: dict[str, Any], said: str) -> None:
     case: Case = ADAPTED.replace(**changes)
     with pytest.raises(MismatchError, match=said):
         build_model(case, torch.device("cpu"))
@@ -194,7 +194,9 @@ def peft_on_two() -> torch.nn.Module:
     ],
     ids=["peft", "loralib", "sharded"],
 )
-def test_refuses_adapters_nobody_asked_for(model: Callable[[], torch.nn.Module], are: str, say: str) -> None:
+def test_refuses_adapters_that_the_case_lacks(
+    model: Callable[[], torch.nn.Module], are: str, say: str
+) -> None:
     built = model()
     said = f"lora: the case has none, but only adapters are trained ({are}). "
     said += f"The FLOPs depend on them: set lora={say}"

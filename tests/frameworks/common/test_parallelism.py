@@ -96,7 +96,7 @@ def test_gives_whole_sequences_by_default() -> None:
         ("transformers", {"dp_shard_size": 2, "tp_size": 2}, "it needs transformers>=5.23, and 1.10.1 is"),
     ],
 )
-def test_libraries_that_are_too_old(
+def test_refuses_libraries_that_are_too_old(
     monkeypatch: pytest.MonkeyPatch, package: str, degrees: dict[str, int], reason: str | None
 ) -> None:
     versions = {"accelerate": "1.15.0", "transformers": "5.23.0", package: "1.10.1"}

@@ -93,7 +93,7 @@ def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
         ("[1]", "contains a list instead of sections"),
     ],
 )
-def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said: str) -> None:
+def test_refuses_a_file_that_is_not_a_configuration(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "zero.json"
     if text is not None:
         file.write_text(text)
@@ -101,7 +101,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said:
         DeepSpeed(config=str(file))
 
 
-def test_a_mapping_that_no_file_could_hold() -> None:
+def test_refuses_a_mapping_that_no_file_could_hold() -> None:
     with pytest.raises(
         CaseError, match="is not JSON serializable: give only values that a JSON file can hold"
     ):
@@ -153,7 +153,7 @@ def test_names_contradictions_and_unbuilt_parts(path: str, value: Any, said: str
 
 
 @pytest.mark.parametrize("config", [{}, zero(3, **OFFLOADED), OF_TRANSFORMERS])
-def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
+def test_accepts_settings_that_agree_with_the_case(config: dict[str, Any]) -> None:
     checked(config)
     checked({**config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2})
     checked(config, precision="fp16-mixed")  # `unsupported` refuses it
@@ -232,7 +232,7 @@ def test_a_built_operator_needs_no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (zero(3, **OFFLOADED), "DeepSpeed ZeRO-3", 4, 4, "optimizer and parameters"),
     ],
 )
-def test_what_must_be_observed(
+def test_a_case_expects_its_stage_and_offloading(
     config: dict[str, Any], sharding: str, parameters: int, optimizer: int, offload: str
 ) -> None:
     case = case_of(config, topology=Topology(processes_per_node=4))

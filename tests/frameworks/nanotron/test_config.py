@@ -26,7 +26,7 @@ def made(framework: Nanotron, processes: int = 2, **changes: Any) -> dict[str, A
     return framework.from_options(case, files=Path("/launch"))
 
 
-def test_the_configuration_of_a_case() -> None:
+def test_a_case_determines_the_configuration() -> None:
     """Nothing is logged or saved in the measured steps."""
     split = {"dp": 2, "tp": 2, "pp": 2, "tp_mode": "REDUCE_SCATTER", "pp_engine": "afab"}
     parallelism: dict[str, Any] = {**split, "tp_linear_async_communication": True}
@@ -77,7 +77,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("tokens", 5, "give Optional[TokensArgs], not 5"),
     ],
 )
-def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, value: Any, problem: str) -> None:
+def test_refuses_a_file_that_nanotron_would_refuse(
+    tmp_path: Path, path: str, value: Any, problem: str
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(changed(path, value)))
     with pytest.raises(CaseError) as raised:
@@ -100,7 +102,7 @@ def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, valu
         ("profiler", {"profiler_export_path": "x"}, "{'profiler_export_path': 'x'} would disturb"),
     ],
 )
-def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: str) -> None:
+def test_names_what_in_a_file_contradicts_the_case(path: str, value: Any, problem: str) -> None:
     (said,) = conflicts(changed(path, value), made(Nanotron(dp=2)), nanotron_case(Nanotron(dp=2)))
     assert said.startswith(f"{path}: {problem}")
 
@@ -129,7 +131,7 @@ def test_file_may_train_longer_on_other_data() -> None:
         (IN_FP32, 2, {}, "accumulate_grad_in_fp32 needs precision 'bf16'"),
     ],
 )
-def test_sizes_that_do_not_fit(
+def test_names_sizes_that_do_not_fit(
     options: Nanotron, processes: int, changes: dict[str, Any], problem: str | None
 ) -> None:
     case = nanotron_case(options, processes, **changes)

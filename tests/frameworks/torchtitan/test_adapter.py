@@ -39,7 +39,7 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
     ],
     ids=["replicated", "split"],
 )
-def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
+def test_options_take_effect(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
     """The worker refuses settings that differ from the case. This test checks that it observes them."""
     result = measured(case, tmp_path)
     settings = observed(result).settings
@@ -78,7 +78,7 @@ OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), S
     ],
     ids=["fsdp", "hsdp", "tp"],
 )
-def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) -> None:
+def test_a_case_expects_its_mesh_and_sharding(framework: TorchTitan, mesh: str, sharding: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=8))
     settings = {"wrapper": "FSDPModule", "mesh": mesh, "sharding": sharding}
     assert framework.expected(case) == {**settings, "cuda_graphs": "no"}

@@ -155,7 +155,7 @@ HSDP_X_TP = registered("llama3", "llama3_debugmodel", REPLICATED, degree("tensor
     ],
     ids=["fsdp", "hsdp x tp", "ep x tp", "pp", "experts without ep"],
 )
-def test_what_must_be_observed(case: Case, settings: dict[str, str]) -> None:
+def test_a_case_expects_what_its_configuration_says(case: Case, settings: dict[str, str]) -> None:
     assert unsupported(case, make_machine(devices=8)) is None
     of_all = {"wrapper": "FSDPModule", "attention": "sdpa", "cuda_graphs": "no"}
     assert case.framework.expected(case) == {**NONE, **settings, **of_all}  # type: ignore[attr-defined]
@@ -216,12 +216,12 @@ def experts(ranks: int, degrees: int) -> Case:
         (registered("llama3", "llama3_8b_mxfp8"), "MXFP8 is only supported on SM100 or later"),
     ],
 )
-def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
+def test_names_contradictory_and_impossible_settings(case: Case, said: str) -> None:
     with pytest.raises(MismatchError, match=said):
         case.framework.expected(case)  # type: ignore[attr-defined]
 
 
-def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_torchao_where_float8_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtitan.components.quantization.float8.Float8Linear", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     message = r"rejects .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"

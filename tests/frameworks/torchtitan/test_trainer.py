@@ -104,7 +104,7 @@ def test_only_a_dry_run_refuses_triton_kernels(titan: Any) -> None:
         ("bf16-mixed", ("float32", "bfloat16")),
     ],
 )
-def test_what_torchtitan_is_told(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
+def test_a_case_determines_the_configuration(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
     case = SMALL.replace(
         framework=TorchTitan(tensor_parallel=2, data_parallel_replicate=2),
         topology=Topology(processes_per_node=8),
