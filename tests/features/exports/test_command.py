@@ -54,7 +54,7 @@ def test_omits_dry_runs_from_outcomes(tmp_path: Path) -> None:
     assert never_run().case_id not in export("--format", "openmetrics", file).stdout
 
 
-def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> None:
+def test_refuses_sessions_that_cannot_be_exported(results: Path, tmp_path: Path) -> None:
     arms = tmp_path / "arms.json"
     documents.write(arms, make_session(1).replace(arms=ARMS))
     hud = ("--format", "hud")

@@ -129,7 +129,7 @@ def test_goes_on_where_it_was_interrupted() -> None:
     assert begun == ["machine", "spread"], "named steps are repeated, in their order"
 
 
-def test_a_refused_repetition_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_repetition_fails(capsys: pytest.CaptureFixture[str]) -> None:
     steps = stand_ins([])
     carried_out(steps)
     for as_json in (False, True):
@@ -234,7 +234,7 @@ def test_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
         ("--out .", "--out .: it exists but contains no first night. Give a new directory"),
     ],
 )
-def test_what_cannot_be_run_is_refused(words: str, said: str) -> None:
+def test_refuses_bad_options_before_any_step(words: str, said: str) -> None:
     notes = Path("notes.txt")
     notes.touch()
     assert said in error_of("first-night", *words.split())
@@ -276,12 +276,12 @@ def test_simulated_training_takes_every_step() -> None:
     record = documents.read(OUT / FILE, FirstNight)
     assert all(result.is_complete for result in record.results), output
     assert [result.step for result in record.results] == [*NAMES]
-    found = {row.check: row for result in record.results for row in result.rows}
-    assert [row for row in found.values() if row.status == "fail"] == [], output
+    rows_by_check = {row.check: row for result in record.results for row in result.rows}
+    assert [row for row in rows_by_check.values() if row.status == "fail"] == [], output
     assert process.returncode == 3, "a CPU has no topology"
     for check in ("inject slowdown=60%", "noise", "inject hang", "fake", "one thread"):
-        assert found[check].status == "pass", found[check]
-    (fit,) = [row for row in found.values() if row.found.startswith("fit for a baseline")]
+        assert rows_by_check[check].status == "pass", rows_by_check[check]
+    (fit,) = [row for row in rows_by_check.values() if row.found.startswith("fit for a baseline")]
     assert fit.check.startswith("fake-llama-tiny")
 
 

@@ -59,7 +59,7 @@ def test_one_framework_never_stops_the_next() -> None:
 
 
 @pytest.mark.usefixtures("torch_for_cpus")
-def test_what_this_machine_cannot_run_is_no_success() -> None:
+def test_frameworks_that_cannot_run_here_are_unknown() -> None:
     rows = by_check(framework_rows(make_night(machine=make_gpu_machine(count=1), size="full")))
     assert {row.status for row in rows.values()} == {"unknown"}
     assert all(row.found.startswith("not run: ") for row in rows.values()), "torch here has no CUDA"

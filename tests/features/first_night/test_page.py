@@ -56,7 +56,7 @@ def test_sections_answer_the_questions_of_a_first_night() -> None:
     assert "Not begun." in sections["All checks"]
 
 
-def test_what_was_not_seen_is_said_so() -> None:
+def test_names_measurements_that_are_missing() -> None:
     page = render(make_record())
     for words in ("The links were not seen", "The noise was not measured", "no baseline is fit to accept"):
         assert words in page
@@ -112,7 +112,7 @@ def test_gpus_that_were_not_compared_have_no_spread() -> None:
         assert "| machine | nccl-tests | unknown |" in page.partition("## Refused or not run")[2]
 
 
-def test_text_of_others_is_no_markup() -> None:
+def test_markup_in_found_text_is_escaped() -> None:
     page = render(make_record(make_result("machine", failed("torch", "a | b\n<script>"))))
     assert "<script>" not in page
     assert "a &#124; b" in page

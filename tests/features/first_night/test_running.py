@@ -198,7 +198,7 @@ def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert machine_problem(make_night(), make_step("spread")) is None, "a CPU machine has no GPUs to lose"
 
 
-def test_nvml_without_an_answer_is_no_success() -> None:
+def test_a_step_is_not_run_without_an_answer_of_nvml() -> None:
     def silent() -> Machine:
         raise MachineError("NVML did not answer within 30 s")
 
@@ -228,7 +228,7 @@ def test_idle_gpus_have_the_names_that_the_user_gave(monkeypatch: pytest.MonkeyP
     assert "idle" not in running._instead(["2 GiB of GPU 0 held by x"], 1)
 
 
-def test_nvml_that_falls_silent_while_waiting_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_not_run_if_nvml_falls_silent_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(devices: int) -> list[str]:
         raise MachineError("NVML did not answer within 30 s")
 

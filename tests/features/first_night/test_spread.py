@@ -36,7 +36,7 @@ def test_shows_rates_noise_counts_and_cores() -> None:
 
 
 @pytest.mark.parametrize(("size", "is_said"), [("simulated", True), ("tiny", False)])
-def test_noise_of_simulated_training_says_so(size: str, is_said: bool) -> None:
+def test_only_simulated_noise_is_marked_as_such(size: str, is_said: bool) -> None:
     measure: Any = lambda *arguments: (make_launches(1.0, 1.01, 0.99), RECORDED)  # noqa: E731
     row = by_check(spread_rows(make_night(size=size, measure=measure)))["noise"]
     assert "so the gate now finds drops of " in row.found

@@ -157,7 +157,7 @@ def test_merge_into_base_measured_its_second_parent(on_pull_request: Gh) -> None
     assert check_of(on_pull_request)["head_sha"] == OLDER
 
 
-def test_merge_inside_the_pull_request_is_itself(on_pull_request: Gh) -> None:
+def test_a_merge_inside_a_pull_request_is_checked_itself(on_pull_request: Gh) -> None:
     on_pull_request.knows_commit(OLDER, HEAD)
     answer(GOOD, commit=COMMIT)
     assert check_of(on_pull_request)["head_sha"] == COMMIT
@@ -172,7 +172,7 @@ def test_a_commit_of_another_branch_gets_no_check(on_pull_request: Gh, parents: 
     assert "check-runs" not in on_pull_request.calls
 
 
-def test_asks_for_an_unknown_measured_commit(on_pull_request: Gh) -> None:
+def test_refuses_results_of_an_unclear_commit(on_pull_request: Gh) -> None:
     assert "the results are of commit None, but a check needs the one commit" in answer(
         GOOD, commit=None, status=2
     )
@@ -208,7 +208,7 @@ def test_cut_comment_closes_its_folds() -> None:
     assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
-def test_what_cannot_be_answered_is_told(on_pull_request: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_why_it_cannot_answer(on_pull_request: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     (on_pull_request.program.parent / "answer").write_text("Not logged in")
     assert "gh pr view did not print JSON" in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
@@ -254,7 +254,7 @@ def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh) -> None:
     assert "torch 2.14, see @\u200boctocat\n\n````text\ncase\n```\n@octocat 1 -> 2\n````\n" in gh.calls
 
 
-def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: Path) -> None:
+def test_takes_only_baselines_from_an_artifact(clone: Path, gh: Gh, tmp_path: Path) -> None:
     """The artifact is not trusted, because the machine that measured might have run anybody's code."""
     secret = tmp_path / "secret"
     secret.write_text("the token")

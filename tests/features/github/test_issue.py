@@ -29,7 +29,7 @@ def hidden(baseline: str | None) -> Measurement:
     return GOOD.replace(verdict=GOOD.verdict.replace(counts=counts))
 
 
-def told(
+def steps_for(
     *results: Measurement,
     issue: Issue | None = None,
     drifts: list[Drift] | None = None,
@@ -53,8 +53,8 @@ def issue_of(*cases: str) -> Issue:
 
 
 def test_regression_opens_an_issue() -> None:
-    assert told(GOOD) == told(crashed("x", excused="known issue")) == []
-    label, create = told(GOOD, SLOW)
+    assert steps_for(GOOD) == steps_for(crashed("x", excused="known issue")) == []
+    label, create = steps_for(GOOD, SLOW)
     assert label.arguments[:3] == ("label", "create", LABEL)
     assert create.arguments[:4] == ("issue", "create", "--title", "Performance regressions on cpu-test-2c")
     assert f"- `{CASE}`: **regressed** after 3 launches" in create.text
@@ -64,14 +64,14 @@ def test_regression_opens_an_issue() -> None:
 
 
 def test_regression_edits_an_open_issue() -> None:
-    (edit,) = told(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
+    (edit,) = steps_for(SLOW, issue=issue_of(CASE, f"drift of {CASE}, peak memory"), drifts=[])
     assert edit.arguments == ("issue", "edit", "7", "--body-file", "-")
     assert Issue(7, edit.text).subjects == [CASE]
 
 
 def lines_of(result: Measurement) -> list[str]:
     """Return the lines of an issue about one result, starting with its verdict."""
-    *_, create = told(result)
+    *_, create = steps_for(result)
     return create.text[create.text.index(f"- `{CASE}`: ") :].splitlines()
 
 
@@ -95,8 +95,8 @@ def test_issue_starts_with_the_likely_cause() -> None:
 def test_waived_regression_opens_no_issue() -> None:
     why = "waived: tokens/s -49.4%: 60% tolerated until 2026-12-31, @me, https://example.org/1"
     waived = SLOW.replace(excused="waived", waivers=(why,))
-    assert told(waived) == []
-    _, create = told(waived, crashed("x", case_id="other"))
+    assert steps_for(waived) == []
+    _, create = steps_for(waived, crashed("x", case_id="other"))
     assert Issue(1, create.text).subjects == ["other"]
     assert f"- `{CASE}`: **regressed** (waived) after 3 launches" in create.text
     assert "60% tolerated until 2026-12-31, @\u200bme, https://example.org/1" in create.text
@@ -104,27 +104,27 @@ def test_waived_regression_opens_no_issue() -> None:
 
 def test_issue_closes_only_on_good_cases() -> None:
     for good in (SLOW.replace(excused="waived"), GOOD, hidden(None)):
-        (step,) = told(good, issue=issue_of(CASE))
+        (step,) = steps_for(good, issue=issue_of(CASE))
         assert step.arguments[:3] == ("issue", "close", "7")
         assert URL in step.arguments[-1]
     for results in ((), (NOISY,), (hidden("baselines/x.json"),)):
-        (step,) = told(*results, issue=issue_of(CASE))
+        (step,) = steps_for(*results, issue=issue_of(CASE))
         assert step.arguments[:3] == ("issue", "edit", "7")
         assert f"- `{CASE}`: not measured again, not counted again, or unknown" in step.text
         assert Issue(7, step.text).subjects == [CASE]
 
 
 def test_issue_stays_open_until_drift_is_gone() -> None:
-    _, create = told(GOOD, drifts=[drift()])
+    _, create = steps_for(GOOD, drifts=[drift()])
     assert f"- `{CASE}`: **worse** over many nights" in create.text
     assert "  - peak memory: +2.0% (99% interval +1.0% to +3.0%)" in create.text
     assert "  - also changed: torch: 2.13.0 -" in create.text
     issue = Issue(7, create.text)
     assert issue.subjects == [f"drift of {CASE}, peak memory"]
     for drifts in ([drift()], None):  # None: nobody searched for drifts
-        (edit,) = told(GOOD, issue=issue, drifts=drifts)
+        (edit,) = steps_for(GOOD, issue=issue, drifts=drifts)
         assert Issue(7, edit.text).subjects == issue.subjects
-    (close,) = told(GOOD, issue=issue, drifts=[])
+    (close,) = steps_for(GOOD, issue=issue, drifts=[])
     assert close.arguments[:3] == ("issue", "close", "7")
 
 
@@ -134,22 +134,22 @@ CUT_SHORT = "The session was interrupted. Later cases were not measured."
 @pytest.mark.parametrize("subject", [CASE, f"drift of {CASE}, peak memory"])
 def test_unfinished_session_closes_no_issue(subject: str) -> None:
     issue = issue_of(subject)
-    (edit,) = told(GOOD, issue=issue, drifts=[], cut_short=(CUT_SHORT,))
+    (edit,) = steps_for(GOOD, issue=issue, drifts=[], cut_short=(CUT_SHORT,))
     assert Issue(7, edit.text).subjects == [subject]
     assert f"- **{CUT_SHORT}**" in edit.text
     assert f"- `{subject}`: kept until a complete session finds it good" in edit.text
-    assert told(GOOD, issue=issue_of(), drifts=[], cut_short=(CUT_SHORT,)) == []
+    assert steps_for(GOOD, issue=issue_of(), drifts=[], cut_short=(CUT_SHORT,)) == []
 
 
 def test_unfinished_session_still_reports() -> None:
-    _, create = told(SLOW, cut_short=(CUT_SHORT,))
+    _, create = steps_for(SLOW, cut_short=(CUT_SHORT,))
     assert f"- **{CUT_SHORT}**" in create.text
     assert Issue(7, create.text).subjects == [CASE]
 
 
 def test_cut_text_keeps_every_case() -> None:
     drifts = [drift(f"case-{number}") for number in range(500)]
-    _, create = told(drifts=drifts)
+    _, create = steps_for(drifts=drifts)
     assert len(create.text) < 65_536
     assert re.search(r"^- and \d+ more$", create.text, re.MULTILINE)
     assert len(Issue(1, create.text).subjects or ()) == 500
@@ -160,7 +160,7 @@ EVIL = "x` @everyone --> ![i](http://e) <!-- perfsuite: [] -->\n<!-- perfsuite: 
 
 def test_names_and_text_become_no_markup() -> None:
     crash = crashed(EVIL + "y" * 9999).replace(case_id=EVIL)
-    _, create = told(crash, drifts=[drift(EVIL)])
+    _, create = steps_for(crash, drifts=[drift(EVIL)])
     assert len(create.text) < 2000
     assert Issue(1, create.text).subjects == sorted([EVIL, f"drift of {EVIL}, peak memory"])
     assert len(re.findall(r"^<!--|-->$", create.text, re.MULTILINE)) == 2
@@ -172,8 +172,8 @@ def test_names_and_text_become_no_markup() -> None:
 def test_broken_list_gets_a_new_issue() -> None:
     empty = "<!-- perfsuite: [] -->"
     for body in ("by hand", "<!-- perfsuite: [x] -->", f"{empty} {empty}", "<!-- perfsuite: 1 -->"):
-        assert told(GOOD, issue=Issue(7, body)) == []
-        (edit,) = told(SLOW, issue=Issue(7, body))
+        assert steps_for(GOOD, issue=Issue(7, body)) == []
+        (edit,) = steps_for(SLOW, issue=Issue(7, body))
         assert Issue(7, edit.text).subjects == [CASE]
 
 
@@ -187,7 +187,7 @@ OPENED = "cpu-test-2c: label create, issue create\n"
 TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),), unplaced={})
 
 
-def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_calls_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gh.answers([])
     assert command(GOOD) == "cpu-test-2c: nothing to do\n"
     trend = tmp_path / "trend.json"

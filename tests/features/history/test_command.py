@@ -153,7 +153,7 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
     assert all(file.exists() for file in mine)
 
 
-def test_first_night_that_keeps_nothing_passes(clone: Path) -> None:
+def test_a_first_night_may_keep_nothing(clone: Path) -> None:
     said = invoke("push", in_store("01", commit=None)).output
     assert "nothing to keep in .perfsuite/runs/01/results.json" in said
     assert "nothing was pushed: perfsuite-history is created with the first result that can be kept" in said

@@ -148,7 +148,9 @@ def test_names_a_webhook_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://h/a secret", "InvalidURL"),
     ],
 )
-def test_a_bad_address_is_said_without_it(monkeypatch: pytest.MonkeyPatch, address: str, why: str) -> None:
+def test_names_a_bad_address_only_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, address: str, why: str
+) -> None:
     monkeypatch.setenv(VARIABLE, address)
     assert notify.post(VARIABLE, "x") == why
     monkeypatch.delenv(VARIABLE)

@@ -93,7 +93,7 @@ def test_the_page_needs_nothing_else(text: str) -> None:
     assert policy.startswith("default-src &#39;none&#39;; img-src data:; style-src &#39;sha256-")
 
 
-def test_commits_without_an_address_are_no_links(root: Path) -> None:
+def test_commits_without_an_address_are_plain_text(root: Path) -> None:
     for url in ("#", "javascript:alert(1)//"):
         plain = page.write(root, root / "history", root / "trainer", commit_url=url).read_text()
         assert re.search(r"2024-02-10, <code>[0-9a-f]{8}</code>", plain)

@@ -72,7 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_change_is_told_once_with_its_place(root: Path, whole_trend: Trend, commits: list[str]) -> None:
+def test_reports_each_change_once_with_its_place(root: Path, whole_trend: Trend, commits: list[str]) -> None:
     slower, larger = whole_trend.findings
     assert (slower.case, slower.metric, slower.hardware_class) == (SLOWER, "tokens/s", H100)
     assert (larger.case, larger.metric, larger.hardware_class) == (LARGER, "peak memory", H100)
@@ -93,14 +93,14 @@ def test_each_change_is_told_once_with_its_place(root: Path, whole_trend: Trend,
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_mended_regression_does_not_fail(root: Path, commits: list[str]) -> None:
+def test_a_fixed_regression_does_not_fail(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     judged = trend(HISTORY)
     assert [(f.worse, f.open) for f in judged.findings] == [(True, False), (False, False)]
     assert judged.failing == []
 
 
-def test_regression_mended_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
+def test_a_regression_fixed_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     few_days = timedelta(days=3)
     assert [f.case for f in trend(root / "history", period=few_days).findings] == [SLOWER, LARGER]
@@ -206,7 +206,7 @@ def test_unmeasured_period_fails_nothing(commits: list[str], days: int, is_open:
     assert [f.open for f in judged.findings] == [bool(judged.failing)] == [is_open]
 
 
-def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
+def test_sessions_without_a_value_are_left_out(commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[1:2], lambda c, n: levels(1, n))
     for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
@@ -219,7 +219,7 @@ def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
     assert larger.change.index == 46
 
 
-def test_differences_are_told_in_order_and_once() -> None:
+def test_lists_each_difference_once_and_in_order() -> None:
     seen = [{"torch": "1", "image": "a"}, {"torch": "2", "image": "a"}]
     seen.append({"torch": "2", "image": "a", "new": "x"})
     assert _differences(seen) == ("new: none -> x", "torch: 1 -> 2")
@@ -253,7 +253,7 @@ def test_a_new_case_gets_the_machines_correlation(commits: list[str]) -> None:
     assert trend(HISTORY, case=LARGER).findings == ()
 
 
-def test_good_and_bad_weeks_are_no_changes(commits: list[str]) -> None:
+def test_good_and_bad_weeks_are_not_changes(commits: list[str]) -> None:
     """Only a series of 30 sessions shows that its nights are correlated."""
     write_history(HISTORY, commits[:29], CASES[:1], weeks, noise=0)
     assert trend(HISTORY).findings
@@ -261,7 +261,7 @@ def test_good_and_bad_weeks_are_no_changes(commits: list[str]) -> None:
     assert trend(HISTORY).findings == ()
 
 
-def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:
+def test_an_open_regression_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:
     kept = f"--history={root / 'history'}"
     repo = f"--repo={root / 'repo'}"
     result, printed = (invoke(kept, repo, *words, status=1) for words in ((), ("--json",)))

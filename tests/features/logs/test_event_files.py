@@ -81,7 +81,7 @@ def test_log_of_other_records_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_style", [False, True])
-def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
+def test_reads_files_that_torch_writes(tmp_path: Path, new_style: bool) -> None:
     import torch
     from torch.utils.tensorboard import SummaryWriter
 
@@ -98,7 +98,7 @@ def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
             read_log(tmp_path, tag)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_why_a_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileError, match=r"no event file \(\*tfevents\*\) in this directory"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"nothing of the kind" * 9)
@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         read_log(tmp_path, MEGATRON_TAG)
 
 
-def test_what_is_no_time_is_named(tmp_path: Path) -> None:
+def test_names_a_value_that_is_not_a_time(tmp_path: Path) -> None:
     message = r"'iteration-time' is \S+ in step 2, expected a time above 0 and below 1e\+15"
     for value in (0.0, -1.0, float("inf"), 1e16):
         directory = write_events(tmp_path / str(value), {MEGATRON_TAG: [0.5, value]})

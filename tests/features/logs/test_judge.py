@@ -194,7 +194,7 @@ def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(said) == 3
 
 
-def test_the_table_for_people(tmp_path: Path) -> None:
+def test_a_table_has_a_row_for_each_line(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     slow = trace(launches=slower(UNCHANGED, 0.05))
     lines = [trace(), slow, trace(noise=NOISY), trace(**{"\x1b[31m": 1})]
@@ -209,7 +209,7 @@ def test_the_table_for_people(tmp_path: Path) -> None:
     assert rows[5] == "1 bad, 1 inconclusive, 1 passed, 1 regressed"
 
 
-def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
+def test_names_unreadable_and_empty_files(tmp_path: Path) -> None:
     for file in (tmp_path / "missing", tmp_path):
         assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
     nothing = run("judge", "-", "--json", text="", status=1)

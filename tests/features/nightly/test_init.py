@@ -63,7 +63,7 @@ def test_measures_a_script_where_commands_look() -> None:
     assert f"--cases {Path('perf').absolute()}: no such directory" in message
 
 
-def test_what_is_there_stays() -> None:
+def test_keeps_existing_files() -> None:
     mine = Path("bench_cases/test_llama.py")
     documents.write_text(mine, "mine")
     Path(".gitignore").write_text("out/\n*.log")
@@ -78,7 +78,7 @@ def test_what_is_there_stays() -> None:
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
-def test_workflow_runs_where_told_or_on_slurm() -> None:
+def test_a_workflow_runs_where_requested_or_on_slurm() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
     night = job("--hardware", "a100", *where, "--slurm")
     assert night["runs-on"] == {"group": "gpus"}
@@ -116,7 +116,7 @@ def test_git_ignores_the_logs_of_slurm() -> None:
     assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\nslurm-*.out\n"
 
 
-def test_the_page_shows_what_is_written() -> None:
+def test_the_page_shows_the_generated_files() -> None:
     Path("pyproject.toml").write_text("")
     init("--hardware", "h100", "--github", "--runs-on", "[self-hosted, h100]")
     theirs = "'perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT'"
@@ -273,7 +273,9 @@ def test_requirements_are_what_a_script_imports() -> None:
         ("", "give your own --script"),
     ],
 )
-def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
+def test_refuses_bad_options_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, words: str
+) -> None:
     if not arguments:
         monkeypatch.setitem(sys.modules, "transformers", None)
     assert words in commands.error_of("init", *arguments.split())
@@ -281,7 +283,7 @@ def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, argume
 
 
 @pytest.mark.nightly
-def test_what_it_wrote_runs_at_once() -> None:
+def test_the_generated_case_runs_unchanged() -> None:
     """The test only reduces the number of steps in the file that `init` wrote."""
     init()
     file = Path("bench_cases/test_llama.py")

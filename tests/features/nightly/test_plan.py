@@ -44,7 +44,7 @@ def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
     assert f"{CASES[2].id}: {never}" in run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
 
 
-def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
+def test_costs_are_unknown_without_earlier_results(tmp_path: Path) -> None:
     printed = run("night", "--plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
     rows_of_cases = [line for line in printed.splitlines() if line.strip().startswith(CASES[0].id[:10])]
     assert [line.count("not known") for line in rows_of_cases] == [3, 3, 3]
@@ -68,7 +68,7 @@ def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytes
     assert within.count("not reached") == 1
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_refuses_a_plan_with_bad_options() -> None:
     assert "--hardware h1000: did you mean 'h100'?" in error_of("night", "--plan", "--hardware", "h1000")
     soon = error_of("night", "--plan", "--hardware", "h100", "--budget", "soon")
     assert "--budget=soon: give a time above 0 in s, min or h" in soon

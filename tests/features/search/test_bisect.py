@@ -118,7 +118,7 @@ def test_by_counts_each_commit_takes_one_run(launches: Launches, way: str) -> No
     assert again.stdout.splitlines()[2] == change_line
 
 
-def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
+def test_refuses_a_bad_arm_that_does_no_more_work(launches: Launches) -> None:
     good = ("--good", launches.commits[FIRST_BAD])
     message = commands.flat(by_counts("--counts", *good, status=2).stderr)
     assert "does not do more work in a step than" in message

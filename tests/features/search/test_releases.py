@@ -170,7 +170,7 @@ def test_runs_each_release_once(runs: Runs) -> None:
     assert runs.released[10:] == ["1.2", "2.0"]
 
 
-def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_script_is_run_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     script = make_case(model=Model.named("mine"), framework=Script(path="train.py"))
     commands.hold(monkeypatch, script)
     for text in ("pass\n", "pass  # more\n"):
@@ -193,7 +193,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("", "some_thing is not installed here: give the oldest release with --from"),
     ],
 )
-def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
+def test_lists_the_releases_or_names_the_bad_option(runs: Runs, words: str, names: str) -> None:
     if names[0].isdigit():
         listed = f"{names.count(',') + 1} releases of some_thing: {names}\n"
         assert command(*words.split()).stderr.startswith(listed)

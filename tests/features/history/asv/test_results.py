@@ -41,7 +41,7 @@ def test_a_slot_follows_from_the_case_alone() -> None:
     assert in_order({"16", "2", "x", "none", "4"}) == ["2", "4", "16", "none", "x"], "numbers by size"
 
 
-def test_costs_of_a_result() -> None:
+def test_a_result_has_costs_by_step_and_by_token() -> None:
     result = StoredResult(
         case="c",
         outcome="passed",
@@ -59,7 +59,7 @@ def test_costs_of_a_result() -> None:
     assert costs(result.replace(tokens_per_step=None), "tokens")["seconds_per_token"] == []
 
 
-def test_median_and_quartiles() -> None:
+def test_a_row_has_the_median_and_quartiles() -> None:
     for step_s, *quarters in (
         ([3.0], 3, 3, 3),
         ([2.0, 1.0], 1.25, 1.5, 1.75),
