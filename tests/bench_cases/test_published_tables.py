@@ -78,7 +78,7 @@ def test_a_row_has_a_case_or_the_reason_why_none(changes: dict[str, Any]) -> Non
         row(**changes)
 
 
-def test_twins_are_shown_apart_and_never_compared() -> None:
+def test_twins_have_their_own_column_without_a_verdict() -> None:
     one = measured(tokens_per_s=5000)
     other = measured(tokens_per_s=3000)
     of_nodes = row(twin="twin", two_node_twin="nodes")
@@ -117,7 +117,7 @@ def test_unstated_unit_is_shown_without_a_ratio() -> None:
     assert table.rows[0][2:5] == ("11,000", "40,000 tokens/s", "-")
 
 
-def test_further_figures_stand_beside_each_other() -> None:
+def test_further_figures_are_beside_each_other() -> None:
     figures = (
         PublishedFigure(quantity="step_s", value=0.748, reported="748"),
         PublishedFigure(quantity="reserved_memory_bytes", value=14736 * 2**20, reported="14736"),
@@ -141,7 +141,7 @@ def test_shows_notes_of_table_and_rows_once() -> None:
     assert table.notes == ("first", "a", "b")
 
 
-def test_an_unknown_comparison() -> None:
+def test_an_unknown_comparison_lists_the_known_ones() -> None:
     file = PublishedFile(comparisons=(comparison(row()), comparison(row(), name="gpt-on-v100")))
     assert file.find("x").name == "x"
     with pytest.raises(
@@ -224,7 +224,7 @@ def test_shows_a_comparison_from_the_store(store: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", [["nosuch"], ["--results", "none.json"]])
-def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
+def test_names_a_missing_comparison_or_file(store: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"bench_cases.published: .*(unknown comparison 'nosuch'|none.json)"):
         published.main(words)
 
@@ -291,7 +291,7 @@ def test_best_is_the_fastest_without_retries(results: list[Measurement], best: i
     assert best_batch(results) is (None if best is None else results[best])
 
 
-def test_other_cases_are_no_sweep() -> None:
+def test_refuses_a_sweep_of_different_cases() -> None:
     other = make_result(make_run(case=make_case(sequence_length=32)), before=None)
     with pytest.raises(
         ValueError, match=r"differ only in micro_batch, got fake-\S+-s32-b1-\S+ and fake-\S+-s64-b1-"
