@@ -51,7 +51,7 @@ def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.mark.parametrize("part", ["", "8"])
-def test_it_says_which_parts_there_are(part: str) -> None:
+def test_lists_its_parts(part: str) -> None:
     printed = output_of(f"'{DAY}' '{part}' 2>&1 >/dev/null", shell=True, status=2)
     assert f"name a part, dry or 1 to 7; got '{part}'" in printed
 

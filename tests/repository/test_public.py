@@ -77,7 +77,7 @@ def test_a_name_is_imported_when_it_is_first_used() -> None:
     assert python(code).split() == ["False", "True", "False"]
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_in_one_place() -> None:
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert "version" in settings["project"]["dynamic"]
     assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "perfsuite.__version__"}
