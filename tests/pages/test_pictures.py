@@ -15,12 +15,12 @@ MAKE = "run `make pictures`"
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_drawings_are_todays(name: str) -> None:
+def test_drawings_are_up_to_date(name: str) -> None:
     assert (IMAGES / name).read_text(encoding="utf-8") == DRAWN[name](), MAKE
 
 
 @pytest.mark.parametrize("name", PHOTOGRAPHS)
-def test_photographed_pages_are_todays(name: str) -> None:
+def test_photographed_pages_are_up_to_date(name: str) -> None:
     assert recorded()[name] == digest(PHOTOGRAPHS[name].html()), MAKE
     assert (IMAGES / name).read_bytes().startswith(b"\x89PNG")
 
