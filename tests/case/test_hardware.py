@@ -41,12 +41,12 @@ def test_usable_memory_is_slightly_below_nominal(name: str, product: Accelerator
     assert "https://" in source or "'" in source, "an address, or the text of a public log"
 
 
-def test_products_of_one_class_are_alike() -> None:
-    for product in PRODUCTS.values():
-        alike = [other for other in PRODUCTS.values() if other.hardware_class == product.hardware_class]
-        assert {(other.peak_16bit, other.peak_fp32, other.link_gb_s) for other in alike} == {
-            (product.peak_16bit, product.peak_fp32, product.link_gb_s)
-        }
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=list(PRODUCTS))
+def test_products_of_one_class_are_alike(product: Accelerator) -> None:
+    alike = [other for other in PRODUCTS.values() if other.hardware_class == product.hardware_class]
+    assert {(other.peak_16bit, other.peak_fp32, other.link_gb_s) for other in alike} == {
+        (product.peak_16bit, product.peak_fp32, product.link_gb_s)
+    }
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,11 @@ def test_known_gpu_has_a_class_peak_and_link(
 ) -> None:
     machine = gpu_machine([name], count=8, memory_bytes=80 * GIB, driver="580.1")
     assert (machine.device, machine.devices, machine.driver) == ("cuda", 8, "580.1")
-    assert machine.hardware_class == hardware_class
-    for precision in ("bf16", "bf16-mixed", "fp16-mixed"):
-        assert machine.peak_flops(precision) == pytest.approx(peak_16bit, rel=1e-14)
+    assert (machine.hardware_class, machine.note) == (hardware_class, None)
+    peaks = {precision: machine.peak_flops(precision) for precision in ("bf16", "bf16-mixed", "fp16-mixed")}
+    assert peaks == pytest.approx(dict.fromkeys(peaks, peak_16bit), rel=1e-14)
     assert machine.peak_flops("fp32") == pytest.approx(peak_fp32, rel=1e-14)
     assert machine.link_bytes_per_s == link
-    assert machine.note is None
 
 
 @pytest.mark.parametrize(
