@@ -133,9 +133,9 @@ def test_names_downloads_with_their_sizes(
     assert said == [(text, is_large)]
 
 
-def test_silent_server_hides_the_size() -> None:
-    for url in ("http://127.0.0.1:9/x.whl", "nosuch://x", "https://[broken"):
-        assert download.size_of(url) is None
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/x.whl", "nosuch://x", "https://[broken"])
+def test_silent_server_hides_the_size(url: str) -> None:
+    assert download.size_of(url) is None
 
 
 def test_two_arms_need_one_consent(server: Server) -> None:
