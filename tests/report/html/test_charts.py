@@ -117,9 +117,15 @@ def test_the_caption_lists_losses_by_launch() -> None:
     assert svg is not None
     assert description(svg) == "launch 1: from 3.0000 to 2.0000; launch 3: from 3.0000 to 0.5000."
     assert len(parts(svg, "line")) == 3  # the second curve has two pieces
-    drawn = {(): False, (math.nan, math.inf): False, (0.0, 0.0): True, (1e30, 1e30): True, (2.0,): True}
-    for loss, is_drawn in drawn.items():
-        assert (charts.losses([make_run(loss=loss)], key="k") is not None) is is_drawn
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_drawn"),
+    [((), False), ((math.nan, math.inf), False), ((0.0, 0.0), True), ((1e30, 1e30), True), ((2.0,), True)],
+    ids=["none", "not finite", "0", "huge", "one"],
+)
+def test_only_finite_losses_are_drawn(loss: tuple[float, ...], is_drawn: bool) -> None:
+    assert (charts.losses([make_run(loss=loss)], key="k") is not None) is is_drawn
 
 
 def interval(**changes: object) -> str:
@@ -184,9 +190,9 @@ def test_an_arrowhead_shows_on_which_side_an_end_is() -> None:
     assert arrow["points"] == "288.0,6.5 288.0,22.5 296.0,14.5"
 
 
-def test_unknown_changes_have_no_chart() -> None:
-    for change in (None, math.nan):
-        assert charts.interval(metric_check(change=change, interval=None), key="k") is None
+@pytest.mark.parametrize("change", [None, math.nan])
+def test_unknown_changes_have_no_chart(change: float | None) -> None:
+    assert charts.interval(metric_check(change=change, interval=None), key="k") is None
 
 
 def test_an_axis_that_leaves_out_values_is_broken() -> None:
