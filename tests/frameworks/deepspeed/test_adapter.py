@@ -159,17 +159,34 @@ def test_accepts_settings_that_agree_with_the_case(config: dict[str, Any]) -> No
     checked(config, precision="fp16-mixed")  # `unsupported` refuses it
 
 
-def test_case_completes_the_configuration() -> None:
+@pytest.fixture
+def completed() -> dict[str, Any]:
+    """Return a configuration of transformers, completed with the settings of a case."""
     changes: dict[str, Any] = {"gradient_accumulation": 3, "precision": "bf16", "learning_rate": 0.01}
-    config = filled(case_of(OF_TRANSFORMERS, **changes))
-    assert config["train_micro_batch_size_per_gpu"] == 2
-    assert config["gradient_accumulation_steps"] == 3
-    assert config["train_batch_size"] == 12
-    assert (config["bf16"]["enabled"], config["fp16"]["enabled"]) == (True, False)
+    return filled(case_of(OF_TRANSFORMERS, **changes))
+
+
+def test_a_case_sets_the_batch_sizes(completed: dict[str, Any]) -> None:
+    assert completed["train_micro_batch_size_per_gpu"] == 2
+    assert completed["gradient_accumulation_steps"] == 3
+    assert completed["train_batch_size"] == 12
+
+
+def test_a_case_sets_the_precision(completed: dict[str, Any]) -> None:
+    assert (completed["bf16"]["enabled"], completed["fp16"]["enabled"]) == (True, False)
+
+
+def test_a_case_sets_the_optimizer(completed: dict[str, Any]) -> None:
     adam = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    assert config["optimizer"]["params"] == {**adam, "torch_adam": True}
-    for untouched in ("zero_optimization", "gradient_clipping", "steps_per_print"):
-        assert config[untouched] == OF_TRANSFORMERS[untouched]
+    assert completed["optimizer"]["params"] == {**adam, "torch_adam": True}
+
+
+@pytest.mark.parametrize("name", ["zero_optimization", "gradient_clipping", "steps_per_print"])
+def test_a_case_keeps_other_settings(completed: dict[str, Any], name: str) -> None:
+    assert completed[name] == OF_TRANSFORMERS[name]
+
+
+def test_an_empty_configuration_trains_as_other_frameworks() -> None:
     mixed = filled(case_of({}, precision="bf16-mixed"))
     assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
     assert mixed["gradient_clipping"] == 0.0, "like the other frameworks"

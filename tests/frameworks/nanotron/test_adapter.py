@@ -114,14 +114,15 @@ def test_keeps_a_file_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
         Nanotron(config=mine)
 
 
+@pytest.mark.parametrize("by_file", [False, True], ids=["options", "a file"])
 @pytest.mark.parametrize("asked", [True, False])
-def test_overlapped_tp_sets_its_environment(mine: Path, asked: bool) -> None:
+def test_overlapped_tp_sets_its_environment(mine: Path, asked: bool, by_file: bool) -> None:
     name = "tp_linear_async_communication"
     mine.write_text(mine.read_text().replace(f"{name}: false", f"{name}: {str(asked).lower()}"))
-    for options in (Nanotron(tp=2, tp_linear_async_communication=asked), Nanotron(config=mine)):
-        plan = options.plan(make_case())
-        assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
-        assert plan.process_group == "lazy"
+    by_options = Nanotron(tp=2, tp_linear_async_communication=asked)
+    plan = (Nanotron(config=mine) if by_file else by_options).plan(make_case())
+    assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
+    assert plan.process_group == "lazy"
 
 
 def test_a_case_expects_its_parallelism_and_sharding() -> None:
