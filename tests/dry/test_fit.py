@@ -30,17 +30,28 @@ def predicted(*collectives: Collective, log: Sequence[Entry] = LOG, built: int =
     return known(predict(log, Counts(collectives=collectives), make_gpu_machine(), rank=3, built=built))
 
 
-def test_a_prediction_is_the_sum_of_its_parts() -> None:
+def test_a_prediction_is_for_one_rank_and_its_card() -> None:
     fit = predicted()
     assert (fit.rank, fit.live, fit.card) == (3, 14 * GIB, 80 * GIB)
-    assert fit.allocated == 14 * GIB + 2 * 32 * MIB  # Hopper: 32 MiB for each cuBLAS handle
+    assert fit.verdict == "fits"
+
+
+def test_workspaces_are_allocated_beside_live_tensors() -> None:
+    assert predicted().allocated == 14 * GIB + 2 * 32 * MIB  # Hopper: 32 MiB for each cuBLAS handle
+
+
+def test_reserved_memory_has_whole_pages() -> None:
+    fit = predicted()
     assert fit.reserved == fit.reserved_expandable == fit.allocated == 14400 * MIB  # 720 pages of 20 MiB
+    assert fit.reserved_upper == fit.reserved
+
+
+def test_the_cuda_context_is_outside_the_allocator() -> None:
+    fit = predicted()
     assert [part.name for part in fit.outside] == ["CUDA context"]
     (context,) = fit.outside
     assert fit.least == fit.allocated + context.low
     assert fit.most == fit.reserved + context.high
-    assert fit.reserved_upper == fit.reserved
-    assert fit.verdict == "fits"
 
 
 @pytest.mark.parametrize(("name", "nominal"), [("NVIDIA H100 80GB HBM3", False), ("NVIDIA H800", True)])
