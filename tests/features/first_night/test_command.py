@@ -129,13 +129,13 @@ def test_goes_on_where_it_was_interrupted() -> None:
     assert begun == ["machine", "spread"], "named steps are repeated, in their order"
 
 
-def test_a_refused_repetition_fails(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refused_repetition_fails(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     steps = stand_ins([])
     carried_out(steps)
-    for as_json in (False, True):
-        capsys.readouterr()
-        assert carried_out(steps, "spread", seconds=1, as_json=as_json) == 3
-        assert "the time is used up" in capsys.readouterr().out
+    capsys.readouterr()
+    assert carried_out(steps, "spread", seconds=1, as_json=as_json) == 3
+    assert "the time is used up" in capsys.readouterr().out
     result = documents.read(OUT / FILE, FirstNight).of("spread")
     assert result is not None
     assert result.is_complete
