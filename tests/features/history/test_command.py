@@ -95,19 +95,33 @@ def test_failures_shows_later_retractions() -> None:
     assert none.startswith("0 failures in 1 session, and 0 more in shadow mode")
 
 
-def test_list_shows_newest_figures() -> None:
+@pytest.fixture
+def two_days() -> None:
+    """Add a session of each of two days."""
     for day in ("01", "02"):
         in_store(day)
     invoke("add")
+
+
+@pytest.mark.usefixtures("two_days")
+def test_list_shows_newest_figures() -> None:
     _, line = invoke("list").output.splitlines()
     days = "2026-01-01 0123abcd 2026-01-02 0123abcd"
     assert commands.flat(line) == f"cpu-test-2c {make_case().id} 2 {days} 250.0 64.0 MiB 2 recorded"
+
+
+@pytest.mark.usefixtures("two_days")
+def test_list_prints_json() -> None:
     (row,) = commands.rows(invoke("list", "--json").stdout)
     assert (row["case"], row["step_s_p50"], row["verdicts"]) == (make_case().id, 0.25, {"recorded": 2})
     assert (row["sessions"], row["peak_memory_bytes"]) == (2, 64 * 2**20)
     assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
-    for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
-        assert "no case in .perfsuite/history matches" in invoke("list", option).output
+
+
+@pytest.mark.usefixtures("two_days")
+@pytest.mark.parametrize("option", ["--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"])
+def test_list_says_if_no_case_matches(option: str) -> None:
+    assert "no case in .perfsuite/history matches" in invoke("list", option).output
 
 
 def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
@@ -175,16 +189,22 @@ def test_add_says_that_a_session_did_not_end(tmp_path: Path) -> None:
     assert f"{file}: The session was interrupted" in invoke("add", file).output
 
 
-def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for words, needs in (
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
         (["trend"], "to find trends: it needs the package numpy"),
         (["publish", "--out", "out"], "to publish a history: it needs the package asv"),
-    ):
-        result = commands.run("history", *words, status=2)
-        assert result.stdout == ""
-        install = "which is not installed: pip install 'perfsuite[history]'"
-        assert result.stderr == f"perfsuite history: {needs}, {install}\n"
+    ],
+    ids=["trend", "publish"],
+)
+def test_missing_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], needs: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = commands.run("history", *words, status=2)
+    assert result.stdout == ""
+    install = "which is not installed: pip install 'perfsuite[history]'"
+    assert result.stderr == f"perfsuite history: {needs}, {install}\n"
 
 
 def test_publish_names_numpy_if_only_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,17 +119,35 @@ def command(*words: object, ids: Sequence[str] = (CASE.id,), status: int = 0) ->
     return commands.run("releases", "some_thing", *words, *ids, status=status)
 
 
-def test_page_shows_changes_by_release(runs: Runs) -> None:
+def sections_of(page: str) -> tuple[str, str, str, str]:
+    """Return the head, two releases with changes, and the list of releases without changes."""
+    head, first, second, same = page.split("\n## ")
+    return head, first, second, same
+
+
+@pytest.fixture
+def page_of_changes(runs: Runs) -> str:
     runs.kernels = {"1.2": 90, "2.0": 95}
-    page = command("--from", "1.0").stdout
-    assert page.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
-    assert f"\n\n- {CASE.id}: dry run on CPUs, 1 step counted\n\n## 1.1.1 → 1.2\n" in page
-    first, second, same = page.split("\n## ")[1:]
+    return command("--from", "1.0").stdout
+
+
+def test_page_begins_with_where_each_case_ran(page_of_changes: str) -> None:
+    assert page_of_changes.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
+    ran = f"\n\n- {CASE.id}: dry run on CPUs, 1 step counted\n\n## 1.1.1 → 1.2\n"
+    assert ran in page_of_changes
+
+
+def test_page_shows_changes_by_release(page_of_changes: str) -> None:
+    _, first, second, _ = sections_of(page_of_changes)
     assert f"\n| {CASE.id} | " in first
     assert " | 100 → 90 | " in first
     assert "  - improved: kernels in forward: 100 → 90 a step" in first
     assert second.startswith("1.2 → 2.0\n")
     assert "  - regressed: kernels in forward: 90 → 95 a step" in second
+
+
+def test_page_lists_releases_without_changes(page_of_changes: str) -> None:
+    *_, same = sections_of(page_of_changes)
     assert same.splitlines() == ["The same in every case", "", "- 1.0 → 1.1", "- 1.1 → 1.1.1"]
 
 

@@ -59,17 +59,21 @@ def test_a_result_has_costs_by_step_and_by_token() -> None:
     assert costs(result.replace(tokens_per_step=None), "tokens")["seconds_per_token"] == []
 
 
-def test_a_row_has_the_median_and_quartiles() -> None:
-    for step_s, *quarters in (
-        ([3.0], 3, 3, 3),
-        ([2.0, 1.0], 1.25, 1.5, 1.75),
-        ([4.0, 1.0, 2.0], 1.5, 2, 3),
-        ([1.0, 2.0, 3.0, 5.0], 1.75, 2.5, 3.5),
-    ):
-        [row] = rows({SLOT: step_s})
-        assert [*row["stats_q_25"], *row["result"], *row["stats_q_75"]] == quarters
-        assert (row["stats_number"], row["stats_repeat"], row["samples"]) == ([1], [len(step_s)], [step_s])
-        assert row["started_at"] == 5
+@pytest.mark.parametrize(
+    ("step_s", "quarters"),
+    [
+        ([3.0], [3, 3, 3]),
+        ([2.0, 1.0], [1.25, 1.5, 1.75]),
+        ([4.0, 1.0, 2.0], [1.5, 2, 3]),
+        ([1.0, 2.0, 3.0, 5.0], [1.75, 2.5, 3.5]),
+    ],
+    ids=["one", "two", "three", "four"],
+)
+def test_a_row_has_the_median_and_quartiles(step_s: list[float], quarters: list[float]) -> None:
+    [row] = rows({SLOT: step_s})
+    assert [*row["stats_q_25"], *row["result"], *row["stats_q_75"]] == quarters
+    assert (row["stats_number"], row["stats_repeat"], row["samples"]) == ([1], [len(step_s)], [step_s])
+    assert row["started_at"] == 5
 
 
 def test_pools_intervals_of_times_not_of_memory() -> None:
