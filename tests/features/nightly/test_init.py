@@ -63,16 +63,21 @@ def test_measures_a_script_where_commands_look() -> None:
     assert f"--cases {Path('perf').absolute()}: no such directory" in message
 
 
-def test_keeps_existing_files() -> None:
+def test_keeps_an_existing_case_file() -> None:
     mine = Path("bench_cases/test_llama.py")
     documents.write_text(mine, "mine")
-    Path(".gitignore").write_text("out/\n*.log")
-    Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
-    printed = init().stdout
-    assert "kept: bench_cases/test_llama.py, which already exists" in printed
+    assert "kept: bench_cases/test_llama.py, which already exists" in init().stdout
     assert mine.read_text() == "mine"
+
+
+def test_adds_lines_to_an_existing_gitignore() -> None:
+    Path(".gitignore").write_text("out/\n*.log")
+    assert "added to .gitignore: .perfsuite/ /history/\n" in init().stdout
     assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
-    assert "added to .gitignore: .perfsuite/ /history/\n" in printed
+
+
+def test_keeps_an_existing_ini_file() -> None:
+    Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
     printed = init("--cases", "perf").stdout
     assert "add this to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in printed
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"

@@ -128,7 +128,7 @@ def sections_of(page: str) -> tuple[str, str, str, str]:
 @pytest.fixture
 def page_of_changes(runs: Runs) -> str:
     runs.kernels = {"1.2": 90, "2.0": 95}
-    return command("--from", "1.0").stdout
+    return str(command("--from", "1.0").stdout)
 
 
 def test_page_begins_with_where_each_case_ran(page_of_changes: str) -> None:
