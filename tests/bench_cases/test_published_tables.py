@@ -78,22 +78,23 @@ def test_a_row_has_a_case_or_the_reason_why_none(changes: dict[str, Any]) -> Non
         row(**changes)
 
 
-def test_twins_have_their_own_column_without_a_verdict() -> None:
-    one = measured(tokens_per_s=5000)
-    other = measured(tokens_per_s=3000)
-    of_nodes = row(twin="twin", two_node_twin="nodes")
-    for held, results, shown in (
-        (row(twin="twin"), {"twin": one}, "5,000 tokens/s, recorded"),
+@pytest.mark.parametrize(
+    ("twins", "shown"),
+    [
+        ({"twin": "twin"}, "5,000 tokens/s, recorded"),
         (
-            of_nodes,
-            {"twin": one, "nodes": other},
+            {"twin": "twin", "two_node_twin": "nodes"},
             "5,000 tokens/s, recorded; on two nodes: 3,000 tokens/s, recorded",
         ),
-        (of_nodes, {"nodes": other}, "on two nodes: 3,000 tokens/s, recorded"),
-    ):
-        table = compare(comparison(held), results)
-        assert table.headers[-1] == "CPU twin"
-        assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", shown)
+        ({"twin": "none", "two_node_twin": "nodes"}, "on two nodes: 3,000 tokens/s, recorded"),
+    ],
+    ids=["one node", "both", "two nodes"],
+)
+def test_twins_have_their_own_column_without_a_verdict(twins: dict[str, Any], shown: str) -> None:
+    results = {"twin": measured(tokens_per_s=5000), "nodes": measured(tokens_per_s=3000)}
+    table = compare(comparison(row(**twins)), results)
+    assert table.headers[-1] == "CPU twin"
+    assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", shown)
 
 
 def test_relative_time_refers_to_the_named_case() -> None:
@@ -217,6 +218,9 @@ def test_shows_a_comparison_from_the_store(store: Path, capsys: pytest.CaptureFi
     assert "1.10" in here
     assert "not run: needs 16 x H100" in other
     assert "- Read *this*." in shown
+
+
+def test_shows_every_comparison_in_markdown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published.main(["--markdown", "--results", *map(str, store.glob("runs/*/results.json"))])
     title, *lines = capsys.readouterr().out.splitlines()
     assert title == "## FSDP &#124; 3D"
