@@ -213,17 +213,23 @@ def test_reads_a_nights_machines_from_a_map(tmp_path: Path, hardware: str, expec
     assert {entry["options"] for entry in made} == {"--gpus=all --ipc=host"}
 
 
-def test_a_bad_map_of_machines_is_refused(tmp_path: Path) -> None:
-    no_map = "hardware is no JSON map from a marker to its machine"
-    for hardware, message in {
-        "{}": no_map,
-        '["h100"]': no_map,
-        '{"h100": {"container": "i"}}': "hardware: h100 has no runs-on",
-        '{"h100": "h100"}': "hardware: h100 has no runs-on",
-        '{"h100": {"runs-on": "a", "shards": 0}}': "h100 has shards 0: give a whole number from 1",
-        '{"h100": {"runs-on": "a", "shards": "2"}}': 'h100 has shards "2": give a whole number',
-    }.items():
-        assert message in machines_of(hardware, tmp_path, status=5)
+NO_MAP = "hardware is no JSON map from a marker to its machine"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        ("{}", NO_MAP),
+        ('["h100"]', NO_MAP),
+        ('{"h100": {"container": "i"}}', "hardware: h100 has no runs-on"),
+        ('{"h100": "h100"}', "hardware: h100 has no runs-on"),
+        ('{"h100": {"runs-on": "a", "shards": 0}}', "h100 has shards 0: give a whole number from 1"),
+        ('{"h100": {"runs-on": "a", "shards": "2"}}', 'h100 has shards "2": give a whole number'),
+    ],
+    ids=["empty", "a list", "no runs-on", "not a map", "no shards", "text"],
+)
+def test_a_bad_map_of_machines_is_refused(tmp_path: Path, hardware: str, message: str) -> None:
+    assert message in machines_of(hardware, tmp_path, status=5)
 
 
 def test_finds_a_machine_by_marker_or_label(tmp_path: Path) -> None:
@@ -395,19 +401,28 @@ def called() -> list[tuple[str, str, dict[str, Any], dict[Any, Any]]]:
     ]
 
 
-def test_caller_grants_needed_rights_and_inputs() -> None:
+def test_five_workflows_call_others() -> None:
     assert {caller for caller, *_ in called()} == {"nightly", "pages", "dry", "compare", "baselines"}
-    for caller, name, job, asked in called():
-        wanted: dict[str, str] = {}
-        for job_asked in asked["jobs"].values():
-            for right, level in job_asked.get("permissions", {}).items():
-                wanted[right] = max(level, wanted.get(right, ""))  # read < write
-        assert job["permissions"] == wanted, (caller, name)
-        inputs = (asked[True]["workflow_call"] or {}).get("inputs", {})
-        assert set(job.get("with", {})) <= set(inputs), (caller, name)
-        assert {key for key, definition in inputs.items() if definition.get("required")} <= set(
-            job.get("with", {})
-        )
+
+
+EVERY_CALL = [pytest.param(job, asked, id=f"{caller} calls {name}") for caller, name, job, asked in called()]
+every_call = pytest.mark.parametrize(("job", "asked"), EVERY_CALL)
+
+
+@every_call
+def test_a_caller_grants_the_needed_rights(job: dict[str, Any], asked: dict[Any, Any]) -> None:
+    wanted: dict[str, str] = {}
+    for job_asked in asked["jobs"].values():
+        for right, level in job_asked.get("permissions", {}).items():
+            wanted[right] = max(level, wanted.get(right, ""))  # read < write
+    assert job["permissions"] == wanted
+
+
+@every_call
+def test_a_caller_gives_the_required_inputs(job: dict[str, Any], asked: dict[Any, Any]) -> None:
+    inputs = (asked[True]["workflow_call"] or {}).get("inputs", {})
+    required = {key for key, definition in inputs.items() if definition.get("required")}
+    assert required <= set(job.get("with", {})) <= set(inputs)
 
 
 def test_ci_tests_the_lowest_torch_and_python() -> None:
@@ -497,16 +512,16 @@ def test_measured_baselines_become_a_pull_request(repository: Path, tmp_path: Pa
     assert "tokens/s: new" in calls
 
 
-def test_always_uploads_results_not_checkpoints() -> None:
-    for name, job in (("night", "measure"), ("pull-request", "launched")):
-        steps = workflow(name)["jobs"][job]["steps"]
-        shown, report, launches = [step for step in steps if "cache" not in step.get("uses", "")][-3:]
-        assert shown["run"].endswith(("--only-summary", '>> "$GITHUB_STEP_SUMMARY"'))
-        assert report["with"]["path"] == "out"
-        assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
-        assert launches["if"] == "always()"
-        kept, left_out = launches["with"]["path"].splitlines()
-        assert left_out == f"!{kept}/**/checkpoints"
+@pytest.mark.parametrize(("name", "job"), [("night", "measure"), ("pull-request", "launched")])
+def test_always_uploads_results_not_checkpoints(name: str, job: str) -> None:
+    steps = workflow(name)["jobs"][job]["steps"]
+    shown, report, launches = [step for step in steps if "cache" not in step.get("uses", "")][-3:]
+    assert shown["run"].endswith(("--only-summary", '>> "$GITHUB_STEP_SUMMARY"'))
+    assert report["with"]["path"] == "out"
+    assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
+    assert launches["if"] == "always()"
+    kept, left_out = launches["with"]["path"].splitlines()
+    assert left_out == f"!{kept}/**/checkpoints"
 
 
 def test_night_knows_earlier_costs_however_it_ended() -> None:
