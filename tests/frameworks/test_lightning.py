@@ -72,11 +72,10 @@ def test_fsdp_options_reach_every_unit(
     options: dict[str, Any], prefetch: str | None, sharding: str, offload: bool
 ) -> None:
     wrapped = units(FSDP_CASE.replace(framework=BY_FSDP.replace(**options)))
-    assert len(wrapped) == 5
-    for unit in wrapped:
-        assert (None if unit.backward_prefetch is None else unit.backward_prefetch.name) == prefetch
-        assert unit.sharding_strategy.name == sharding
-        assert unit.cpu_offload.offload_params == offload
+    prefetches = [unit.backward_prefetch and unit.backward_prefetch.name for unit in wrapped]
+    assert prefetches == [prefetch] * 5
+    assert [unit.sharding_strategy.name for unit in wrapped] == [sharding] * 5
+    assert [unit.cpu_offload.offload_params for unit in wrapped] == [offload] * 5
 
 
 ACCUMULATED = SMALL.replace(precision="bf16-mixed", gradient_accumulation=2)

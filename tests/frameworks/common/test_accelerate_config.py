@@ -24,8 +24,8 @@ def test_forces_fsdp_on_a_cpu_and_says_so(
     accelerator: Any = SimpleNamespace(state=SimpleNamespace(), mixed_precision=precision)
     assert force_fsdp(accelerator, plugin) == forced
     assert accelerator.state.fsdp_plugin is plugin
-    for state in (partial, accelerator.state):
-        assert (state.distributed_type, state.device.type) == ("FSDP", "cpu")
+    states = (partial, accelerator.state)
+    assert [(state.distributed_type, state.device.type) for state in states] == [("FSDP", "cpu")] * 2
     assert precisions == ([] if precision == "no" else [precision])
 
 

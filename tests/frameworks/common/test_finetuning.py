@@ -154,19 +154,28 @@ def not_pefts(kind: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_foreign_adapters_have_the_rank_asked_for(kind: str) -> None:
+def test_foreign_adapters_are_observed(kind: str) -> None:
     model = not_pefts(kind)
     settings = finetuning.observed(model)
-    seen = "4" if kind in ("loralib", "torchtune") else "not seen"
-    assert settings == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
+    assert settings == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen_rank(kind)}"}
     finetuning.check_asked(ADAPTED, model, [model], settings)
-    for rank in (4, 8):
-        case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
-        asked = finetuning.expected(case, model, [model], settings["lora"])
-        lora = None if seen == "not seen" else f"not peft's, rank {rank}"
-        assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, (
-            "a setting of None allows any value"
-        )
+
+
+def seen_rank(kind: str) -> str:
+    """Return the rank of these adapters, which only some libraries keep."""
+    return "4" if kind in ("loralib", "torchtune") else "not seen"
+
+
+@pytest.mark.parametrize("rank", [4, 8])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_foreign_adapters_have_the_rank_asked_for(kind: str, rank: int) -> None:
+    """A setting of None allows any value."""
+    model = not_pefts(kind)
+    settings = finetuning.observed(model)
+    case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
+    lora = None if seen_rank(kind) == "not seen" else f"not peft's, rank {rank}"
+    expected = finetuning.expected(case, model, [model], settings["lora"])
+    assert expected == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}
 
 
 def peft_on_two() -> torch.nn.Module:

@@ -71,18 +71,26 @@ def checked(config: Any, **changes: Any) -> None:
 # --- as data --------------------------------------------------------------------------------------------
 
 
-def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
+@pytest.fixture
+def file_for_zero2(tmp_path: Path) -> Path:
     file = tmp_path / "zero2.json"
     file.write_text(json.dumps(OF_TRANSFORMERS, indent=4))
-    by_file = DeepSpeed(config=str(file))
+    return file
+
+
+def test_a_file_and_a_mapping_say_the_same(file_for_zero2: Path) -> None:
+    by_file = DeepSpeed(config=str(file_for_zero2))
     by_mapping = DeepSpeed(config=OF_TRANSFORMERS)
     assert by_file.config.content == by_mapping.config.content == OF_TRANSFORMERS
     assert by_file.slug() == "deepspeed-zero2"
     assert by_mapping.slug() == f"deepspeed-zero2-{by_file.config.digest[:6]}"
-    for framework in (by_file, by_mapping):
-        case = SMALL.replace(framework=framework)
-        file.unlink(missing_ok=True)
-        assert Case.model_validate_json(case.model_dump_json()) == case, "a rank needs no file"
+
+
+def test_a_rank_needs_no_file(file_for_zero2: Path) -> None:
+    cases = [SMALL.replace(framework=DeepSpeed(config=str(file_for_zero2)))]
+    cases.append(SMALL.replace(framework=DeepSpeed(config=OF_TRANSFORMERS)))
+    file_for_zero2.unlink()
+    assert [Case.model_validate_json(case.model_dump_json()) for case in cases] == cases
 
 
 @pytest.mark.parametrize(
