@@ -232,20 +232,43 @@ def test_a_bad_map_of_machines_is_refused(tmp_path: Path, hardware: str, message
     assert message in machines_of(hardware, tmp_path, status=5)
 
 
-def test_finds_a_machine_by_marker_or_label(tmp_path: Path) -> None:
-    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
-    machines = '{"h100": {"runs-on": "a"}, "l4": {}}'
-    values = {"inputs.machines": machines, "inputs.hardware": "h100"}
-    run_steps(tmp_path, "new-baselines", "machine", values, variables)
-    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n'
-    for lacking in ("l4", "a100"):
-        values["inputs.hardware"] = lacking
-        said = run_steps(tmp_path, "new-baselines", "machine", values, variables, status=5)
-        assert f"machines has no runs-on for {lacking}: it knows h100, l4" in said
-    for label in ("bug", "h100"):
-        values = {"inputs.hardware": machines, "github.event.label.name": label}
-        run_steps(tmp_path, "pull-request", "machine", values, variables)
-    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n' * 2, "another label is not a machine"
+MACHINES = '{"h100": {"runs-on": "a"}, "l4": {}}'
+
+
+@pytest.fixture
+def found_machine(tmp_path: Path) -> Path:
+    """Return the file to which a step writes the machine that it finds."""
+    return tmp_path / "out"
+
+
+def find_machine(name: str, file: Path, values: Mapping[str, str], status: int = 0) -> str:
+    """Look for a machine as the workflow does. Return what the step prints."""
+    file.touch()
+    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(file)}
+    return run_steps(file.parent, name, "machine", values, variables, status=status)
+
+
+def test_finds_a_machine_by_its_marker(found_machine: Path) -> None:
+    find_machine("new-baselines", found_machine, {"inputs.machines": MACHINES, "inputs.hardware": "h100"})
+    assert found_machine.read_text() == 'machine={"runs-on":"a"}\n'
+
+
+@pytest.mark.parametrize("lacking", ["l4", "a100"])
+def test_names_a_marker_without_a_machine(found_machine: Path, lacking: str) -> None:
+    values = {"inputs.machines": MACHINES, "inputs.hardware": lacking}
+    printed = find_machine("new-baselines", found_machine, values, status=5)
+    assert f"machines has no runs-on for {lacking}: it knows h100, l4" in printed
+
+
+@pytest.mark.parametrize(
+    ("label", "written"),
+    [("h100", 'machine={"runs-on":"a"}\n'), ("bug", "")],
+    ids=["a machine", "another label"],
+)
+def test_finds_a_machine_by_its_label(found_machine: Path, label: str, written: str) -> None:
+    values = {"inputs.hardware": MACHINES, "github.event.label.name": label}
+    find_machine("pull-request", found_machine, values)
+    assert found_machine.read_text() == written
 
 
 SHAPES = {
