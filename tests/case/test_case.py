@@ -306,13 +306,18 @@ def test_a_case_has_the_markers_of_its_hardware(hardware: Any, markers: list[str
     assert make_case(hardware=hardware).markers == markers
 
 
+IMAGES = make_case(framework=Script(path="a.py"), model=Model.named("resnet"), sequence_length=None)
+
+
 def test_a_script_may_count_samples() -> None:
-    images = make_case(framework=Script(path="a.py"), model=Model.named("resnet"), sequence_length=None)
-    assert images.id == f"{images.framework.slug()}-resnet-b2-fp32-max_warmup_steps5-steps20-1x2"
-    assert (images.unit, images.sample_length) == ("samples", 1)
-    assert images.parameters["sequence_length"] == "none"
-    assert Case.model_validate_json(images.model_dump_json()) == images
-    text = images.replace(sequence_length=10**6)  # any length is allowed, since the model has no positions
+    assert IMAGES.id == f"{IMAGES.framework.slug()}-resnet-b2-fp32-max_warmup_steps5-steps20-1x2"
+    assert (IMAGES.unit, IMAGES.sample_length) == ("samples", 1)
+    assert IMAGES.parameters["sequence_length"] == "none"
+    assert Case.model_validate_json(IMAGES.model_dump_json()) == IMAGES
+
+
+def test_a_script_may_count_tokens_of_any_length() -> None:
+    text = IMAGES.replace(sequence_length=10**6)  # any length is allowed, since the model has no positions
     assert (text.unit, text.sample_length) == ("tokens", 10**6)
     assert "-s1000000-b2-" in text.id
 

@@ -149,20 +149,34 @@ def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
 # A framework that is not installed
 
 
-def test_reads_cases_of_a_missing_framework(packages: Packages, tmp_path: Path) -> None:
+@pytest.fixture
+def file_of_missing(packages: Packages, tmp_path: Path) -> Path:
+    """Return the file of a case whose framework was uninstalled after it was written."""
     install(packages)
     file = tmp_path / "case.json"
     documents.write(file, CaseFile(case=make_case(framework={"name": "mine", "stage": 2}), device="cpu"))
-    before = file.read_text()
     packages.uninstall("perf-mine")
-    case = documents.read(file, CaseFile).case
+    return file
+
+
+def test_reads_cases_of_a_missing_framework(file_of_missing: Path) -> None:
+    case = documents.read(file_of_missing, CaseFile).case
     assert isinstance(case.framework, MissingFramework)
     assert (case.framework.name, case.framework.package) == ("mine", "perf-mine")
     assert case.id.startswith("mine-stage2-gpt2-tiny-s64-")
+
+
+def test_copies_cases_of_a_missing_framework(file_of_missing: Path) -> None:
+    case = documents.read(file_of_missing, CaseFile).case
     assert case.replace(micro_batch=4).framework == case.framework
-    assert documents.read(file, CaseFile).case == case
-    documents.write(file, CaseFile(case=case, device="cpu"))
-    assert file.read_text() == before
+    assert documents.read(file_of_missing, CaseFile).case == case
+
+
+def test_writes_cases_of_a_missing_framework_unchanged(file_of_missing: Path) -> None:
+    before = file_of_missing.read_text()
+    case = documents.read(file_of_missing, CaseFile).case
+    documents.write(file_of_missing, CaseFile(case=case, device="cpu"))
+    assert file_of_missing.read_text() == before
 
 
 def test_missing_framework_says_what_to_install(tmp_path: Path) -> None:

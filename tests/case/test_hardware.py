@@ -75,18 +75,29 @@ def test_less_common_gpus_have_a_class(
     assert (machine.note is None) == (peak is not None)
 
 
-@pytest.mark.parametrize(
+EMULATES_BF16 = pytest.mark.parametrize(
     ("name", "fp16"),
     [("Tesla V100-SXM2-32GB", 125e12), ("Tesla V100S-PCIE-32GB", 130e12), ("Tesla T4", 65e12)],
 )
+
+
+@EMULATES_BF16
 def test_emulated_bf16_has_no_peak(name: str, fp16: float) -> None:
     machine = make_gpu_machine(name)
     assert [machine.peak_flops(precision) for precision in ("bf16", "bf16-mixed")] == [None, None]
     assert machine.peak_flops("fp16-mixed") == fp16
+
+
+@EMULATES_BF16
+def test_an_older_gpu_emulates_only_bf16(name: str, fp16: float) -> None:
+    machine = make_gpu_machine(name)
     assert machine.emulates("bf16-mixed")
     assert not any(machine.emulates(precision) for precision in ("fp16-mixed", "fp32"))
-    assert not make_gpu_machine("NVIDIA A10").emulates("bf16")
-    assert not make_gpu_machine("NVIDIA Z9000").emulates("bf16"), "its capability is unknown"
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10", "NVIDIA Z9000"])
+def test_other_and_unknown_gpus_emulate_nothing(name: str) -> None:
+    assert not make_gpu_machine(name).emulates("bf16")
 
 
 def test_a_v100_has_its_class_and_its_link() -> None:
