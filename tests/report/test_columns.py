@@ -74,19 +74,29 @@ def cells(*results: Measurement) -> dict[str, str]:
     return {column.heading: column.text(results[-1]) for column in of_cases(results, [])}
 
 
+DRY_CELLS = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
+PREDICTED = make_dry(dry_facts=FACTS)
+
+
 def test_dry_runs_have_columns_of_their_own() -> None:
-    counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
-    both = make_dry(dry_facts=FACTS)
-    bare = make_counts(memory=None, flops={}, collectives=())
-    assert cells(make_dry()) == cells(never_run(), make_dry()) == counted
-    assert cells(both) == counted | {"of card": "81%: tight", "max tokens/s": "941,530"}
-    assert cells(both, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
+    assert cells(make_dry()) == cells(never_run(), make_dry()) == DRY_CELLS
+    assert cells(PREDICTED) == DRY_CELLS | {"of card": "81%: tight", "max tokens/s": "941,530"}
+
+
+def test_a_dry_run_without_a_prediction_has_dashes() -> None:
+    assert cells(PREDICTED, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
     toy = FACTS.replace(roofline=limit(flops=1, wire_bytes=0))
-    assert cells(both, make_dry(dry_facts=toy))["max tokens/s"] == "-"
+    assert cells(PREDICTED, make_dry(dry_facts=toy))["max tokens/s"] == "-"
+
+
+def test_cells_of_a_dry_run_are_those_of_the_busiest_rank() -> None:
+    bare = make_counts(memory=None, flops={}, collectives=())
+    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == DRY_CELLS
+
+
+def test_a_dry_run_without_counts_has_no_columns_for_them() -> None:
+    bare = make_counts(memory=None, flops={}, collectives=())
     assert cells(make_dry(counts=())) == {}
-    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, (
-        "the cells are those of the busiest rank"
-    )
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 

@@ -36,12 +36,15 @@ def test_title_counts_bad_nodes_or_explains() -> None:
     assert title(good.replace(failure=why)).endswith(f"it failed, so nothing is known about the nodes: {why}")
 
 
-def test_each_node_has_a_row_and_notes_below() -> None:
+def test_each_node_has_a_row() -> None:
     assert table(FOUND).rows == [
         ("n1", "0.0812 TFLOP/s", "9.9 GB/s", "0.41 GB/s", NONE, "0.5 GB/s", "nothing"),
         ("n2", *[NONE] * 5, "crash: no route to [n1]; copy is slow"),
     ]
     assert {len(row) for row in table(FOUND).rows} == {len(table(FOUND).headers)}
+
+
+def test_the_terminal_shows_nodes_with_notes_below() -> None:
     first, headers, good, bad, note = preflight_text(FOUND).splitlines()
     assert (first, headers.split()[0]) == (title(FOUND), "node")
     assert good.split() == " ".join(table(FOUND).rows[0]).split()
