@@ -91,15 +91,24 @@ def test_check_is_green_if_all_was_judged(results: list[Measurement], meaning: s
     assert conclusion([make_session_file(*results)]) == meaning
 
 
-@pytest.mark.parametrize("status", ["interrupted", "running"])
-def test_unfinished_session_is_never_green(on_pull_request: Gh, status: str) -> None:
+WORDS_OF_STATUS = {"interrupted": "interrupted", "running": "running or killed"}
+
+
+def test_a_finished_session_is_green(on_pull_request: Gh) -> None:
     assert answer(GOOD).endswith("success")
+
+
+@pytest.mark.parametrize("status", WORDS_OF_STATUS)
+def test_unfinished_session_is_never_green(status: str) -> None:
     cut_short = make_session_file(GOOD, status=status)
     assert conclusion([cut_short]) == conclusion([make_session_file(GOOD), cut_short]) == "neutral"
     assert conclusion([make_session_file(SLOW, status=status)]) == "failure"
-    documents.write(Path("cut.json"), cut_short)
+
+
+@pytest.mark.parametrize(("status", "word"), WORDS_OF_STATUS.items())
+def test_a_comment_names_an_unfinished_session(on_pull_request: Gh, status: str, word: str) -> None:
+    documents.write(Path("cut.json"), make_session_file(GOOD, status=status))
     run("github", "comment", "cut.json", "--run-url", URL)
-    word = {"interrupted": "interrupted", "running": "running or killed"}[status]
     assert check_of(on_pull_request)["conclusion"] == "neutral"
     assert check_of(on_pull_request)["output"]["title"] == f"{word}, 1 passed"
     assert f"## perfsuite: {word}, 1 passed" in on_pull_request.calls

@@ -52,15 +52,22 @@ def issue_of(*cases: str) -> Issue:
     return Issue(7, f"text\n<!-- perfsuite: {json.dumps(list(cases))} -->")
 
 
-def test_regression_opens_an_issue() -> None:
+def test_good_and_excused_cases_open_no_issue() -> None:
     assert steps_for(GOOD) == steps_for(crashed("x", excused="known issue")) == []
+
+
+def test_regression_opens_an_issue() -> None:
     label, create = steps_for(GOOD, SLOW)
     assert label.arguments[:3] == ("label", "create", LABEL)
     assert create.arguments[:4] == ("issue", "create", "--title", "Performance regressions on cpu-test-2c")
+    assert Issue(1, create.text).subjects == [CASE]
+
+
+def test_an_issue_explains_the_regression() -> None:
+    _, create = steps_for(GOOD, SLOW)
     assert f"- `{CASE}`: **regressed** after 3 launches" in create.text
     assert "tokens/s: 50,000, baseline 98,765" in create.text
     assert "p95/p50" not in create.text
-    assert Issue(1, create.text).subjects == [CASE]
 
 
 def test_regression_edits_an_open_issue() -> None:

@@ -34,9 +34,12 @@ def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = 
     return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
 
 
-def test_add_takes_only_new_sessions() -> None:
+def test_names_a_store_or_history_without_a_session() -> None:
     assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in error_of("add")
     assert "no history in .perfsuite/history" in error_of("list")
+
+
+def test_add_takes_only_new_sessions() -> None:
     in_store("01")
     assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
     in_store("02")
@@ -74,23 +77,43 @@ def test_failures_refuses_unknown_hardware() -> None:
     assert ".perfsuite/history has no session on h1000*. See: perfsuite history list" in said
 
 
-def test_failures_shows_later_retractions() -> None:
+LATER = "2026-01-02 0123abcd"
+
+
+@pytest.fixture
+def four_nights() -> None:
+    """Add four nights: a failure in shadow mode, a pass that takes it back, a failure, and another pass."""
     good = make_result(RUN, before=None, judged_by="a")
     good = good.replace(verdict=good.verdict.replace(outcome="passed"))
     slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))
     for day, result in enumerate((slow.replace(shadow=True), good, slow, good.replace(judged_by="b")), 1):
         started_at = f"2026-01-0{day}T00:00:00+00:00"
         invoke("add", write_session(Path(f"night-{day}"), result, started_at=started_at))
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_shows_later_retractions() -> None:
     _, first, second, total = invoke("failures").output.splitlines()
     start = f"cpu-test-2c {make_case().id} 2026-01-0"
-    later = "2026-01-02 0123abcd"
-    assert commands.flat(first) == f"{start}1 0123abcd regressed (shadow) {later}"
+    assert commands.flat(first) == f"{start}1 0123abcd regressed (shadow) {LATER}"
     assert commands.flat(second) == f"{start}3 0123abcd regressed no"
     assert total.startswith("1 failure in 4 sessions, and 1 more in shadow mode. In 1 of these failures,")
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_prints_json() -> None:
     back, kept = commands.rows(invoke("failures", "--json").stdout)
-    assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
+    assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", LATER, None)
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_refuses_an_unknown_case() -> None:
     unknown = invoke("failures", "--case", "nosuch*", status=2).output
     assert "has no case that matches 'nosuch*'. See: perfsuite history list" in " ".join(unknown.split())
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_can_begin_at_a_day() -> None:
     none = invoke("failures", "--since", "2026-01-04").output
     assert none.startswith("0 failures in 1 session, and 0 more in shadow mode")
 

@@ -49,12 +49,16 @@ def sessions_of(history: Path) -> list[StoredSession]:
     return [place.read(cases) for place in store.places(history)]
 
 
-def test_finds_a_session_by_class_commit_and_case(history: Path) -> None:
+def test_adding_names_the_file_by_class_commit_and_time(history: Path) -> None:
     added = add(history, kept(RUN, RUN))
     [written] = added.written
     assert (added.kept, added.was_added_before, added.left_out) == (1, False, [])
     assert written.parent == history / "cpu-test-2c" / COMMIT
     assert written.name.startswith("20260102T030405Z-")
+
+
+def test_finds_a_session_by_class_commit_and_case(history: Path) -> None:
+    add(history, kept(RUN, RUN))
     [session] = sessions_of(history)
     assert (session.hardware_class, session.commit, session.perfsuite) == ("cpu-test-2c", COMMIT, "0.1")
     [(name, case)] = store.read_cases(history).items()

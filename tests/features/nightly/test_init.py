@@ -183,6 +183,9 @@ def test_workflow_calls_a_copys_workflow() -> None:
     assert json.loads(night["with"]["hardware"]) == {"a100": machine}
     assert "setup" not in night["with"], "the image needs no setup"
     assert night["secrets"] == {"notify_url": "${{ secrets.notify_url }}"}
+
+
+def test_a_copys_workflow_installs_the_copy() -> None:
     setup = job("--uses", "octo/perfsuite@v1.2.0")["with"]["setup"]
     theirs = "-r requirements.txt 'perfsuite @ git+https://github.com/octo/perfsuite@v1.2.0'"
     assert setup == f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {theirs}"
