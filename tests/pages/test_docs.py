@@ -93,13 +93,13 @@ def has_ini_key(config: pytest.Config, key: str) -> bool:
 # Blocks
 
 
-def test_every_block_is_checked_or_explained() -> None:
-    for page in PAGES:
-        for block in page.blocks:
-            checked = {"shell", "python", "text", *CHECKED_BY_PARSING}
-            assert block.language in checked or block.language.startswith("{"), block.where
-            assert set(block.marks) <= MARKS, block.where
-            assert block.marks.get("needs", "gpu") in NEEDS, block.where
+@every_page
+def test_every_block_is_checked_or_explained(page: Page) -> None:
+    known_languages = {"shell", "python", "text", *CHECKED_BY_PARSING}
+    for block in page.blocks:
+        assert block.language in known_languages or block.language.startswith("{"), block.where
+        assert set(block.marks) <= MARKS, block.where
+        assert block.marks.get("needs", "gpu") in NEEDS, block.where
 
 
 @pytest.mark.parametrize("language", CHECKED_BY_PARSING)
