@@ -90,8 +90,8 @@ def measure(
         made.append(run)
         return was_shared
 
-    def verdict_so_far(**changes: int) -> Verdict:
-        policy = replace(reference.policy, **changes)
+    def verdict_so_far(max_unhealthy: int = reference.policy.max_unhealthy) -> Verdict:
+        policy = replace(reference.policy, max_unhealthy=max_unhealthy)
         if not how.has_time(case, max(run.duration_s for run in made)):
             policy = replace(policy, max_launches=len(made))
         return judge(made, reference.baseline, reference.noise, policy, reference.tonight)

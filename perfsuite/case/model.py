@@ -13,9 +13,13 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
 
 V = TypeVar("V")
-FrozenMapping = Annotated[
-    Mapping[str, V], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
-]
+
+
+def _frozen(value: Mapping[str, V]) -> Mapping[str, V]:
+    return MappingProxyType(dict(value))
+
+
+FrozenMapping = Annotated[Mapping[str, V], AfterValidator(_frozen), PlainSerializer(dict)]
 
 
 class Model(Data):
@@ -49,8 +53,8 @@ class Model(Data):
     def from_config(cls, config: Any, *, name: str = "") -> Self:
         """Return a model from a `config.json` (its path or content) or a transformers configuration object.
 
-        The ids of the model's cases contain `name`. Raises `CaseError` without a name, and `FileError` for a
-        file that cannot be read.
+        The ids of the model's cases contain `name`. Raises `CaseError` if `name` is empty, and `FileError`
+        for a file that cannot be read.
         """
         if not name:
             raise CaseError("Model.from_config needs a name for the ids of its cases: name='my-model'")

@@ -68,7 +68,7 @@ def compare(
             "--dry and --inject cannot be combined, because a dry run only counts. Leave out one of them"
         )
     if interconnect is not None and not dry:
-        raise CaseError("--interconnect describes simulated machines. Add --dry, or leave it out")
+        raise CaseError("--interconnect describes simulated machines. Add --dry, or leave --interconnect out")
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     comparison = Comparison(
         way="dry" if dry else "counts" if counts else "times",

@@ -63,7 +63,7 @@ def run_rank(
         try:
             load_guard()
         except DryRunError as error:
-            refused = error  # torch can be imported now, which the report needs
+            refused = error  # raised below. The report needs torch, which can be imported now
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
     report = empty_report(rank, topology.world_size)

@@ -36,8 +36,8 @@ class Ranks:
 class StepClock(Protocol):
     """The clock of a rank, which counts and times the training steps.
 
-    Most frameworks need not call its methods, because the clock watches the first torch optimizer that steps,
-    and counts each step of this optimizer as a training step.
+    Most frameworks need not call its methods, because the clock watches the torch optimizer whose `step` is
+    called first, and counts each step of this optimizer as a training step.
     """
 
     def boundary(self) -> None:
@@ -48,6 +48,10 @@ class StepClock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Spend this time in the running step. A simulated clock only advances its time."""
+
+
+def _reports_no_speed() -> None:
+    """Return None, for a library that does not report tokens/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class Workload:
     """Settings that only this framework knows, such as forced options or patches. They are recorded in
     `Observed.settings`."""
     # Returns the tokens/s that the library itself reports, over all ranks. It is called after `run`.
-    own_tokens_per_s: Callable[[], float | None] = lambda: None
+    own_tokens_per_s: Callable[[], float | None] = _reports_no_speed
     flops: Flops | None = None  # FLOPs from the library's own formula, if the library builds the model
     notes: tuple[str, ...] = ()  # notes for the reader of a dry run
     # Returns the peak memory. None: the worker measures the peak memory of this process.
@@ -107,12 +111,16 @@ class LaunchPlan:
     clock: Literal["torch", "framework"] = "torch"
     """What ends a training step.
 
-    `torch`: a step of the first torch optimizer that steps. `framework`: the training calls
-    `StepClock.boundary`. `framework` is for an engine that steps a torch optimizer several times in a
-    training step, or not at all.
+    `torch`: each call of `step` on the torch optimizer whose `step` is called first. `framework`: the
+    training calls `StepClock.boundary`. `framework` is for an engine that steps a torch optimizer several
+    times in a training step, or not at all.
     """
     # False if nothing is trained. Ranks are then plain forks without torch, and have a simulated clock.
     needs_torch: bool = True
+
+
+def _replaces_nothing() -> None:
+    """Replace no function, because all functions work on fake tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +128,7 @@ class DryPlan:
     """How to do a dry run of a case: build and train it on fake tensors, in one process (`perfsuite.dry`)."""
 
     impossible: str | None = None  # why no dry run of this case is possible; None if one is possible
-    pretend: Callable[[], None] = lambda: None
+    pretend: Callable[[], None] = _replaces_nothing
     """Uses `perfsuite.frameworks.common.patches` to replace functions that fail on fake tensors. The process
     of the dry run calls it after `load`. It raises `DryRunError` if a function no longer exists."""
     ranks_differ: bool = False  # whether ranks do different work by design, like the stages of a pipeline

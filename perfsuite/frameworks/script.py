@@ -84,7 +84,7 @@ class Script(Framework):
     """
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed, such as `"AdamW"`. `"AdamW:2"` is the
-    second AdamW that steps. None: the first optimizer that steps."""
+    second AdamW whose `step` is called. None: the optimizer whose `step` is called first."""
     tokens: Literal["fixed", "vary"] = "fixed"
     """`fixed`: each step has as many tokens as the case says. This is checked in the second step. `vary`:
     steps have different numbers of tokens. tokens/s are then computed with the case's number, and a note

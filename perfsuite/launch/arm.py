@@ -48,7 +48,7 @@ WORDS = (
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 _VERSION = re.compile(r"[=<>~!]*v?\d[\w.+*!-]*|nightly|latest|stable|dev", re.IGNORECASE)
-"""Matches what a user can mean as the version of a package."""
+"""Matches text that a user can mean as the version of a package."""
 _CERTAIN_VERSION = re.compile(r"[=<>~!]*v?\d+\.\d+\.\d[\w.+*!-]*")
 """Matches text that is hardly ever the value of a variable, such as the version `0.18.0`."""
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
@@ -110,7 +110,8 @@ class Arm:
     def has_packages_of(self, second_arm: Arm) -> bool:
         """Return whether both arms use the same interpreter, packages and variables. Commits can differ.
 
-        A variable that one arm names can already have the same value in this process.
+        Values are compared, because a variable that only one arm sets can already have the same value in this
+        process, from which the other arm inherits it.
         """
         names = {*self.given, *second_arm.given}
         mine, theirs = (

@@ -34,8 +34,8 @@ from perfsuite.results.run_dir import (
 
 LONGEST_BUILD_S = 1800.0  # maximum duration of a build of a C++ extension; it usually takes minutes
 REPORTS_S = 1.0  # seconds between two checks for new reports of ranks
-# Seconds that agents have to end a job. Writing the stacks, writing the collective calls, reading NVML and
-# waiting for other agents can each take 5 s.
+# Seconds after which agents must have ended a job. Writing the stacks, writing the collective calls, reading
+# NVML and waiting for other agents can each take 5 s.
 END_S = 25.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
@@ -68,11 +68,19 @@ def started(
             process.stdin.close()
 
 
+def never_broken() -> bool:
+    """Return False, for a job whose only agent is the command itself.
+
+    `drive` notices the end of the command in any case.
+    """
+    return False
+
+
 def drive(
     job: Job,
     process: subprocess.Popen[bytes],
     on_progress: OnProgress,
-    is_broken: Callable[[], bool] = lambda: False,
+    is_broken: Callable[[], bool] = never_broken,
     *,
     hang: HangDetector | None = None,
     reports_s: float = REPORTS_S,
@@ -82,7 +90,8 @@ def drive(
 
     If the job had to be ended, each rank has written its stacks, and each agent has written the health of its
     node. If an agent died (`is_broken`), this function returns at once, and the launcher ends the job. `hang`
-    decides whether the job hangs.
+    decides whether the job hangs. Every `reports_s` seconds (1 by default), this function looks for new
+    reports of ranks. Agents have `end_s` seconds (25 by default) to end the job.
     """
     with Beats(job.run_dir.lease) as beats:
         failure = _watch(job, process, on_progress, is_broken, hang or HangDetector(), reports_s)
@@ -132,7 +141,9 @@ def _watch(
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Create the files that nodes wait for, because a node sees a change to a file earlier than a new file.
+    """Create the files that nodes wait for, before the nodes read them.
+
+    On a shared file system, a node notices a change of an existing file earlier than it notices a new file.
 
     Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
     forever. Raises `FileError` if a file cannot be written.

@@ -94,7 +94,7 @@ class Wanted:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
 
     def directory(self, store: Path) -> Path:
-        """Return the directory for exactly these packages over this environment."""
+        """Return the directory that adds exactly these packages to this environment."""
         names = ",".join([*self.releases, *(file.name for file in self.lists)])
         of = [sorted(self.below.versions.items()), self.below.version, self.python]
         key = documents.digest([self.releases, self._texts, *of])
@@ -180,7 +180,9 @@ def plan(wanted: Wanted, store: Path) -> Plan:
 def _resolved(
     words: Sequence[str], below: Environment, named: Collection[str]
 ) -> tuple[dict[str, Package], dict[str, str]]:
-    """Return the packages that pip would install, and why installed packages conflict, both by package name.
+    """Return the packages that pip would install, and the reasons why they would break installed packages.
+
+    Both dictionaries have the names of packages as keys.
 
     pip ignores the requirements of packages that are already installed. If an installed package pins the
     version of a new package with `==`, as torchvision pins torch, the installed package is also requested.

@@ -159,7 +159,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not collected:
         return
     elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
-    if elsewhere and not any(ours.mode.reviewed_file(collected[case_id]).exists() for case_id in selected):
+    files = [file for case_id in selected for file in ours.mode.reviewed_files(collected[case_id])]
+    if elsewhere and not any(file.exists() for file in files):
         return  # other tests, for example of a package with cases of its own
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():

@@ -60,7 +60,7 @@ class CountBaseline(BaselineDocument):
 
 
 def target_of(machine: Machine, *, dry: bool) -> str:
-    """Return the target that counts depend on: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
+    """Return the target on which the counts depend: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
     return f"{DRY if dry else ''}{machine.architecture}"
 
 

@@ -83,7 +83,7 @@ class Node(Data):
     health: Health | None = None
 
 
-SECONDS_OF = "seconds of "  # prefix of a span's name in the name of its figure
+SECONDS_OF = "seconds of "  # a span's figure is named "seconds of " and the name of the span
 SlopeUnit = Literal["bytes", "s"]
 
 

@@ -68,7 +68,7 @@ class AgainstBaseline(Mode):
             baseline=stored.baseline if stored else None,
             counts=counts.baseline if counts else None,
             noise=self.noise(task.machine.hardware_class),
-            policy=options.policy,
+            policy=replace(options.policy, waives=task.waives),
             tonight=self._tonight(task),
         )
         runs = launches.runs

@@ -81,13 +81,13 @@ def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     can also scatter too much. Neither casts doubt on the steps. Therefore their checks can be `inconclusive`
     without making the verdict `inconclusive`.
     """
-    deciding = [check for check in checks if not _is_left_open(check)]
+    deciding = [check for check in checks if not is_left_open(check)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=launches, checks=tuple(checks), failure=failure)
 
 
-def _is_left_open(check: Check) -> bool:
+def is_left_open(check: Check) -> bool:
     """Return whether a check is `inconclusive` but casts no doubt on the other checks.
 
     Only two kinds of checks can be left open: the check of a span that was seen, and the check of the CPU

@@ -92,7 +92,9 @@ class Computed:
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List the reasons why `now` computes something other than `then`. `whose` names `then` in messages.
+    """List the reasons why `now` computes something other than `then`.
+
+    In messages, `then` is called `whose`, such as "the baseline".
 
     A reason is less precision, fewer parameters, different trained parameters, or another number of tokens.
     """

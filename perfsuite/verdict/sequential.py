@@ -7,7 +7,7 @@ changes are relative. `decide` judges the launches so far and returns one of
     improved      significantly faster than the baseline, possibly by the tolerance or more
     passed        a slowdown by the tolerance is excluded
     undecided     launch once more
-    inconclusive  `max_launches` are used up, or the remaining launches would hardly decide
+    inconclusive  `max_launches` are used up, or further launches are unlikely to decide
 
 The test follows Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
 launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance, this difference is a Brownian motion,
@@ -259,7 +259,7 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int, z: float
 ) -> bool:
-    """Return whether the remaining launches, up to `most` in total, would hardly decide.
+    """Return whether further launches, until there are `most` of them, are unlikely to decide.
 
     Deciding would need a shift of the mean by more than `z` standard errors.
     """

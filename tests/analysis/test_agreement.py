@@ -36,9 +36,8 @@ def test_distrusts_a_clock_that_disagrees(tmp_path: Path) -> None:
         ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
         failure = run_of(make_case(), tmp_path, ranks).failure
         assert (failure is not None) == is_told
-        took = (
-            f"took {elapsed_s:.2f} s, but according to the kernel's uptime {uptime_s or 0:.2f} s. Something"
-        )
+        other = f"{uptime_s or 0:.2f} s according to the kernel's uptime. Something"
+        took = f"took {elapsed_s:.2f} s, but it took {other}"
         assert failure is None or failure.kind == "mismatch"
         assert failure is None or f"rank 1: according to its clock, training {took}" in failure.message
 
@@ -166,7 +165,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step. This matches the second step only "
+            "tokens/s counts 256 tokens a step. This number matches the second step only "
             f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
             "parallelism",
         )

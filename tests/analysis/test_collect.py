@@ -103,7 +103,7 @@ def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **lau
             ({"step_s": (0.1,) * n}, True, f"25 steps were requested, but {n} were taken")
             for n in (0, 5, 24, 26)
         ),
-        ({"world_size": 1}, True, "a world size of 2 was requested, but 1 ran"),
+        ({"world_size": 1}, True, "a world size of 2 was requested, but the actual size was 1"),
         ({"loss": (3.0, 2.0)}, True, "25 losses were requested, but 2 were recorded"),
         *(
             ({"step_s": (0.1, seconds, *[0.1] * 22, -1.0)}, False, f"rank 1: a step cannot take {seconds} s")
@@ -194,7 +194,7 @@ FALLS = make_report(0).loss
 
 
 def rises(first: float, steps: int, last: float) -> str:
-    of_each = f"{first:.4f} is the mean of the first {steps} steps, {last:.4f} that of the last {steps}; "
+    of_each = f"its mean is {first:.4f} in the first {steps} steps and {last:.4f} in the last {steps} steps; "
     return f"the loss does not fall: {of_each}"
 
 

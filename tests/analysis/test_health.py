@@ -143,7 +143,7 @@ def test_names_a_gpu_with_fewer_nvlinks() -> None:
     links = [("n1", 18), ("n1", 17), ("n2", 12), ("n2", None)]
     devices = [DeviceHealth(index=index, node=node, nvlinks=up) for index, (node, up) in enumerate(links)]
     (said,) = machine_problems(make_health(devices=tuple(devices)), make_gpu_machine())
-    assert said == "GPU 1 of n1: 17 of its NVLinks are up, but 18 of another GPU's"
+    assert said == "GPU 1 of n1: 17 of its NVLinks are up, but another GPU has 18 that are up"
 
 
 def test_names_a_rank_with_its_card_if_seen() -> None:

@@ -368,7 +368,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --dry --inject slowdown=10%", "--dry and --inject cannot be combined"),
         (". --dry --tolerance 3%", "exactly: leave it out"),
         (". --dry --counts", "--dry excludes --counts"),
-        (". --interconnect 8xib400", "--interconnect describes simulated machines. Add --dry, or leave it"),
+        (". --interconnect 8xib400", "--interconnect describes simulated machines. Add --dry, or leave"),
         (". --dry --interconnect fast", "--interconnect=fast: give the ports of a machine and their Gbit/s"),
         (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),
     ],

@@ -237,7 +237,7 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         ({"fsdp": "full"}, f"fsdp: unknown word 'full'; use {WORDS}, offload, auto_wrap"),
         ({"fsdp": "auto_wrap"}, f"fsdp: give one sharding strategy of {WORDS}, or nothing for DDP"),
         ({"fsdp": "full_shard no_shard"}, "or nothing for DDP, got 'full_shard no_shard'"),
-        ({"fsdp": "no_shard"}, "no_shard needs fsdp_version=1; FSDP2 has full_shard and shard_grad_op"),
+        ({"fsdp": "no_shard"}, "no_shard needs fsdp_version=1; FSDP2 has only full_shard and shard_grad_op"),
         ({"fsdp_version": 1}, "fsdp_version=1 needs fsdp; give a strategy"),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
         ({"float8": "rowwise"}, "float8: Input should be 'tensorwise', got 'rowwise'"),

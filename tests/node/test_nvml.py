@@ -151,7 +151,11 @@ def test_notes_pending_errors_and_judges_faults(
 @pytest.mark.parametrize(
     ("states", "links", "why"),
     [
-        ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, but 18 of another GPU's"]),
+        (
+            (1,) * 17 + (0,),
+            [(18, 0), (17, 1)],
+            ["17 of its NVLinks are up, but another GPU has 18 that are up"],
+        ),
         ((1,) * 12 + (NVMLError("Invalid Argument"),), [(18, 0), (12, 0)], ["12 of its NVLinks are up"]),
         ((0,), [(18, 0), (None, None)], []),  # like one of two cards without a bridge
         (NotSupported("Not Supported"), [(18, 0), (None, None)], []),

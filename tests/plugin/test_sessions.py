@@ -475,8 +475,8 @@ def test_shared_machine_shows_figures_on_request(suite: pytest.Pytester) -> None
     shown.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
-            "--perf-allow-shared: other jobs used the machine in 1 case, so only counts are judged and "
-            "recorded. Times and memory are shown without being judged",
+            "--perf-allow-shared: other jobs used the machine during launches of 1 case. Only the counts of "
+            "these launches are judged and recorded. Times and memory are shown without being judged",
             "*1 unhealthy*",
         ]
     )

@@ -195,6 +195,23 @@ def test_interrupted_session_names_what_was_lost() -> None:
     assert killed == f"The session is running, or was killed: {why}"
 
 
+def test_names_cases_that_earlier_parts_lost() -> None:
+    ended = SESSION.replace(interrupted_case="c-1")
+    earlier = "An earlier part of the session was interrupted:"
+    assert summary.interruption(ended) == f"{earlier} c-1 was not judged."
+    twice = ended.replace(interrupted_before=("c-0",))
+    assert summary.interruption(twice) == f"{earlier} c-0, c-1 were not judged."
+
+
+def test_counts_the_launches_of_the_newest_lost_case() -> None:
+    first, second = (now().case.replace(micro_batch=size) for size in (8, 9))
+    launches = (now().replace(case=first), now().replace(case=second), now().replace(case=second))
+    cut = SESSION.replace(status="interrupted", interrupted_case=second.id, interrupted_before=(first.id,))
+    said = summary.interruption(cut.replace(interrupted_launches=launches))
+    lost = f"{second.id} was not judged (2 launches of it in results.json), and neither was {first.id}"
+    assert said == f"The session was interrupted: {lost}. Later cases were not measured."
+
+
 @pytest.mark.parametrize(
     "change",
     [{"notes": ("n",)}, {"health": UNKNOWN}, {"inject": "slowdown=1%"}],
