@@ -279,7 +279,9 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
 
 def _parts(reports: Sequence[RankReport]) -> int:
     """Return the observed number of ranks that share a sequence in context parallelism."""
-    return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
+    # pragma: no mutate [0] to [-1]: all ranks have the same settings
+    observed = reports[0].observed
+    return 1 if observed is None else int(observed.settings.get("context_parallel", "1"))
 
 
 def hidden_in_ranks(reports: Sequence[RankReport]) -> tuple[str, ...]:

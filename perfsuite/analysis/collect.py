@@ -189,12 +189,16 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     rule = case.framework.promises.loss
     if rule is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
+    if any(report.loss_is_unknown for report in ranks):  # a note of the rank says why
+        return run
     return run.replace(failure=_bad_loss(run.loss, rule, case))
 
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """Return the run with the measurements of its ranks. Raises `ReportError` if they disagree."""
     case = bare.case
+    if any(report.loss_is_unknown for report in reports):
+        reports = [report.replace(loss=()) for report in reports]
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
@@ -216,7 +220,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         # pragma: no mutate True: all ranks have the same number of values, as checked above
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
-        data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
+        data_wait_s=_data_wait_s(reports),
         spans=_longest_spans([report.spans for report in reports]),
         # pragma: no mutate True: all ranks have the same number of values, as checked above
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
@@ -267,6 +271,13 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
         rank: counts.replace(spans={name: alike(name, part) for name, part in counts.spans.items()})
         for rank, counts in counted.items()
     }
+
+
+def _data_wait_s(reports: Sequence[RankReport]) -> tuple[float, ...]:
+    """Return the wait for data of each step, on the rank that waits longest. Empty if it is unknown."""
+    if any(report.data_wait_is_unknown for report in reports):
+        return ()
+    return _longest([report.data_wait_s for report in reports if report.data_wait_s])
 
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:

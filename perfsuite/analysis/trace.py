@@ -294,7 +294,7 @@ def _kernel_name(name: str) -> str:
 def _parameters(name: str) -> int:
     """Return the index of the opening parenthesis of a trailing argument list, or the name's length."""
     depth = 0
-    for at in range(len(name) - 1, -1, -1):
+    for at in reversed(range(len(name))):
         depth += {")": 1, "(": -1}.get(name[at], 0)
         if depth == 0:
             return at if name[at] == "(" else len(name)

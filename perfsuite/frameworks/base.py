@@ -169,6 +169,14 @@ class Engine:
         """
         return None
 
+    def loss_scale(self, engine: Any) -> float | None:
+        """Return the factor by which an engine multiplies losses before backward, for fp16.
+
+        None if the engine multiplies no losses. The factor of a `GradScaler` of torch is known without this
+        method.
+        """
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Library:

@@ -78,9 +78,9 @@ class Script(Framework):
     loss: LossRule | None = "finite"
     """The rule for the loss. `finite`: the loss must be finite. `falls`: the loss must also fall.
 
-    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. If
-    this tensor is not the loss, for example with gradient scaling or a pipeline schedule, give None: the loss
-    is then not observed.
+    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. The
+    factor of a loss scaler of torch or DeepSpeed is removed. If this tensor is not the loss, for example with
+    a pipeline schedule, give None: the loss is then not observed.
     """
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed, such as `"AdamW"`. `"AdamW:2"` is the

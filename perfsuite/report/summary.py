@@ -467,7 +467,7 @@ def notes(result: Measurement) -> list[str]:
 
 
 def machine_notes(results: Iterable[Measurement]) -> list[str]:
-    """Return notes on facts about GPUs that could not be determined, each once. Dry runs are left out."""
+    """Return a note on each fact that could not be determined about a GPU. Dry runs are left out."""
     machines = [run.machine for result in results for run in result.runs if not run.dry]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 

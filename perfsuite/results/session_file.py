@@ -156,14 +156,14 @@ class ArmFacts(Data):
 
 
 class Canary(Data):
-    """A case on which a session also launches its reference.
+    """A case that a session also launches with its reference.
 
-    The reference shows how fast the machine is or, if the case looked slower, how fast the case is tonight.
+    These launches show how fast the machine is or, if the case looked slower, how fast the case is tonight.
     """
 
     case_id: str
     baseline_file: str
-    runs: tuple[Run, ...] = ()  # the launches of the reference, in order
+    runs: tuple[Run, ...] = ()  # the launches with the reference, in order
     # Whether the case was chosen only because it looked slower. Its launches then say nothing about other
     # cases.
     looked_slower: bool = False
@@ -190,7 +190,7 @@ class MachineChange(Data):
 
 
 class SessionReference(Data):
-    """The reference of a session: the environment and commit of the baselines, launched on a few cases."""
+    """The reference of a session, which is the environment and commit of the baselines, and its results."""
 
     arm: ArmFacts
     canaries: tuple[Canary, ...] = ()

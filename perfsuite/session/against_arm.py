@@ -64,6 +64,8 @@ COPIES = (
     "{} was installed from this repository without -e, so an arm might have run this copy instead of the "
     "code of its commit or of the working tree: install it with pip install -e, and compare again"
 )
+ORIGIN = {"pkg_resources": " (pkg_resources is a part of older releases of setuptools, such as 80.9.0)"}
+"""Where a module comes from, if its name is not that of its package."""
 FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
 """Matches the message of a failed import. The group is the package from which something was imported."""
 
@@ -232,6 +234,14 @@ class ByCounts(TwoArms):
     metric: str | None = None  # the only count that matters (`Finding.name`); None: all counts
     launch_once: Callable[..., Run] = launch_once  # how a case is launched
 
+    def refused(self, task: Task) -> None:
+        """Raise `CaseError` if launches of the case have no step that can be counted."""
+        super().refused(task)
+        if not self.dry and task.case.max_warmup_steps < COUNTED_STEP:
+            given = f"{task.case.id}: max_warmup_steps={task.case.max_warmup_steps}"
+            needed = f"Give {COUNTED_STEP} or more"
+            raise CaseError(f"{given} leaves no step to count before the measured steps. {needed}")
+
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case in both arms, and judge the counts of arm B against the counts of arm A."""
         made = self._made(task, "ab" if self.known_a is None else "b")
@@ -375,7 +385,7 @@ def _import_advice(arm: str, message: str) -> str:
     return (
         f"{arm} names only some packages and takes all others from your environment, and an import from "
         f"{package} failed. If {package}, or the package that imports it (see the traceback), does not fit "
-        f"the releases of {arm}, add a fitting release of this package to {arm}"
+        f"the releases of {arm}, add a fitting release of this package to {arm}{ORIGIN.get(package, '')}"
     )
 
 

@@ -95,6 +95,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
             finding.replace(outcome="passed") if finding.outcome == "improved" else finding
             for finding in findings
         )
+    # pragma: no mutate [-1] to [-0]: all launches of a session have the same versions
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     one_sided = _not_judged(baseline, launches, {event.span for event in new})
     upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []

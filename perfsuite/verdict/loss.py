@@ -16,6 +16,9 @@ LOSS_SIGMAS = 4.3
 # of a loss curve are correlated.
 LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
+CANCELLED = 1e-4
+"""Share of the largest loss of a curve by which a loss may always differ. A much smaller loss, as in GRPO, is
+a sum of larger terms that cancel each other, so its relative difference means nothing."""
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
     UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
@@ -143,14 +146,25 @@ def may_differ(then: Launches, now: Launches) -> str | None:
     if _harmless_factor(then, now) is not None:
         return None
     for position, (loss_before, loss) in enumerate(zip(before.loss, today.loss, strict=False)):
-        allowed = LOSS_FLOOR * abs(loss_before)
+        allowed = _floor(loss_before, before.loss)
         if not abs(loss - loss_before) <= allowed:
             return _loss_change(position, loss_before, loss, allowed)
     return None
 
 
 def _loss_change(position: int, before: float, now: float, allowed: float) -> str:
-    return f"the loss {part_of_steps(position, 10)}: {before:.4f} -> {now:.4f}{_limit(allowed, before)}"
+    change = f"{_as_text(before)} -> {_as_text(now)}"
+    return f"the loss {part_of_steps(position, 10)}: {change}{_limit(allowed, before)}"
+
+
+def _as_text(loss: float) -> str:
+    return f"{loss:.4f}" if abs(loss) >= 0.01 or not loss else f"{loss:.4g}"
+
+
+def _floor(value: float, curve: Curve) -> float:
+    """Return the difference that a loss of a curve may always have."""
+    largest = max((abs(loss) for loss in curve if math.isfinite(loss)), default=0.0)
+    return max(LOSS_FLOOR * abs(value), CANCELLED * largest)
 
 
 def part_of_steps(part: int, parts: int) -> str:
@@ -206,7 +220,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
 def _allowed(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> float:
     """Return the allowed difference at a place: rounding, or `CLEAR` times the largest scatter of a side."""
     within = max(max(side) - min(side) for both in sides for side in both)
-    return max(CLEAR * within, LOSS_FLOOR * abs(sides[place][0][0]))
+    return max(CLEAR * within, _floor(sides[place][0][0], [before[0] for before, _ in sides]))
 
 
 def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
@@ -341,7 +355,7 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
 
     - Student's t quantile times the spread at that place and its neighbours
     - the quantile times the median relative spread of all places, times the mean
-    - `LOSS_FLOOR` times the mean
+    - `LOSS_FLOOR` times the mean, or `CANCELLED` times the largest mean
 
     A new launch is compared with an estimated mean, hence the factor sqrt(1 + 1 / launches). With fewer than
     `fewest` curves, the allowed difference is `LOSS_FLOOR` times the mean. Each launch except the first adds
@@ -351,14 +365,14 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     places = _by_place(curves)
     means = [fmean(values) for values in places]
     if count < fewest:
-        return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
+        return [(mean, _floor(mean, means)) for mean in means]
     spreads = [_deviation(values, mean) for values, mean in zip(places, means, strict=True)]
     # pragma: no mutate True: both have one entry for each place
     # pragma: no mutate 0.0 to -1.0: -1 is sorted like 0, and the floor is larger than both
     typical = median(spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True))
     sigmas = t_quantile(LOSS_SIGMAS, degrees * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
-        (mean, max(sigmas * _near(spreads, place), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
+        (mean, max(sigmas * _near(spreads, place), sigmas * typical * abs(mean), _floor(mean, means)))
         for place, mean in enumerate(means)
     ]
 

@@ -72,7 +72,7 @@ class PairedDecision:
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
     # `minimum_detectable_difference` for this noise and the maximum number of pairs
     minimum_detectable: float
-    exponent: float = 0.0  # exponent of the correction by the probe (`verdict.noise`); 0: not corrected
+    exponent: float  # exponent of the correction by the probe (`verdict.noise`); 0: not corrected
     # The outcomes without and with the correction, if they must agree but differ after the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
 

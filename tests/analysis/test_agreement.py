@@ -231,6 +231,12 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
         assert (run.failure, run.notes) == (None, notes)
 
 
+def test_compares_the_samples_of_a_single_process() -> None:
+    for samples, is_told in ((250, False), (125, True)):
+        alone = reports(Evidence(data_parallel=1, samples=samples), tokens_per_step=250, world_size=1)
+        assert bool(agreement.token_notes(alone, IMAGES)) is is_told
+
+
 def test_token_counts_may_differ_by_two_percent() -> None:
     for tokens, is_other in ((244, True), (245, False), (250, False), (255, False), (256, True)):
         alone = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)

@@ -247,6 +247,21 @@ def test_an_unobserved_loss_is_noted(tmp_path: Path) -> None:
     assert LOSS_NOT_OBSERVED.endswith("nobody would notice if the model stopped learning")
 
 
+def test_an_unknown_wait_of_a_rank_hides_the_others(tmp_path: Path) -> None:
+    waits = {"data_wait_s": (0.01,) * 25, "loss": FALLS}
+    known_run = collected(of_two(tmp_path / "known", waits, waits))
+    run = collected(
+        of_two(tmp_path / "unknown", waits, {**waits, "data_wait_s": (), "data_wait_is_unknown": True})
+    )
+    assert (len(known_run.data_wait_s), run.data_wait_s, run.figures.data_wait_s) == (25, (), None)
+
+
+def test_an_unknown_loss_fails_no_launch(tmp_path: Path) -> None:
+    """One rank does not know its loss, so the mean of all ranks is unknown."""
+    run = collected(of_two(tmp_path, {"loss": FALLS}, {"loss": (), "loss_is_unknown": True}))
+    assert (run.failure, run.loss, run.figures.loss_last) == (None, (), None)
+
+
 STEPS = (1.0, 0.5) * 12 + (1.0,)
 """The sum of the steps is exactly 19 s."""
 SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))

@@ -66,6 +66,12 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
     assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1
 
 
+def test_reads_all_values_at_both_ends_of_a_training() -> None:
+    nvml = Nvml({"nvmlDeviceGetTemperature": (50, 60, 90)})
+    health = seen(sampled([0, 1, 25], every_s=0.1, is_last=25, devices=1, nvml=nvml))
+    assert (health.samples, health.devices[0].temperature_c) == (2, 90)
+
+
 def test_reads_energy_only_at_the_ends_of_steps() -> None:
     """Each call takes a lock of the driver, and only the first and the last value are needed."""
     nvml = Nvml({})

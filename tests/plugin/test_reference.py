@@ -121,7 +121,7 @@ def test_a_real_reference_runs_and_may_crash(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "torch.py").write_text("raise RuntimeError('no torch tonight')")
     result = run_cpu(suite, f"--perf-reference=PYTHONPATH={tmp_path / 'broken'}", *once)
-    result.stdout.fnmatch_lines(["The reference on ddp-*is not used: *"])
+    result.stdout.fnmatch_lines(["The launches of ddp-*with the reference are not*"])
     [canary] = reference_of(suite)["canaries"]
     assert "ended with exit code 1" in canary["unused"]
     assert read_json(suite)["results"][0]["verdict"]["failure"] is None

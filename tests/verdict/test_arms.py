@@ -202,6 +202,12 @@ def test_never_passes_a_metric_an_arm_lacks() -> None:
     assert (check.outcome, check.note) == ("inconclusive", "was not measured in arm A")
 
 
+def test_shows_a_wrong_value_even_beside_missing_ones() -> None:
+    values = (0, *[None] * (len(B) - 1))
+    b = [arm((speed,), peak_memory_bytes=value)[0] for speed, value in zip(B, values, strict=True)]
+    assert check_of(judged(arm(), b), "peak_memory_bytes").note == "is 0.0 in arm B"
+
+
 MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)
 """How slow the machine is in each launch of an arm. With 2, a launch takes twice as long."""
 

@@ -481,3 +481,36 @@ def test_counts_name_the_difference_allowed() -> None:
 def test_nan_norm_has_no_allowed_share() -> None:
     then, now = (from_runs([with_norm(norm)]).launches for norm in (math.nan, 1.0))
     assert may_differ(then, now) == "the norm of the gradients after clipping in step 4: nan -> 1"
+
+
+NEAR_ZERO = (2e-8, -0.11, 0.02, 3e-5, -0.04, 0.01, -0.02, 0.03, 0.01, -0.06)
+"""The losses of reinforcement learning: terms that cancel each other."""
+
+
+def with_curve(*loss: float) -> Run:
+    return ONE.model_copy(update={"loss": loss})
+
+
+def test_a_loss_that_cancels_may_differ() -> None:
+    other = with_curve(1e-8, *NEAR_ZERO[1:])
+    assert few_differ([other] * 2, [with_curve(*NEAR_ZERO)] * 2, "arm A") is None
+
+
+def test_names_a_place_where_losses_really_differ() -> None:
+    other = with_curve(1e-8, -0.06, *NEAR_ZERO[2:])
+    said = few_differ([other] * 2, [with_curve(*NEAR_ZERO)] * 2, "arm A")
+    assert said is not None
+    assert said.startswith("the loss over 10 to 20% of the steps: -0.1100 -> -0.0600")
+
+
+def test_shows_the_digits_of_a_small_loss() -> None:
+    small = with_curve(*(loss / 100 for loss in NEAR_ZERO))
+    other = with_curve(NEAR_ZERO[0] / 100, -0.0006, *(loss / 100 for loss in NEAR_ZERO[2:]))
+    assert ": -0.0011 -> -0.0006 " in str(few_differ([other] * 2, [small] * 2, "arm A"))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_loss_hides_no_other_difference(broken: float) -> None:
+    before = with_curve(2.0, broken, *[2.0] * 8)
+    now = with_curve(3.0, broken, *[2.0] * 8)
+    assert may_differ(from_runs([before]).launches, from_runs([now]).launches) is not None

@@ -303,6 +303,13 @@ class StepCounter(TorchDispatchMode):
         self._begin()
         return counts
 
+    def skip_step(self) -> None:
+        """Forget the work since the last `end_step`. Call this while the mode is not entered."""
+        self._in_optimizer = False
+        self.memory.end_step()
+        self.python.forget_last()
+        self._begin()
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

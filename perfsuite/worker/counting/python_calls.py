@@ -88,6 +88,10 @@ class PythonCounter:
             self._is_whole = False
         self._steps.append(self._calls)
 
+    def forget_last(self) -> None:
+        """Forget the calls of the step that was stopped last."""
+        self._steps.pop()
+
     def unseen(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function without counting its calls in this thread."""
         was_seeing = self._watch.pause()

@@ -114,7 +114,7 @@ def test_remembers_every_step_of_a_search(launches: Launches) -> None:
     launches.arms.clear()
     again = command("--good", commits[GOOD], "--json")
     assert launches.arms == [], "every step is known"
-    assert "3 steps are already known from" in again.stderr
+    assert "3 steps of this search are already known from" in again.stderr
     state = json.loads(again.stdout)
     assert [step["outcome"] for step in state["steps"]] == ["bad", "good", "bad"]
     assert [step["name"] for step in state["steps"]] == [commits[at] for at in (BAD, 2, FIRST_BAD)]

@@ -186,6 +186,13 @@ def test_stage_0_shards_nothing(stand_in: Any, flat: Any) -> None:
     assert wrapping(stand_in.DeepSpeedEngine(flat, 0))["sharding"] == "none"
 
 
+@pytest.mark.parametrize(("scale", "expected"), [(65536, 65536.0), (None, 1.0)])
+def test_reads_the_loss_scale_of_an_engine(stand_in: Any, flat: Any, scale: Any, expected: float) -> None:
+    engine = stand_in.DeepSpeedEngine(flat, 2)
+    engine.optimizer.loss_scale = scale
+    assert engines.loss_scale() == expected
+
+
 def test_reads_the_gradient_norm_an_engine_keeps(stand_in: Any, flat: Any) -> None:
     engine = stand_in.DeepSpeedEngine(flat, 2)
     assert engines.gradient_norm(flat) is None, "the engine has no norm yet"
