@@ -195,7 +195,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),
     ],
 )
-def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+def test_refuses_an_impossible_case_beforehand(case: Case, machine: Machine, why: str | None) -> None:
     check_refusal(case, machine, why)
 
 
@@ -307,5 +307,5 @@ def test_bad_options_list_what_is_allowed(
         (Trainer(fsdp="no_shard", fsdp_version=1), "trainer-no_shard-fsdp_version1"),
     ],
 )
-def test_an_id_tells_options(framework: Framework, slug: str) -> None:
+def test_the_slug_names_the_options(framework: Framework, slug: str) -> None:
     assert framework.slug() == slug

@@ -182,7 +182,7 @@ def test_gpu_without_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: 
         (8, [NVMLError("Unknown Error")], [set()]),
     ],
 )
-def test_the_cores_near_each_gpu(
+def test_reports_the_cores_near_each_gpu(
     monkeypatch: pytest.MonkeyPatch, cores: int, masks: list[Any], near: list[set[int]]
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
