@@ -101,7 +101,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's clock, or None."""
+    """Return the message of a `mismatch` if a rank's clock disagrees with the uptime of Linux, or None."""
     for report in reports:
         took = report.elapsed_s
         uptime = report.uptime_s

@@ -146,7 +146,7 @@ class Script(Framework):
         return self
 
     def _refuse_what_no_process_is_given(self) -> None:
-        """Raise `ValueError` for variables and words that the kernel does not pass to a process.
+        """Raise `ValueError` for variables and arguments that Linux cannot pass to a process.
 
         The message does not contain values, because they can be secret.
         """

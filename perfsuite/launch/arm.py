@@ -156,7 +156,7 @@ def resolve(
     `option` is the option that the user gave, for messages. `root` is a directory in the repository that has
     the commits. `consent` is called with the planned downloads, unless they are already `agreed`.
 
-    If `installs` is true, the packages that the words name are installed. Otherwise, the returned arm has
+    If `installs` is true, the packages that `text` names are installed. Otherwise, the returned arm has
     only a plan of these packages, and must be resolved again (see `Arm.is_installed`).
 
     Raises `CaseError` if the words do not describe an arm, and `GitError` if no worktree can be created.

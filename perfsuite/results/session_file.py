@@ -304,7 +304,7 @@ class SessionFile(Sealed):
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case of a nightly run, and why
     waivers: tuple[str, ...] = ()  # remarks on waivers that match nothing or are not needed
     judge_changes: JudgeChanges | None = None  # None if there was no commit to compare with
-    interrupted_case: str | None = None  # the newest case that an interrupt cut short, without a result since
+    interrupted_case: str | None = None  # the newest case that was interrupted and has no result yet
     # Such cases of earlier parts, if the session was interrupted several times, oldest first.
     interrupted_before: tuple[str, ...] = ()
     interrupted_launches: tuple[Run, ...] = ()  # launches of these cases that had ended by then

@@ -405,7 +405,7 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """Return the `Failure` that describes an error in the rank's report.
+    """Return the `Failure` with which the rank's report describes an error.
 
     A `ScriptError` gets no traceback, because the script has ended. A `MismatchError` gets none either: its
     traceback would show only perfsuite's code, and its message says what to change.

@@ -105,7 +105,7 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Record a storage of data in host memory. Call this before an operator uses the storage."""
+        """Record that a storage in host memory holds data. Call this before an operator uses the storage."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
@@ -165,7 +165,7 @@ class LiveMemory:
         living = {number for number, _ in self._living.values()} & self._born
         if not living:
             return []
-        # Other subclasses could run code of their own.
+        # Only these classes: reading the storage of another subclass of Tensor could run code of that class.
         tensors = (thing for thing in gc.get_objects() if type(thing) in (Tensor, Parameter, FakeTensor))
         left = [tensor for tensor in tensors if self.number(tensor) in living]
         return sorted(left, key=lambda tensor: -tensor.untyped_storage().nbytes())
