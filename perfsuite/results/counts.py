@@ -172,8 +172,6 @@ class WorkerBatch(Data):
 
     python: PythonCalls  # counted in the third batch
     ops: dict[str, int]  # calls of operators that do work, by name, counted in the second batch
-    # Number of workers of the loaders that had run out of data in the reported step; None: unknown.
-    idle: int | None = None
     # Objects that each batch leaves behind; None: not counted, for example because the launch was timed.
     kept: KeptObjects | None = None
 

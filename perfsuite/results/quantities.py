@@ -344,17 +344,6 @@ KEPT = _of_kept("objects kept per step", attrgetter("total"))
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 KEPT_GRAPHS = _of_kept("tensors with an autograd graph kept per step", attrgetter("graphs"))
 """A graph takes more memory than the tensor that keeps it, because it keeps activations."""
-IDLE_WORKERS = Quantity(
-    name="loader workers without data",
-    unit="objects",
-    read=lambda counts: (
-        None
-        if counts.worker_batch is None or counts.worker_batch.idle is None
-        else {"loader workers without data": counts.worker_batch.idle}
-    ),
-    of_worker=True,
-)
-"""The other workers must make all batches. For example, a dataset can have fewer shards than workers."""
 WORKER_KEPT = replace(
     _of_kept("objects kept by a loader's worker per batch", attrgetter("total"), kept_by_worker),
     of_worker=True,
@@ -431,7 +420,6 @@ _OTHERS = (
     *COMPILED,
     WORKER_KERNELS,
     WORKER_KEPT,
-    IDLE_WORKERS,
     *OF_SPANS,
 )
 

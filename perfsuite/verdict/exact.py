@@ -19,8 +19,6 @@ from perfsuite.verdict.count_findings import Judged, Launches, alike, findings_o
 from perfsuite.verdict.counted_spans import counted_spans, missing_spans
 from perfsuite.verdict.evidence import counted
 
-_RARE = (quantities.STALLS, quantities.KEPT_GRAPHS, quantities.IN_CYCLES, quantities.IDLE_WORKERS)
-_OF_WORKER = (quantities.WORKER_KERNELS, quantities.WORKER_KEPT, quantities.IDLE_WORKERS)
 _NOT_COUNTED = "not counted in these launches"
 _NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
@@ -185,10 +183,10 @@ def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[
         if where is None:
             continue
         is_in_baseline = quantity.value(before) is not None
-        is_rare = quantity in _RARE
+        is_rare = quantity in (quantities.STALLS, quantities.KEPT_GRAPHS, quantities.IN_CYCLES)
         if is_rare and not is_in_baseline and not any(quantity.value(counts) for counts in after):
             continue  # most training runs have none, and older baselines did not record them
-        of_worker = quantity in _OF_WORKER
+        of_worker = quantity in (quantities.WORKER_KERNELS, quantities.WORKER_KEPT)
         if of_worker and _only_on_one_side(quantities.WORKER_KERNELS, before, after) is not None:
             continue  # the worker's Python calls are missing as well: one note is enough
         if quantity is quantities.KEPT_GRAPHS and is_in_baseline:

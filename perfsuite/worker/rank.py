@@ -321,8 +321,6 @@ class Rank:
 
             pids = self.recorder.data_wait.worker_pids.values()
             batch, notes = loader_workers.batch_of(self.run_dir, pids)
-            if batch is not None:
-                batch = batch.replace(idle=sum(self.recorder.data_wait.idle_workers.values()))
             counts = counts.replace(worker_batch=batch)
             self.notes += notes
         if self.recorder.growth is not None:

@@ -9,7 +9,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.evidence import counted
-from tests.samples import DISTURBED, known
+from tests.samples import DISTURBED
 from tests.twin_counts import (
     baseline_of,
     compiled,
@@ -232,24 +232,6 @@ def test_a_baseline_without_cycles_judges_none(size: int) -> None:
     )
     assert check.outcome == "passed"
     assert (f"tensors in reference cycles: {NEW}" in check.notes) is (size > 0)
-
-
-def with_idle(number: int | None) -> Counts:
-    batch = known(worker(1000).worker_batch).replace(idle=number)
-    return counts(worker_batch=batch)
-
-
-def test_an_idle_worker_is_a_regression() -> None:
-    check = judged(with_idle(1), before=with_idle(0))
-    assert [finding.sentence for finding in check.findings] == ["loader workers without data: 0 -> 1"]
-    assert check.outcome == "regressed"
-
-
-@pytest.mark.parametrize("idle", [0, 1])
-def test_a_baseline_without_idle_workers_judges_none(idle: int) -> None:
-    check = judged(with_idle(idle), before=with_idle(None))
-    assert check.outcome == "passed"
-    assert (f"loader workers without data: {NEW}" in check.notes) is (idle > 0)
 
 
 @pytest.mark.parametrize("graphs", [0, 1])

@@ -219,7 +219,6 @@ NAMES: Mapping[str, Name] = {
         {
             "loader_dataset": "torch.utils.data.dataloader:_BaseDataLoaderIter._dataset",
             "loader_workers": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._workers",
-            "workers_status": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._workers_status",
         },
     ),
     **_table(

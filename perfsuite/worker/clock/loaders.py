@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.private import loader_dataset, loader_workers, workers_status
+from perfsuite.frameworks.common.private import loader_dataset, loader_workers
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import LOADER
 from perfsuite.worker.clock import startup_clock
@@ -57,8 +57,6 @@ class DataWait:
         self.worker_pids: dict[int, int] = {}
         """The id of a loader's dataset -> the process id of the loader's first worker. Only loaders that
         yielded a batch in step `COUNTED_STEP` are included."""
-        # The id of a loader's dataset -> the number of the loader's workers that have run out of data.
-        self.idle_workers: dict[int, int] = {}
         self._thread = training_thread()
         self._by_step: list[float] = []
         self._running_s = 0.0
@@ -94,7 +92,7 @@ class DataWait:
             self._running_s += seconds
 
     def note_workers(self, maker: Any) -> None:
-        """In step `COUNTED_STEP`, record the workers of the loader that has just yielded a batch.
+        """In step `COUNTED_STEP`, record the first worker of the loader that has just yielded a batch.
 
         Only iterators of torch's `DataLoader` have such workers. An attribute of the same name in a user's
         class means something else. A loader without workers is ignored.
@@ -103,10 +101,7 @@ class DataWait:
         if len(self._by_step) == COUNTED_STEP - 1 and of_batches and isinstance(maker, of_batches):
             workers = getattr(maker, loader_workers.name, None)
             if workers:
-                dataset = id(loader_dataset(maker))
-                self.worker_pids[dataset] = workers[0].pid
-                has_data = getattr(maker, workers_status.name, ())
-                self.idle_workers[dataset] = len(has_data) - sum(has_data)
+                self.worker_pids[id(loader_dataset(maker))] = workers[0].pid
 
 
 def begin(now: Callable[[], float] = _HOST.stamp) -> DataWait:

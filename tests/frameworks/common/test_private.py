@@ -103,7 +103,6 @@ SET_IN: dict[str, Callable[..., Any]] = {
     "schedule_stage": PipelineScheduleSingle.__init__,
     "schedule_stages": PipelineScheduleMulti.__init__,
     "stage_meta": _PipelineStageBase.__init__,
-    "workers_status": _MultiProcessingDataLoaderIter._reset,
 }
 """For each other private attribute, the function that sets it.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from perfsuite.errors import MismatchError
@@ -170,27 +170,6 @@ def test_knows_the_counted_steps_workers(wait: DataWait) -> None:
     assert sorted(wait.worker_pids.values()) == [2, 3]
 
 
-class OneShard(IterableDataset[int]):
-    """A dataset of which only the first worker gets data."""
-
-    def __init__(self, shards: int) -> None:
-        self._shards = shards
-
-    def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        assert worker is not None
-        return iter(range(20 if worker.id < self._shards else 0))
-
-
-@pytest.mark.parametrize(("shards", "idle"), [(1, 1), (2, 0)])
-def test_counts_workers_without_data(wait: DataWait, shards: int, idle: int) -> None:
-    batches = iter(DataLoader(OneShard(shards), num_workers=2))
-    give = loaders.timed(type(batches).__next__)
-    for _ in range(COUNTED_STEP):
-        step(wait, lambda: give(batches))
-    assert [*wait.idle_workers.values()] == [idle]
-
-
 def test_ended_loader_is_not_of_the_counted_step(wait: DataWait) -> None:
     def end(loader: Any) -> None:
         raise StopIteration
@@ -216,12 +195,11 @@ def test_unknown_workers_end_no_training(wait: DataWait, loader: Any) -> None:
 
 
 def test_torch_still_has_the_private_names() -> None:
-    """perfsuite counts workers with these private names of torch."""
+    """perfsuite counts workers with torch's private names `_workers` and `_dataset`."""
     loader: Any = DataLoader([torch.ones(1)] * 4, num_workers=1)  # type: ignore[arg-type]
     batches = iter(loader)
     assert isinstance(batches, _MultiProcessingDataLoaderIter)
     assert batches._workers[0].pid
-    assert batches._workers_status == [True]
     assert batches._dataset is loader.dataset
 
 
