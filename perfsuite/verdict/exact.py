@@ -124,12 +124,33 @@ def _missing_ranks(runs: Sequence[Run], baseline: CountBaseline, launches: Launc
 
 
 def _grown(baseline: CountBaseline, launches: Launches) -> tuple[str, ...]:
-    """Return the unsteady fields that are larger than in any launch of the baseline."""
-    unjudged = {*baseline.unsteady, *unsteady(launches)}
-    now = unsteady([baseline.counts, *launches])
+    """Return the unsteady fields that are larger than in any launch of the baseline.
+
+    In an older baseline, the largest value of a field that is unsteady there is unknown.
+    """
+    unjudged = {*unsteady(launches), *baseline.largest}
+    before = _largest([baseline.counts], unjudged)
+    now = _largest(launches, unjudged)
     return tuple(
-        field for field, value in now.items() if field in unjudged and value > baseline.largest.get(field, 0)
+        sorted(
+            field
+            for field, value in now.items()
+            if value > max(before.get(field, 0), baseline.largest.get(field, 0))
+        )
     )
+
+
+def _largest(sides: Launches, fields: Collection[str]) -> dict[str, int]:
+    """Return the largest value of each of these fields on any rank, also in spans."""
+    largest = dict[str, int]()
+    for entry in [entry for entries in sides for entry in entries]:
+        spans = {"": entry.counts, **{f"{name}: ": span for name, span in entry.counts.spans.items()}}
+        for prefix, counts in spans.items():
+            for quantity in quantities.quantities((counts,)):
+                for field, value in (quantity.read(counts) or {}).items():
+                    if prefix + field in fields:
+                        largest[prefix + field] = max(largest.get(prefix + field, 0), value)
+    return largest
 
 
 def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:

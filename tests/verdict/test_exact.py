@@ -139,6 +139,21 @@ def test_unsteady_work_can_be_more_than_ever(today: int, grown: tuple[str, ...])
     assert (check.outcome, check.grown) == ("passed", grown)
 
 
+@pytest.mark.parametrize("baseline", [baseline_of(reads(2), reads(2)), baseline_of(reads(9), reads(3))])
+def test_unsteady_work_within_the_baseline_has_not_grown(baseline: CountBaseline) -> None:
+    check = exact.check([launch(reads(2)), launch(reads(1))], baseline)
+    assert check is not None
+    assert check.unsteady == ("host reads in forward",)
+    assert check.grown == ()
+
+
+def test_an_older_baseline_does_not_know_what_has_grown() -> None:
+    older = baseline_of(reads(9), reads(3)).replace(largest={})
+    check = exact.check([launch(reads(3))], older)
+    assert check is not None
+    assert check.grown == ()
+
+
 def test_refuses_counts_of_another_method() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (

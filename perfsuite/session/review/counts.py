@@ -11,8 +11,19 @@ from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
 from perfsuite.results.count_baseline import DRY, CountBaseline, from_runs, versions_of
-from perfsuite.results.counts import are_alike, of_rank
-from perfsuite.results.quantities import HOST_READS, KEPT_GRAPHS, Unit, quantities
+from perfsuite.results.counts import Counts, are_alike, of_rank
+from perfsuite.results.quantities import (
+    COMPILED,
+    GROWTH,
+    HOST_READS,
+    IN_CYCLES,
+    KEPT_GRAPHS,
+    KERNELS,
+    PEAK,
+    SAVED,
+    Unit,
+    quantities,
+)
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.session.review import computed
@@ -104,12 +115,17 @@ def accepted(
     return now
 
 
+_OF_COMPILATION = (KERNELS, PEAK, SAVED, GROWTH, IN_CYCLES, *COMPILED)
+"""Quantities that are unknown either if the model is compiled, or if it is not."""
+
+
 def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
     """Return the quantities that the old baseline has, and that are unknown in the new one.
 
     They would never be judged again. Three kinds are left out: quantities that depend on a version (Python
     calls, and host reads of an older counting method), quantities of a loader's worker, which only launches
-    without timing have, and kept graphs, which are unknown whenever kept objects are.
+    without timing have, and kept graphs, which are unknown whenever kept objects are. If only one side is
+    compiled, `_OF_COMPILATION` is left out as well.
     """
     if not are_alike(before.method, now.method):
         return []  # another method needs a reason, and can count other quantities
@@ -119,11 +135,18 @@ def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
         today = of_rank(now.counts, rank)
         if then is None or today is None:
             continue
+        is_compiled = {_is_compiled(then), _is_compiled(today)} == {True, False}
         for quantity in quantities((then, today)):
+            if is_compiled and quantity in _OF_COMPILATION:
+                continue
             depends = quantity.is_python or quantity.of_worker or quantity in (HOST_READS, KEPT_GRAPHS)
             if not depends and quantity.value(then) is not None and quantity.value(today) is None:
                 names[quantity.name] = None
     return [*names]
+
+
+def _is_compiled(counts: Counts) -> bool:
+    return counts.compiled is not None or counts.kernels is None
 
 
 def _other_values(before: CountBaseline, now: CountBaseline) -> str | None:

@@ -156,6 +156,11 @@ class LiveMemory:
         gc.collect()
         return InCycles(bytes=self._in_cycles, holders=garbage.holders())
 
+    def begin_cycles_again(self) -> None:
+        """Forget what the first step has allocated so far for `in_cycles`."""
+        self._of_first_step.clear()
+        self._in_cycles = 0
+
     def _left(self) -> list[Tensor]:
         """Return the living tensors whose storages were created in counted steps, the largest first.
 

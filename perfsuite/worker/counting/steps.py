@@ -196,10 +196,13 @@ class Counting:
     def skip_step(self) -> None:
         """Begin the running step again, because a loss scaler has skipped the optimizer's step.
 
-        The work so far is not part of the step's counts. Step `FIRST_COUNTED` is not reported, so it need not
-        begin again.
+        The work so far is not part of the step's counts. Of step `FIRST_COUNTED`, only the reference cycles
+        are reported, so the counter need not be entered again.
         """
-        if self._counter is None or self._ended == FIRST_COUNTED - 1:
+        if self._counter is None:
+            return
+        if self._ended == FIRST_COUNTED - 1:
+            self._counter.memory.begin_cycles_again()
             return
         if self._norm is not None:
             self._norm.leave()

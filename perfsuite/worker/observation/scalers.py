@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perfsuite.frameworks.common.private import disable_current_modes
+from perfsuite.frameworks.common.private import disable_current_modes, scaled_optimizers
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import Wrap, wrap_method
 from perfsuite.worker.observation.second_step import nodes_of
 
 MARK = "perfsuite: scaled"  # key in the metadata of the autograd node that scales a loss
-NODES_NEAR = 1000  # maximum number of autograd nodes to search for a scaled loss, the nearest first
+NODES_NEAR = 20  # maximum number of autograd nodes to search for a scaled loss, the nearest first
 
 living: weakref.WeakSet[Any] = weakref.WeakSet()  # the scalers that were created since `watch`
 has_scaled = False  # whether any scaler has scaled a loss since `watch`
@@ -137,22 +137,39 @@ def _mark(scaler: Any, loss: Tensor | None, scaled: Tensor) -> None:
     global has_scaled
     node: Any = scaled.grad_fn
     if node is not None:
-        node.metadata[MARK] = Scaled(scaler, loss)
+        # If the scaler returns its input, the loss would keep its own graph alive.
+        node.metadata[MARK] = Scaled(scaler, None if loss is scaled else loss)
         has_scaled = True
 
 
 def _following_step(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def watched(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scaler.is_enabled():
+            return step(scaler, optimizer, *args, **kwargs)
         attempt = Attempt()
         _attempts.append(attempt)
         try:
             result = step(scaler, optimizer, *args, **kwargs)
         finally:
             _attempts.remove(attempt)
-        if not attempt.has_stepped and not _attempts:
+        if not attempt.has_stepped and not _attempts and _has_overflowed(scaler, optimizer):
             _skipped(optimizer)
         return result
 
     watched.is_watched = True  # type: ignore[attr-defined]
     return watched
+
+
+def _has_overflowed(scaler: Any, optimizer: Any) -> bool:
+    """Return whether the scaler has found an overflow in the gradients of an optimizer.
+
+    An optimizer can also have a step of its own that only accumulates. The scaler has already waited for this
+    value, because it decides whether to step.
+    """
+    try:
+        found = scaled_optimizers(scaler)[id(optimizer)]["found_inf_per_device"].values()
+        with disable_current_modes():  # this work of perfsuite is not counted
+            return any(value.item() for value in found)
+    except Exception:  # a script's class can be unusual
+        return False

@@ -40,6 +40,7 @@ class Span:
     is_counted: bool
     steps: int  # number of steps that had ended when the span began
     is_wait: bool = False  # whether this only waits for work that an earlier occurrence left to other threads
+    is_detached: bool = False  # whether a span around it has ended first, such as around a generator's phase
     since: float | None = None  # the time at which the span began. None before that
     # Before the span ends: the number of collectives that had begun before the span. After its end: the
     # number of collectives that began inside the span. None if unknown.
@@ -150,7 +151,9 @@ class Spans:
         """
         thread = get_ident()
         others = self._open[thread]
-        is_part = any(other.name == name or (is_event and other.is_event) for other in others)
+        # A span that is still open in a later step than the span around it might never end.
+        around = [other for other in others if not other.is_detached or other.steps == self._steps()]
+        is_part = any(other.name == name or (is_event and other.is_event) for other in around)
         if is_part or os.getpid() != self._pid:  # spans of a forked process would not be reported
             return None
         first = self._first.get((thread, name))
@@ -186,6 +189,8 @@ class Spans:
         seconds = self._meters.now() - span.since
         others = self._open[span.thread]
         if span in others:
+            for later in others[others.index(span) + 1 :]:
+                later.is_detached = True
             others.remove(span)
         if self._running is not None and span.thread == self._thread:
             self._running.ended()

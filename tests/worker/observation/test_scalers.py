@@ -1,5 +1,7 @@
 """Test which losses a loss scaler has scaled, and which steps it has skipped, with scalers on the CPU."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,3 +124,48 @@ def test_an_unusual_scaler_can_be_created() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     assert new(Unusual).is_enabled()
+
+
+class Every2:
+    """An optimizer of a script. Each second call only accumulates gradients."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups = optimizer.param_groups
+        self._optimizer = optimizer
+        self._calls = 0
+
+    def step(self) -> None:
+        self._calls += 1
+        if self._calls % 2 == 0:
+            self._optimizer.step()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_step_that_accumulates_is_not_skipped(
+    skipped: list[Any], weight: nn.Parameter, *, enabled: bool
+) -> None:
+    scaler = new(enabled=enabled)
+    optimizer: Any = Every2(torch.optim.SGD([weight], lr=0.1))
+    for _ in range(2):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert skipped == []
+
+
+class InPlace(GradScaler):
+    """A scaler of a script that changes its input."""
+
+    def scale(self, outputs: Any) -> Any:
+        super().scale(torch.ones(1))
+        return outputs.mul_(SCALE)
+
+
+def test_a_loss_scaled_in_place_does_not_keep_itself(weight: nn.Parameter) -> None:
+    loss = weight.sum()
+    scaled = new(InPlace).scale(loss)
+    alive = weakref.ref(loss)
+    assert scalers.before_scaling(scaled)[1] is None  # type: ignore[index]
+    del loss, scaled
+    gc.collect()
+    assert alive() is None

@@ -349,3 +349,14 @@ def test_a_wait_that_fails_keeps_its_seconds(spans: Spans, machine: Machine) -> 
 def test_a_wait_is_not_the_counted_occurrence(spans: Spans) -> None:
     spans.end(known(spans.begin(SAVE, is_event=True, is_wait=True)))
     assert spans.counts() == {}
+
+
+def test_an_abandoned_span_ends_no_later_ones(spans: Spans, machine: Machine) -> None:
+    """For example, a generator with a phase is never finished."""
+    outer = known(spans.begin("rollout"))
+    spans.begin("load")
+    spans.end(outer)
+    for _ in range(2):
+        machine.steps += 1
+        span(spans, name="load")
+    assert len(spans.times()["load"].seconds) == 2
