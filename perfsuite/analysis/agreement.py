@@ -348,7 +348,8 @@ def _less_than_the_gradients(
     moved = any(
         begin != end for rank_evidence in evidence for begin, end in rank_evidence.replicated.values()
     )
-    intervals = len(reports[0].step_s) - 1  # with fewer, replicas are averaged only in some steps
+    # If a rank ran fewer collectives than this, replicas are averaged only in some steps.
+    intervals = len(reports[0].step_s) - 1
     is_each_step = all(
         rank_evidence.collectives is not None and rank_evidence.collectives >= intervals
         for rank_evidence in evidence

@@ -152,7 +152,10 @@ def _few_cores(health: Health, whose: str) -> list[str]:
         return []
     left = (1 - health.foreign_cpu) * health.cores / ranks
     used = f"other processes used {health.foreign_cpu:.0%} of {whose}"
-    of_each = f"each of {ranks} ranks {left:.2g} of {health.cores} cores (a rank needs at least 1)"
+    of_each = (
+        f"each of {ranks} ranks a share of {left:.2g} cores, out of {health.cores} cores in total "
+        "(a rank needs at least 1 core)"
+    )
     return [] if left >= 1 else [f"{used}, which leaves {of_each}"]
 
 
@@ -189,7 +192,10 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     if before is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
         by = f"before the launch by {f'pid {pids}' if pids else 'no process that NVML lists'}"
-        why = f"at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s"
+        why = (
+            f"at most {amount(HELD_BYTES, 'bytes')} is healthy; "
+            f"perfsuite waited {FREE_S:.0f} s for the memory to be freed"
+        )
         problems.append(f"{device.name}: {amount(before, 'bytes')} held {by} ({why})")
     return problems
 

@@ -153,7 +153,10 @@ def _computes(name: str) -> bool:
 
 
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
-    """Split the time between `begin` and `end`. Waits for data are busy time on a CPU, but not on a GPU."""
+    """Split the time between `begin` and `end`.
+
+    The time spent waiting for data counts as busy on a CPU, but not on a GPU.
+    """
 
     def inside(ranges: Iterable[Span]) -> list[Span]:
         return within(union(ranges), begin, end)

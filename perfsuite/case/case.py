@@ -237,7 +237,7 @@ class Case(Data):
         """The name of the case, made of its framework, its model and its changed fields.
 
         It is stable, unique and valid as a file name. If it would be longer than `MAX_ID`, the part before
-        the topology is shortened. It then ends with a digest of its original text.
+        the topology is shortened. The shortened part ends with a digest of the full text of this part.
         """
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
@@ -352,8 +352,8 @@ class CaseFile(Document):
     def as_json(self) -> str:
         """Return the JSON without fields that have their default values.
 
-        An arm can have an older perfsuite that does not know some of the fields. This perfsuite can read the
-        file if these fields are left out.
+        An arm can have an older perfsuite that does not know some of the fields. The older perfsuite can
+        read the file if these fields are left out.
         """
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}

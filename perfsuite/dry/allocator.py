@@ -270,7 +270,7 @@ class _Replay:
         self._waits_count = events_end == "when awaited"
         self._blocks: dict[int, Block] = {}  # by storage
         self._work = defaultdict[int, int](int)  # number of marks in each stream
-        # By waiting stream: for each stream, the latest mark that was waited for.
+        # By stream: its own latest mark, and the latest mark of each other stream for which it has waited.
         self._seen = defaultdict[int, dict[int, int]](dict)
         # By event: for each stream, the latest mark that the event includes.
         self._included: dict[int, dict[int, int]] = {}
@@ -326,7 +326,10 @@ class _Replay:
         return self._work[stream]
 
     def _process_events(self) -> None:
-        """Make the blocks whose events are done usable again. Torch does this in each allocation."""
+        """Let each freed block be used again if all its events are done.
+
+        Torch does this in each allocation.
+        """
         waiting = []
         for block, marks in self._retired:
             if all(self._done.get(stream, 0) >= mark for stream, mark in marks.items()):

@@ -154,8 +154,8 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
     call = private.boxed_nop(graph, inputs)
 
-    # `wraps` also copies a mark on `call`. A function with this mark empties its list of arguments, to free
-    # tensors early.
+    # `call` has a mark, which `wraps` also copies to `run`. A function with this mark empties its list of
+    # arguments, to free tensors early.
     @functools.wraps(call)
     def run(arguments: Any) -> Any:
         # Generated kernels would need fewer Python calls, so the Python calls here are not counted.

@@ -131,7 +131,10 @@ def communicate(func: Any, args: Sequence[Any]) -> None:
 
 
 def _is_known(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor are known. A tensor that is not fake must hold integers."""
+    """Return whether the values of a tensor are known.
+
+    The values of a tensor that is not fake count as known only if they are not floating-point numbers.
+    """
     if isinstance(tensor, FakeTensor):
         return values_of(tensor) is not None
     return values_of(tensor) is not None and not tensor.dtype.is_floating_point

@@ -95,7 +95,7 @@ def ask_for(consent: Consent, plans: Sequence[Plan]) -> None:
     left = len(names) - NAMES_SHOWN
     listed = ", ".join([*names[:NAMES_SHOWN], *([f"and {left} more"] if left > 0 else [])])
     size = amount(total) if unknown < len(sizes) else "packages of unknown size"
-    more = f", and {unknown} more of unknown size" if 0 < unknown < len(sizes) else ""
+    more = f", plus packages of unknown size ({unknown})" if 0 < unknown < len(sizes) else ""
     text = "; ".join([f"pip downloads {size}{more}: {listed}", *notes])
     if not consent(text, total >= LARGE_BYTES):
         needs = "A download this large needs the option --yes of perfsuite compare, bisect or releases"

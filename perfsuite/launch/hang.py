@@ -42,8 +42,8 @@ class HangDetector:
 
         `now` is the time in seconds. `steps` is the number of steps so far, and `reports` is the number of
         ranks that have reported. Before the first step, a job never counts as hanging, because models can
-        take long to load and compile. A job also does not count as hanging while a rank is in a phase, or in
-        an event such as a checkpoint.
+        take long to load and compile. A job also does not count as hanging while a rank is in an event, such
+        as a checkpoint, or in a phase: a function or block of a script that the case or the script has named.
         """
         sign = (is_training, steps, reports)
         if sign != self._last:

@@ -1,4 +1,4 @@
-"""Wrap the Python of a container image in a script, which launches use like any other interpreter.
+"""Wrap the Python of a container image in a script, so that launches can use it like any other interpreter.
 
 The container shares this machine's processes, network and shared memory. So perfsuite can monitor and end a
 launch in the same way as without a container, and NCCL can communicate.

@@ -167,7 +167,7 @@ class Neighbours:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _before: Cores | None = None
-    # Whether the last wait failed. The next wait then ends as soon as the machine is not quiet.
+    # Whether the last wait failed. If it failed, the next wait gives up as soon as it sees another user.
     _in_vain: bool = False
 
     def launch_begins(self, machine: Machine) -> None:

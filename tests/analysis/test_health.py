@@ -63,7 +63,10 @@ def throttled(why: str, more: str = "") -> str:
 
 
 def held(by: str, amount: str = "1.00") -> str:
-    return f"GPU 0: {amount} GiB held before the launch by {by} (at most 1.00 GiB is healthy; waited 30 s)"
+    return (
+        f"GPU 0: {amount} GiB held before the launch by {by} "
+        "(at most 1.00 GiB is healthy; perfsuite waited 30 s for the memory to be freed)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +132,8 @@ def test_gpu_ranks_need_a_core_each() -> None:
     """The host launches the kernels, so a GPU waits if its host has no core."""
     for cores, foreign_cpu, ranks, left in (
         (96, 0.95, 4, None),
-        (96, 0.97, 4, "97% of the cores' time of n1, which leaves each of 4 ranks 0.72 of 96 cores"),
-        (8, 0.51, 4, "leaves each of 4 ranks 0.98 of 8 cores"),
+        (96, 0.97, 4, "97% of the cores' time of n1, which leaves each of 4 ranks a share of 0.72 cores,"),
+        (8, 0.51, 4, "leaves each of 4 ranks a share of 0.98 cores, out of 8 cores in total"),
         (8, 0.5, 4, None),
         (2, 0.9, 4, None),  # there were never enough cores for all ranks
         *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),

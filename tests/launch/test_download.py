@@ -115,7 +115,7 @@ def test_asks_before_a_download(index: Server, tmp_path: Path) -> None:
     [
         ((600e6, 500e6), "pip downloads 1.1 GB: a 1 (0.6 GB), b 1 (0.5 GB)", True),
         ((20e6, 999), "pip downloads 20.0 MB: a 1 (20.0 MB), b 1", False),
-        ((None, 2e9), "pip downloads 2.0 GB, and 1 more of unknown size: b 1 (2.0 GB), a 1", True),
+        ((None, 2e9), "pip downloads 2.0 GB, plus packages of unknown size (1): b 1 (2.0 GB), a 1", True),
         ((None, None), "pip downloads packages of unknown size: a 1, b 1", False),
     ],
 )

@@ -284,7 +284,7 @@ def test_a_launch_waits_until_the_gpus_are_free(
     assert set(slept) <= {0.5}
     assert [device.held_before_bytes for device in cards.devices] == held
     said = machine_problems(cards, make_gpu_machine())
-    assert said == [f"{problem}; waited 30 s)" for problem in problems]
+    assert said == [f"{problem}; perfsuite waited 30 s for the memory to be freed)" for problem in problems]
 
 
 def test_keeps_the_slowest_gpus_clock_by_step() -> None:

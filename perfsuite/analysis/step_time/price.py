@@ -121,10 +121,12 @@ def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: 
 
 
 def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
-    """Return the price of `number` waits of the host for the GPU, which the other side does not make.
+    """Return the price of `number` waits of the host for the GPU.
 
-    It is unknown which of the step's waits these are, so the range covers the first, the last and evenly
-    distributed waits. Raises `PredictionError` if the step has fewer than `number` waits.
+    The other side of the comparison does not make these waits. It is unknown which of the step's waits they
+    are, so the range covers the first, the last and evenly distributed waits.
+
+    Raises `PredictionError` if the step has fewer than `number` waits.
     """
     step = replays.step
     waits = [index for index, entry in enumerate(step) if isinstance(entry, HostWait)]

@@ -41,7 +41,7 @@ class Host(NamedTuple):
     """
 
     forward_s: float = 7e-6  # for an operator
-    backward_s: float = 6e-6  # for an operator, without Python
+    backward_s: float = 6e-6  # for an operator, which autograd calls from C++ and not from Python code
     optimizer_s: float = 8e-6
     tensor_s: float = 0.06e-6  # for each tensor of an operator on lists
     view_s: float = 1.2e-6

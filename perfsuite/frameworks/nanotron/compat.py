@@ -64,9 +64,9 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
     changes = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
     changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
     finder = _Finder(list(itertools.chain(*changes.values())))
-    # Insert the finder directly before Python's own. Finders that are already in front of Python's own stay
-    # in front of this one, because they might have to act when a module of nanotron is imported. For example,
-    # `AfterImport` then adds the hooks that recognise checkpoints.
+    # Insert the finder directly before Python's own. Other finders can already be in front of Python's own.
+    # They stay in front of this one, because they might have to act when a module of nanotron is imported.
+    # For example, `AfterImport` then adds the hooks that recognise checkpoints.
     finders = sys.meta_path
     finders.insert(finders.index(PathFinder) if PathFinder in finders else len(finders), finder)
     trainer: Any = importlib.import_module("nanotron.trainer")

@@ -40,11 +40,13 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     `growing` are the types of the objects. The search follows these rules:
 
-    - An attribute of an object of a growing type is not a holder, because something else holds that object.
+    - An attribute of an object of a growing type is not reported as a holder. The search continues with the
+      holders of that object, which explain why the object is kept.
     - Weak references are left out, because they hold nothing, and because their own holders do not explain
       the growth.
-    - Suppose that n objects have no named holder. A holder of n objects or fewer is left out, because naming
-      it would hide whatever holds those n objects.
+    - Suppose that the search finds no named holder for n objects. A holder is then reported only if it holds
+      more than n objects. Otherwise, readers would look only at this holder, and would overlook whatever
+      holds those n objects.
     - A holder of at most half as many objects as the most frequent holder is left out as well.
     - Suppose that an object is the value of a global or an attribute, and that its type does not grow (a
       list, for example). The search ends at this object. Its other holders do not matter, because they are
@@ -70,7 +72,7 @@ def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, 
 
 
 class Garbage:
-    """Names what holds objects that are in reference cycles, so that only the garbage collector frees them.
+    """Names the holders of objects that only the garbage collector frees, because of reference cycles.
 
     Create it before the collector runs, and call `holders` afterwards. It does not keep the objects alive.
     """

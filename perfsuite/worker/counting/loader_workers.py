@@ -220,8 +220,8 @@ def _are_batches_sent() -> bool:
 def _sends_nothing(innermost: FrameType) -> bool:
     """Return whether a thread sends nothing. `innermost` is the innermost frame of the thread.
 
-    The thread that sends batches can have been notified of a batch, but not have run since. The variable
-    `buffer` of its function then contains this batch.
+    The thread that sends batches might still be waiting although it has been notified of a batch, because it
+    has not run since then. The variable `buffer` of its function then contains this batch.
     """
     for frame, _ in traceback.walk_stack(innermost):
         if frame.f_code.co_filename == queues.__file__:
@@ -265,7 +265,8 @@ class _Operators(TorchDispatchMode):
 def _leave_counters_of_the_rank() -> None:
     """Drop the counters and the profile function that this process inherited from the rank.
 
-    The process inherits them if it was forked in a counted step, or while named functions were searched for.
+    The process inherits them if it was forked in a counted step, or while perfsuite was searching for named
+    functions.
     """
     for mode in current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):
