@@ -1,4 +1,7 @@
-"""Configurations of torchtitan's registry at full size, and its debug models as twins for any machine."""
+"""Configurations of torchtitan's registry at full size, and small versions that run on any machine.
+
+The small versions use the registry's debug models.
+"""
 
 import pytest
 

@@ -40,7 +40,7 @@ _NO_SECRET = re.compile(  # values of options that are switches or numbers, or t
 _REFERENCE = re.compile(
     r"\$[A-Z_][A-Z0-9_]*|\$\{[^{}]*\}|\{\w*\}|\*+|<\w+>"
 )  # references to a value elsewhere
-_SHORT = re.compile(  # prefixes of values that are secrets if their name can mean a secret
+_SHORT = re.compile(  # prefixes of secrets, used if the name of the variable or option can mean a secret
     r"(hf_|gh[pousr]_|github_pat_|glpat-|sk[-_]|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|pypi-|npm_)[\w.-]"
 )
 _PATTERN = re.compile(r"[*?^$|\\]")  # characters of file name patterns
@@ -156,8 +156,8 @@ def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
     """Return whether name and value of a variable or option look like a secret.
 
     Hiding a value costs little, so it is enough if the name can mean a secret. With `is_declared`, the value
-    is in a case, and the case would be refused. So if the name does not always mean a secret, the value must
-    look like a secret as well.
+    is in a case, and a case is refused if one of its values is taken for a secret. So if the name does not
+    always mean a secret, the value must look like a secret as well.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False

@@ -98,7 +98,8 @@ def inject_all(
             return
         yield passed("baseline", observed)
         recorded = from_runs(verdict.healthy(runs))
-        # CLEAN is last, because it does not pass if the faults have left processes behind.
+        # CLEAN is last, so that it also tests whether the faults have left processes behind: if they have, it
+        # does not pass.
         for expected in (*expectations, CLEAN):
             yield _judged(case, machine, root, expected, recorded, max_unhealthy, how)
 

@@ -75,7 +75,8 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
         advice = "end the processes that use this GPU (nvidia-smi), then run perfsuite doctor again"
         if "no kernel image" in probed.kernel_error:
             advice = (
-                "install a torch that is built for these cards (torch.cuda.get_arch_list() lists its own)"
+                "install a torch that is built for these cards (torch.cuda.get_arch_list() lists the "
+                "architectures for which the installed torch is built)"
             )
         elif fault is not None:
             advice = advice_on(fault)

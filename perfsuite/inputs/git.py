@@ -136,7 +136,8 @@ def _run(
 def _command(cwd: Path) -> list[str]:
     top = _trusted(cwd)
     command = ["git", *([] if top is None else ["-c", f"safe.directory={top}"])]
-    # Without this option, git could take a directory above for a bare repository, and use its configuration.
+    # Without this option, git could mistake a parent directory for a bare repository, and use its
+    # configuration.
     if not _is_bare(cwd):
         command += ["-c", "safe.bareRepository=explicit"]
     for name, fixed in ALWAYS.items():

@@ -199,7 +199,8 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks.
 
-    If this node killed its ranks earlier, ranks of other nodes might end without writing their stacks.
+    If this node killed its ranks without waiting, ranks of other nodes might end before they have written
+    their stacks.
     """
 
     def is_over(node: int) -> bool:

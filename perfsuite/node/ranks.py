@@ -110,7 +110,8 @@ def run(job: AgentJob) -> list[Failure]:
     given = os.environ.get(JOB_VARIABLES, "").split()
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
         del os.environ[name]
-    # Use the variables of the perfsuite version in this process, which can differ from the driver's version.
+    # Use the variables of the perfsuite that runs in this process. Its version can differ from that of the
+    # perfsuite that started the launch.
     ours = {**cpu.node_variables(case, job.request.device), **moved_variables(plan.environment, os.environ)}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
     if plan.command is not None:
@@ -263,7 +264,7 @@ def moved_directory(directory: str) -> str:
 
 
 def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables `given` of a case, as they are in an arm that has the variables `arm`.
+    """Return a case's variables (`given`) with their values in one arm, whose variables are `arm`.
 
     Values that are paths in the repository are replaced if the worktree has such a file.
     """
@@ -374,7 +375,7 @@ def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str
     """Return how a rank failed or, if `rank` is None, how the command that starts all ranks failed.
 
     Returns None if there was no failure. If perfsuite's worker has left no report, this is not treated as a
-    failure here, because the driver notices it.
+    failure here, because the process that started the launch notices it.
     """
     is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
     if is_script and not is_reported:

@@ -222,7 +222,8 @@ def prices(check: CountCheck) -> list[str]:
 def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
     """Return the sentences without duplicates. With `by_rank`, add the ranks to each sentence.
 
-    Sentences of different ranks can be equal although their exact bytes differ.
+    The sentences of two ranks can be equal although the exact numbers of bytes on these ranks differ, because
+    the sentences show rounded numbers.
     """
     ranks_of: dict[str, set[int]] = {}
     for sentence, ranks in sentences:

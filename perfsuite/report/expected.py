@@ -64,7 +64,7 @@ def parts(step: Expected) -> str:
 
 
 def published(step: Expected, speed: str) -> str:
-    """Describe how close published steps come to the expected speed.
+    """Describe how close the steps of others, whose speed was published, come to the expected speed.
 
     `speed` is the name of the expected speed in the sentence, such as `it` or `this speed`.
     """

@@ -9,7 +9,7 @@ from perfsuite.results.run import Run, Slope
 from perfsuite.results.session_file import Measurement
 
 FASTER = 100 * 2**20  # bytes in `STEPS` steps
-STEPS = 1000  # number of steps for which a change is reported: the change in a single step is tiny
+STEPS = 1000  # a change is reported as the growth over this many steps: the growth in a single step is tiny
 
 
 def sentences(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[str]:

@@ -330,7 +330,7 @@ def _place(start_up: str) -> tuple[bool, int]:
 
 
 def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
-    """Group the counted steps that have equal counts on each side.
+    """Group the counted steps: two steps are in one group if, on each side, they have the same counts.
 
     Returns a pair for each group: the steps of the group, and all counted steps.
     """

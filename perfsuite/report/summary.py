@@ -320,7 +320,8 @@ def _machine(machine: Machine, *, simulated: bool = False) -> str:
 def interruption(session: SessionFile) -> str | None:
     """Report that a session was interrupted or is running, and name its case; None if it is complete.
 
-    A session whose newest part is complete can lack a case that an interrupt of an earlier part cut short.
+    Even if the newest part of a session is complete, a case can be missing, because an earlier part was
+    interrupted during that case.
     """
     earlier = session.interrupted_before
     if session.status == "complete":

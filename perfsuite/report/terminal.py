@@ -23,7 +23,7 @@ from perfsuite.results.session_file import Measurement, Preflight
 
 MOST_LINES = 12  # maximum lines about a case that did not pass, unless the full explanation is requested
 LONGEST_SENTENCE = 250  # maximum length of the sentence about a count in such a case, in characters
-COST_LINES = 2  # maximum lines that the cost of a count adds to the lines of its sentence
+COST_LINES = 2  # maximum lines that the text about the cost of a changed count adds to its sentence
 TEXT_LINES = 3  # maximum lines of a text about such a case
 MOST_COUNTS = 10  # maximum number of judged counts, and of other counts, that are described in words
 MOST_ENTRIES = 2  # maximum number of `RankCounts` whose step is shown

@@ -18,7 +18,7 @@ class Cost(Data):
     of the step with and without the change."""
 
     def in_words(self, unit: str) -> str:
-        """Return the cost as the end of a sentence about a change in `unit`."""
+        """Return the cost as the end of a sentence about a changed count whose unit is `unit`."""
         if self.why_naive is not None:
             return self._naive_words(unit, self.why_naive)
         hidden = ""

@@ -29,9 +29,9 @@ EVENTS: frozenset[Event] = frozenset(get_args(Event))
 
 METHOD = "dispatch-2"  # the counting method. Counts from other methods are compared only if they `are_alike`
 READS_OF_THE_HOST = "dispatch-1"
-"""The previous counting method. It also counted reads of tensors on the host as host reads, although the host
-does not wait for them. All other counts are the same with both methods, so everything except host reads is
-compared."""
+"""The previous counting method. It also counted as host reads the reads of tensors in host memory, although
+the host does not have to wait for those. All other counts are the same with both methods, so everything
+except host reads is compared."""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
 """The first two steps that are counted. Steps are numbered from 1. The counts of `COUNTED_STEP` are reported.

@@ -44,8 +44,8 @@ class Fit(Data):
     live: int  # peak of live tensors
     allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
     reserved: int  # estimated peak of the memory that the caching allocator reserves
-    # Upper bound of `reserved`. It is reached if no block that several streams use can be reused in the step
-    # that frees the block.
+    # Upper bound of `reserved`. It is reached if each block that several streams use can be reused only after
+    # the step that frees it.
     reserved_upper: int
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
@@ -62,7 +62,10 @@ class Fit(Data):
 
     @property
     def most(self) -> int:
-        """The memory, in bytes, with which the allocator never frees its cache, even in the worst case."""
+        """The memory, in bytes, that a device needs so that the allocator never has to free its cache.
+
+        This holds even in the worst case.
+        """
         return max(self.reserved_upper, self.built) + sum(part.high for part in self.outside)
 
 

@@ -56,7 +56,10 @@ BY_THE_MACHINE = "the code did not change, so the machine did"
 
 
 class AgainstReference(Data):
-    """The change of a metric relative to the session's reference, which excludes the machine's own change."""
+    """The change of a metric relative to the session's reference.
+
+    This change excludes the machine's own change.
+    """
 
     change: float  # estimated relative change of the figure
     interval: tuple[float, float]  # 99% interval of `change`, with the uncertainty of the reference

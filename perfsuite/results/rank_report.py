@@ -168,14 +168,15 @@ class RankReport(Sealed):
     clock: str  # the clock that timed the steps: `cuda events`, `perf_counter`, `simulated`
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
-    # Number of timed steps, if counting made the last step longer: all steps but the last. None: all steps
-    # are timed.
+    # Number of timed steps. If counting made the last step longer, these are all steps but the last. None:
+    # all steps are timed.
     timed_steps: int | None = None
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
     # Host seconds that the training thread waited for batches in each step; empty if no loader was detected.
     data_wait_s: tuple[float, ...] = ()
-    data_wait_is_unknown: bool = False  # whether the training might have waited for batches of other threads
+    # Whether the training might have waited for batches that a loader gave to other threads.
+    data_wait_is_unknown: bool = False
     gc_s: tuple[float, ...] = ()  # seconds of Python's garbage collector in each step; empty: unknown
     # Bytes in use of each kind of memory, by number of completed steps.
     levels: dict[str, dict[int, int]] = Field(default_factory=dict)

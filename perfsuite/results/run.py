@@ -88,7 +88,7 @@ SlopeUnit = Literal["bytes", "s"]
 
 
 def timed_span(figure: str) -> str | None:
-    """Return the span whose time is the figure of this name; None if the figure is not a span's time."""
+    """Return the span whose time the named figure gives; None if the figure is not the time of a span."""
     return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
 
 

@@ -133,7 +133,7 @@ Status = Literal["complete", "interrupted", "running"]
 
 
 class PytestRun(Data):
-    """One run of pytest. A session continued with `--perf-resume` has several."""
+    """One run of pytest. A session that was continued with `--perf-resume` has several of these runs."""
 
     started_at: str  # ISO 8601, with time zone
     status: Status
@@ -156,7 +156,7 @@ class ArmFacts(Data):
 
 
 class Canary(Data):
-    """A case that a session also launches with its reference.
+    """A case that a session launches not only as usual, but also with the session's reference.
 
     These launches show how fast the machine is or, if the case looked slower, how fast the case is tonight.
     """
@@ -171,7 +171,7 @@ class Canary(Data):
 
 
 class MachineChange(Data):
-    """The change of one metric that the canaries of a reference have in common."""
+    """The change of one metric, as far as the canaries of a reference have this change in common."""
 
     metric: str
     hardware_class: str
@@ -190,7 +190,10 @@ class MachineChange(Data):
 
 
 class SessionReference(Data):
-    """The reference of a session, which is the environment and commit of the baselines, and its results."""
+    """The reference of a session, and the results of the launches with it.
+
+    The reference is the environment and commit of the baselines.
+    """
 
     arm: ArmFacts
     canaries: tuple[Canary, ...] = ()
@@ -307,7 +310,8 @@ class SessionFile(Sealed):
     interrupted_case: str | None = None  # the newest case that was interrupted and has no result yet
     # Such cases of earlier parts, if the session was interrupted several times, oldest first.
     interrupted_before: tuple[str, ...] = ()
-    interrupted_launches: tuple[Run, ...] = ()  # launches of these cases that had ended by then
+    # Launches of all these cases that had ended before the interruption of their case.
+    interrupted_launches: tuple[Run, ...] = ()
 
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:

@@ -41,7 +41,7 @@ from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import Below, RunDir, launches_in
 
-BEFORE_AFTER = "before-after.txt"  # file in a report's directory: numbers of new and previous baselines
+BEFORE_AFTER = "before-after.txt"  # file with the measured numbers of each new baseline and the previous one
 COUNTS = "counts"  # folder of the baselines of counts, next to the folders of hardware classes
 PROFILES = "profiles"  # folder of the profiles that belong to baselines
 _REPETITION = re.compile(r"\.\d+$")  # directory suffix of a case that is measured again; not used in ids

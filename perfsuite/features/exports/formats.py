@@ -68,7 +68,10 @@ def hud(session: SessionFile) -> str:
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """Return the fields that all records of a case share. Memory is the sum over a machine's GPUs, in GiB."""
+    """Return the fields that all records of a case share.
+
+    The memory of a machine, in GiB, is the total of its GPUs or, on a machine without GPUs, of the host.
+    """
     labels = {"hardware_class": result.hardware_class or session.machine.hardware_class, **outcomes(result)}
     extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}

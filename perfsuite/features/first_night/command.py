@@ -130,7 +130,8 @@ def carry_out(
     shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=as_json)
     rows = page.all_rows(record)
-    # If a repeated step did not run, the record keeps its earlier result, but not why it did not run.
+    # If a step should have run again but did not, the record keeps its earlier result, but not the reason why
+    # it did not run again.
     rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])

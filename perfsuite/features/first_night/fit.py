@@ -33,7 +33,10 @@ def case_row(first: Measurement, second: Measurement | None = None) -> Row:
         least = None if speed is None else speed.minimum_detectable
         detects = "" if least is None else f"changes of {least:.1%} or more in tokens/s can be detected"
         if speed is not None and speed.blind:
-            advice = "use longer steps or lock the clocks: changes of the allowed size would be missed"
+            advice = (
+                "use longer steps or lock the clocks, because otherwise "
+                "changes of the allowed size would be missed"
+            )
             shown = f"passed, but only {detects}, and the allowed change is {speed.allowed:.1%}"
             return unknown(check, shown, advice)
         return passed(check, f"fit for a baseline: recorded, then passed; {detects}".rstrip("; "))

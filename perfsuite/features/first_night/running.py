@@ -119,7 +119,7 @@ def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row 
         broken = _broken(machine.rows)
         if broken:
             advice = "repair it: the same command then continues"
-            return not_run(step.name, f"the check {broken[0]!r} of the step machine failed", advice)
+            return not_run(step.name, f"the check {broken[0]!r} failed in the step `machine`", advice)
     problem = how.problem(replace(night, wait_quiet_s=min(night.wait_quiet_s, left_s)), step)
     if problem is not None:
         return problem

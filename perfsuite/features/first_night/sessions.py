@@ -66,7 +66,11 @@ def case_rows(night: Night, *, measured: Measuring = measured) -> Iterator[Row]:
 
 
 def marker_of(machine: Machine) -> str:
-    """Return the marker of the cases for a machine: the family of its GPUs, `gpu` or `cpu`."""
+    """Return the marker of the cases for a machine.
+
+    It is `cpu` on a machine without GPUs. Otherwise, it is the family of the GPUs, or `gpu` if their product
+    is unknown.
+    """
     if machine.device == "cpu":
         return "cpu"
     return "gpu" if machine.product is None else machine.product.family

@@ -283,7 +283,8 @@ def propose(
         say(f"{plural(copied, 'baseline')} copied from {measured}")
     if not git("status", "--porcelain", "--ignore-submodules=dirty", "--", str(baselines), cwd=here):
         raise FileError(
-            f"nothing in {baselines} differs from the commit. First run `perfsuite baseline refresh`"
+            f"nothing in {baselines} differs from the commit that is checked out. "
+            "First run `perfsuite baseline refresh`"
         )
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     git("checkout", "--quiet", "-b", branch, cwd=here)

@@ -169,7 +169,9 @@ def changes(
 
 
 def _machines(stored: Sequence[tuple[Place, StoredSession]]) -> tuple[References, Mapping[Path, float]]:
-    """Return the speed of the reference on each hardware class, and the shift of each session, by file.
+    """Return the speed of the reference on each hardware class and, by file, the shift of each session.
+
+    The shift is the logarithm of how much slower the machine was in a session.
 
     After new baselines are accepted, the reference is compared with the new baselines. perfsuite then assumes
     that the machine did not change between the last session with the old baselines and the first session with

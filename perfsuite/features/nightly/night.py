@@ -66,7 +66,7 @@ def night(
 
     If GITHUB_STEP_SUMMARY names a file, the summary is appended to this file. The exit status is 1 if
     a case is worse, fails or has no baseline, if fewer than 90% of the cases were judged, or if the self-test
-    missed a fault. It is 2 if nothing was measured for any other reason.
+    missed a fault. If nothing was measured, and the reason is none of these, the exit status is 2.
 
     With --plan, costs are estimated from the launches in the store. The estimate for a case that was never
     measured comes from other cases with the same number of GPUs, and is marked with `~`.

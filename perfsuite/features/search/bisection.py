@@ -41,8 +41,8 @@ class Step(Data):
     change: float | None = None
     interval: tuple[float, float] | None = None  # 99% interval of `change`
     launches: int = 0
-    # The reason for the outcome: why the candidate was skipped, or what its counts showed. Empty if its times
-    # decided.
+    # The reason for the outcome: why the candidate was skipped, or what its counts showed. Empty if the
+    # outcome was decided by the candidate's times.
     why: str = ""
 
 
@@ -58,9 +58,9 @@ class BisectFile(Document):
     # bad arm is tested.
     metric: str | None = None
     # The growth of the metric or count that each step of the search tolerates: half of the growth in the bad
-    # arm. For the cost of a metric (seconds per token, bytes), half of the logarithm is used; for a count,
-    # half of the number. Until the bad arm is tested, this is the growth of seconds per token that is
-    # tolerated in the bad arm; None means the default tolerance.
+    # arm. For the cost of a metric (seconds per token, bytes), the logarithm of the growth is halved; for a
+    # count, the growth itself is halved. Until the bad arm is tested, this is the growth of seconds per token
+    # that is tolerated in the bad arm; None means the default tolerance.
     tolerance: float | None = None
     steps: tuple[Step, ...] = ()
 

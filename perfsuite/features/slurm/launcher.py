@@ -316,12 +316,12 @@ def alike(nodes: Sequence[Described]) -> Machine:
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return the failure that Slurm reports about the end of a step, or None if an agent explains the end.
 
-    `srun` can report the end of an agent before the abort of its step, or never report the abort. This
-    function therefore blames an agent that ended without a report only if no log reports an abort.
+    `srun` can report the end of an agent before the abort of its step, or never report the abort. So if an
+    agent ended without a report, this function blames the agent only if no log mentions an abort.
 
-    An abort is explained only by the failures in an agent's final report. If the agent wrote its report while
-    ranks were still running, the failures can be a consequence of the abort: ranks fail when the ranks of
-    another node are gone.
+    Failures that an agent reported count as the explanation of an abort only if they are in the agent's final
+    report. If the agent wrote its report while ranks were still running, the failures can be a consequence of
+    the abort: ranks fail when the ranks of another node are gone.
     """
     logs = [
         files.read_text(log, files.LARGEST_LOG, errors="replace")

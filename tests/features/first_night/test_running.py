@@ -156,7 +156,7 @@ def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
     """torch can be broken because, for example, the driver is too old for it."""
     machine = make_result("machine", failed(check, "the driver is too old"))
     record = run(make_step("spread"), make_step("machine"), record=make_record(machine))
-    reason = f"the check {check!r} of the step machine failed"
+    reason = f"the check {check!r} failed in the step `machine`"
     assert only_row(record, "spread") == not_run(
         "spread", reason, "repair it: the same command then continues"
     )
