@@ -83,7 +83,7 @@ def test_a_case_as_slow_as_the_reference_passes() -> None:
     assert known(check.against_reference).change == pytest.approx(0, abs=0.002)
 
 
-def test_what_the_case_moves_beyond_the_reference_is_the_code() -> None:
+def test_a_change_beyond_the_reference_is_of_the_code() -> None:
     check = speed_of(on_gpu(0.925), SLOW_NIGHT)
     assert speed_of(on_gpu(0.925), None).outcome == "inconclusive"
     assert check.outcome == "regressed"
@@ -225,7 +225,7 @@ def test_unknown_code_is_never_the_same() -> None:
     assert difference.endswith(said)
 
 
-def test_what_was_not_observed_is_never_the_same() -> None:
+def test_unobserved_settings_are_never_the_same() -> None:
     [difference] = other_than_baseline(make_run(), BEFORE, COMMIT)
     assert difference == "settings and versions were not observed on both sides"
 
