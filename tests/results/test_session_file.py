@@ -32,19 +32,26 @@ def test_figures_are_medians_over_launches() -> None:
     assert (never_run().measured_steps, never_run().figures) == ([], Figures())
 
 
-def test_compares_arms_by_counts_without_times() -> None:
-    counts = CountCheck(outcome="passed")
-    by_counts = Verdict(outcome="passed", launches=1, counts=counts)
-    timed = make_result(now()).verdict
-    for verdict, before, expected in (
-        *(
-            (by_counts, (now(),), True),
-            (by_counts, (), False),
-            (by_counts.replace(counts=None), (now(),), False),
-        ),
-        *((timed.replace(counts=counts), (now(),), False), (timed, (now(),), False)),
-    ):
-        assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
+COUNTED = CountCheck(outcome="passed")
+BY_COUNTS = Verdict(outcome="passed", launches=1, counts=COUNTED)
+TIMED = make_result(now()).verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "expected"),
+    [
+        (BY_COUNTS, (now(),), True),
+        (BY_COUNTS, (), False),
+        (BY_COUNTS.replace(counts=None), (now(),), False),
+        (TIMED.replace(counts=COUNTED), (now(),), False),
+        (TIMED, (now(),), False),
+    ],
+    ids=["counted arms", "one arm", "uncounted", "timed and counted", "timed"],
+)
+def test_compares_arms_by_counts_without_times(
+    verdict: Verdict, before: tuple[Run, ...], expected: bool
+) -> None:
+    assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
 
 
 def test_figures_are_evidence_without_a_reason() -> None:
@@ -82,9 +89,10 @@ def test_figures_are_shared_if_all_launches_are() -> None:
     assert not result(crash).shared, "a crash is the code's fault"
     assert not never_run().shared
     none_counts = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
-    for runs in ((quiet, disturbed), (disturbed, quiet)):
-        assert result(*runs, verdict=none_counts).shared
-        assert result(*runs, verdict=none_counts).healthy_runs == list(runs)
+    assert result(quiet, disturbed, verdict=none_counts).shared
+    assert result(disturbed, quiet, verdict=none_counts).shared
+    assert result(quiet, disturbed, verdict=none_counts).healthy_runs == [quiet, disturbed]
+    assert result(disturbed, quiet, verdict=none_counts).healthy_runs == [disturbed, quiet]
 
 
 @pytest.fixture
