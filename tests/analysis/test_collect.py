@@ -177,6 +177,7 @@ def test_bad_report_names_the_file_and_field(tmp_path: Path, content: str, said:
 @pytest.mark.fault("report is cut short")
 def test_bad_report_of_an_agent_names_the_file(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0))
+    run_dir.rank(1).write_text('{"schema_version": 3}')
     run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
