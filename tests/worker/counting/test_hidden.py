@@ -219,7 +219,7 @@ WAYS: dict[str, tuple[Train, str]] = {
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_way_to_hide_work_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_each_way_to_hide_work(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", types.SimpleNamespace(Buffer=Buffer))
     train, rule = WAYS[way]
     counting = Loop().run(train)
