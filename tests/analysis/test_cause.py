@@ -272,8 +272,12 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
         f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Does rank 1 "
         f"replace its optimizer during training, or does it have less data? The error of rank 1: {PEER}"
     )
-    for steps in (None, total):  # a rank with all steps or an unknown number is not behind
-        assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
+
+
+@pytest.mark.parametrize("steps", [None, make_case().total_steps], ids=["unknown", "all"])
+def test_a_rank_with_all_or_unknown_steps_is_not_behind(tmp_path: Path, steps: int | None) -> None:
+    late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own"), step_s=(), steps=steps)
+    assert cause(tmp_path, make_report(0), late).message == PEER
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step was seen"

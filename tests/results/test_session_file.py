@@ -74,25 +74,39 @@ def test_a_slower_unchanged_session_is_evidence() -> None:
     assert result.no_evidence == "no launch on a healthy machine"
 
 
-def test_figures_are_shared_if_all_launches_are() -> None:
-    quiet = now()
-    disturbed = now().replace(health=samples.DISTURBED)
+QUIET = now()
+DISTURBED = now().replace(health=samples.DISTURBED)
+CRASH = DISTURBED.replace(failure=Failure(kind="crash", message="x"))
 
-    def result(*runs: Run, **changes: Any) -> Measurement:
-        return make_result(*runs, **{"verdict": judge(runs, None, NOISE, Policy(max_unhealthy=1)), **changes})
 
-    assert result(disturbed).shared
-    assert samples.make_shared().shared
-    assert not result(quiet, disturbed).shared, "the figures are those of the first launch"
-    assert not result(quiet).shared
-    crash = disturbed.replace(failure=Failure(kind="crash", message="x"))
-    assert not result(crash).shared, "a crash is the code's fault"
-    assert not never_run().shared
+def result_of(*runs: Run) -> Measurement:
+    return make_result(*runs, verdict=judge(runs, None, NOISE, Policy(max_unhealthy=1)))
+
+
+@pytest.mark.parametrize(
+    ("result", "is_shared"),
+    [
+        (result_of(DISTURBED), True),
+        (samples.make_shared(), True),
+        (result_of(QUIET, DISTURBED), False),  # the figures are those of the first launch
+        (result_of(QUIET), False),
+        (result_of(CRASH), False),  # a crash is the code's fault
+        (never_run(), False),
+    ],
+    ids=["disturbed", "sample", "quiet and disturbed", "quiet", "crash", "never run"],
+)
+def test_figures_are_shared_if_all_launches_are(result: Measurement, is_shared: bool) -> None:
+    assert result.shared is is_shared
+
+
+@pytest.mark.parametrize(
+    "runs", [(QUIET, DISTURBED), (DISTURBED, QUIET)], ids=["quiet first", "disturbed first"]
+)
+def test_figures_are_shared_if_no_launch_counts(runs: tuple[Run, ...]) -> None:
     none_counts = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
-    assert result(quiet, disturbed, verdict=none_counts).shared
-    assert result(disturbed, quiet, verdict=none_counts).shared
-    assert result(quiet, disturbed, verdict=none_counts).healthy_runs == [quiet, disturbed]
-    assert result(disturbed, quiet, verdict=none_counts).healthy_runs == [disturbed, quiet]
+    result = make_result(*runs, verdict=none_counts)
+    assert result.shared
+    assert result.healthy_runs == list(runs)
 
 
 @pytest.fixture

@@ -287,7 +287,7 @@ def test_a_case_that_looked_slower_does_not_shift_the_others() -> None:
     assert confirming(0.9).shift(TOKENS_PER_S, of_metric) == USUAL_NIGHT.shift(TOKENS_PER_S, of_metric)
 
 
-def test_a_reference_without_the_metric_on_the_case_confirms_nothing() -> None:
+def test_a_reference_without_the_metric_confirms_nothing() -> None:
     of_metric = known(noise_of().of(TOKENS_PER_S))
     correction = confirming(0.95).correction(CPU_S_PER_STEP, of_metric, BASELINE)
     assert correction == USUAL_NIGHT.correction(CPU_S_PER_STEP, of_metric, BASELINE)
