@@ -28,28 +28,36 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
     return collected(write_launch(directory, *ranks, case=case))
 
 
-def test_distrusts_a_clock_that_disagrees(tmp_path: Path) -> None:
-    for elapsed_s, uptime_s, is_told in (
+@pytest.mark.parametrize(
+    ("elapsed_s", "uptime_s", "is_reported"),
+    [
         *((2.5, uptime_s, False) for uptime_s in (2.5, None, 2.9)),
         *((100.0, 104.9, False), (100.0, 106.0, True), (0.25, 2.5, True), (2.5, 0.25, True)),
-    ):
-        ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
-        failure = run_of(make_case(), tmp_path, ranks).failure
-        assert (failure is not None) == is_told
-        other = f"{uptime_s or 0:.2f} s according to the kernel's uptime. Something"
-        took = f"took {elapsed_s:.2f} s, but it took {other}"
-        assert failure is None or failure.kind == "mismatch"
-        assert failure is None or f"rank 1: according to its clock, training {took}" in failure.message
+    ],
+)
+def test_distrusts_a_clock_that_disagrees(
+    tmp_path: Path, elapsed_s: float, uptime_s: float | None, is_reported: bool
+) -> None:
+    ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
+    failure = run_of(make_case(), tmp_path, ranks).failure
+    assert (failure is not None) == is_reported
+    other = f"{uptime_s or 0:.2f} s according to the kernel's uptime. Something"
+    took = f"took {elapsed_s:.2f} s, but it took {other}"
+    assert failure is None or failure.kind == "mismatch"
+    assert failure is None or f"rank 1: according to its clock, training {took}" in failure.message
 
 
 WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
 
 
-def test_reports_replicas_that_trained_apart() -> None:
+@pytest.mark.parametrize("replicas", ["agree", "differ"])
+def test_reports_replicas_that_trained_apart(replicas: Any) -> None:
     apart = reports(*[evidence_of(11, collectives=0)] * 2)
-    for replicas in ("agree", "differ"):
-        said = f"the 2 ranks trained apart: no collective ran after the first step. {WRAP}"
-        assert agreement.trained_apart(apart, case_of(replicas=replicas)) == said
+    said = f"the 2 ranks trained apart: no collective ran after the first step. {WRAP}"
+    assert agreement.trained_apart(apart, case_of(replicas=replicas)) == said
+
+
+def test_reports_replicas_whose_parameters_differ() -> None:
     assert agreement.trained_apart(
         reports(evidence_of(11, 11, 11), evidence_of(11, 11.02, 11.5)), case_of()
     ) == (
@@ -62,14 +70,14 @@ def test_reports_replicas_that_trained_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "imported", "is_told"),
+    ("device", "imported", "is_named"),
     [("cpu", "accelerate", True), ("cuda", "accelerate", False), ("cpu", "lightning", False)],
 )
-def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_told: bool) -> None:
+def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_named: bool) -> None:
     observed = Observed(settings={"device": device}, environment={imported: "1.15.0"})
     first, second = reports(*[evidence_of(11, collectives=0)] * 2)
     why = agreement.trained_apart([first.replace(observed=observed), second], case_of())
-    assert (why is not None and "ACCELERATE_USE_CPU" in why and "--use_cpu" in why) == is_told
+    assert (why is not None and "ACCELERATE_USE_CPU" in why and "--use_cpu" in why) == is_named
 
 
 @pytest.mark.parametrize(
@@ -95,29 +103,40 @@ def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) ->
     assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
-def test_how_much_replicas_may_differ() -> None:
-    """Each of the two ranks has a pair: the norms of a parameter before and after training."""
-    for one, other, is_apart in (
+@pytest.mark.parametrize(
+    ("one", "other", "is_apart"),
+    [
         ((0.0, 100.0), (0.0, 99.0), False),  # the ranks differ by a hundredth of what training changed
         *((((0.0, 100.0), (0.0, end), True)) for end in (98.9, 101.1)),
         ((0.0, 100.0), (99.5, 99.25), False),  # relative to the larger change
         # Rounding: at most one part in two million of the larger norm.
         ((2e6, 2e6), (2e6 - 1, 2e6 - 1), False),
         ((2e6, 2e6), (2e6 - 1.01, 2e6 - 1.01), True),
-    ):
-        both = (Evidence(data_parallel=2, collectives=25, replicated={"a": norms}) for norms in (one, other))
-        assert (agreement.trained_apart(reports(*both), case_of()) is not None) is is_apart
+    ],
+    ids=["by a hundredth", "below", "above", "of the larger change", "by rounding", "by more"],
+)
+def test_replicas_may_differ_by_rounding(
+    one: tuple[float, float], other: tuple[float, float], is_apart: bool
+) -> None:
+    """Each of the two ranks has a pair: the norms of a parameter before and after training."""
+    both = (Evidence(data_parallel=2, collectives=25, replicated={"a": norms}) for norms in (one, other))
+    assert (agreement.trained_apart(reports(*both), case_of()) is not None) is is_apart
 
 
-def test_refuses_ranks_that_trained_apart(tmp_path: Path) -> None:
-    for norm, collectives, replicas, is_apart in (
+@pytest.mark.parametrize(
+    ("norm", "collectives", "replicas", "is_apart"),
+    [
         *((13, 25, "agree", True), (13, 25, "differ", False)),
         *((11, 0, "agree", True), (11, 25, "agree", False)),
-    ):
-        evidence = (evidence_of(first_norm, collectives=collectives) for first_norm in (11, norm))
-        failure = run_of(case_of(replicas=replicas), tmp_path, reports(*evidence)).failure
-        assert (failure is not None) is is_apart
-        assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
+    ],
+)
+def test_refuses_ranks_that_trained_apart(
+    tmp_path: Path, norm: int, collectives: int, replicas: Any, is_apart: bool
+) -> None:
+    evidence = (evidence_of(first_norm, collectives=collectives) for first_norm in (11, norm))
+    failure = run_of(case_of(replicas=replicas), tmp_path, reports(*evidence)).failure
+    assert (failure is not None) is is_apart
+    assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
 
 
 def saw(*tokens: int | None, **changes: Any) -> list[RankReport]:
@@ -158,42 +177,52 @@ def test_tokens_not_given_to_the_model_mismatch(
     )
 
 
-def test_sequences_may_be_split_among_ranks() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "changes"), [((128, 128), {"data_parallel": 1}), ((64,) * 4, {})], ids=["two", "four"]
+)
+def test_sequences_may_be_split_among_ranks(tokens: tuple[int, ...], changes: dict[str, Any]) -> None:
     """Context parallelism gives each of two ranks half of a sequence. The second case has two such groups."""
-    for tokens, changes in (((128, 128), {"data_parallel": 1}), ((64,) * 4, {})):
-        world = len(tokens)
-        ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
-        assert agreement.tokens_differ(ranks, case_of()) is None
-        assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step. This number matches the second step only "
-            f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
-            "parallelism",
-        )
-    # 256 tokens on eight ranks are two sequences, each in two parts, and each part is trained by two ranks.
-    for parts, is_told in (("1", True), ("2", False)):
-        split = {"tokens_per_step": 256, "world_size": 8, "observed": in_parts(parts)}
-        ranks = [report.replace(**split) for report in saw(*[64] * 8)]
-        assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_told
+    world = len(tokens)
+    ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
+    assert agreement.tokens_differ(ranks, case_of()) is None
+    assert agreement.token_notes(ranks, case_of()) == (
+        "tokens/s counts 256 tokens a step. This number matches the second step only "
+        f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
+        "parallelism",
+    )
 
 
-def test_other_tokens_are_a_note(tmp_path: Path) -> None:
-    vary = case_of(tokens="vary")
-    for tokens, case, padding, note in (
+@pytest.mark.parametrize(("parts", "is_other"), [("1", True), ("2", False)])
+def test_ranks_may_train_the_same_part(parts: str, is_other: bool) -> None:
+    """256 tokens on eight ranks are two sequences, each in two parts. Each part is trained by two ranks."""
+    split = {"tokens_per_step": 256, "world_size": 8, "observed": in_parts(parts)}
+    ranks = [report.replace(**split) for report in saw(*[64] * 8)]
+    assert (agreement.tokens_differ(ranks, case_of()) is not None) == is_other
+
+
+@pytest.mark.parametrize(
+    ("tokens", "case", "padding", "note"),
+    [
         ((127, 127), case_of(), 0, ". In the second step, the model was given 254"),
         ((128, 128), case_of(), 64, ". In the second step, the model was given 256, 50% of them padding"),
         (
             (50, 60),
-            vary,
+            case_of(tokens="vary"),
             0,
             " (which vary, according to the case). In the second step, the model was given 110",
         ),
         ((128, 128), case_of(), 0, None),
         ((None, None), case_of(), 0, None),  # the model gets images
         ((128, None), case_of(), 0, None),  # the second rank is the second stage of a pipeline
-    ):
-        run = run_of(case, tmp_path, saw(*tokens, padding=padding))
-        said = f"tokens/s counts 256 tokens a step{note}"
-        assert (run.failure, run.notes) == (None, (said,) if note else ())
+    ],
+    ids=["fewer", "padding", "vary", "same", "images", "pipeline"],
+)
+def test_other_tokens_are_a_note(
+    tmp_path: Path, tokens: Any, case: Any, padding: int, note: str | None
+) -> None:
+    run = run_of(case, tmp_path, saw(*tokens, padding=padding))
+    said = f"tokens/s counts 256 tokens a step{note}"
+    assert (run.failure, run.notes) == (None, (said,) if note else ())
 
 
 def test_no_tokens_are_claimed_without_reports() -> None:
@@ -219,29 +248,31 @@ def test_notes_an_input_that_changes_later() -> None:
     assert agreement.input_notes([make_report(0, counts=counts.replace(spans={}))], case_of()) == ()
 
 
-def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("samples", "is_noted"), [(128, False), (64, True), (None, False)])
+def test_notes_samples_the_case_does_not_claim(tmp_path: Path, samples: int | None, is_noted: bool) -> None:
     """This is only a note, because the first dimension of a model's input need not be its samples."""
     said = (
         "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks). "
         "In the second step, the first dimension of the model's inputs added up to 128. Correct the case if "
         "this is the number of samples"
     )
-    for samples, notes in ((128, ()), (64, (said,)), (None, ())):
-        run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
-        assert (run.failure, run.notes) == (None, notes)
+    run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
+    assert (run.failure, run.notes) == (None, (said,) if is_noted else ())
 
 
-def test_compares_the_samples_of_a_single_process() -> None:
-    for samples, is_told in ((250, False), (125, True)):
-        alone = reports(Evidence(data_parallel=1, samples=samples), tokens_per_step=250, world_size=1)
-        assert bool(agreement.token_notes(alone, IMAGES)) is is_told
+@pytest.mark.parametrize(("samples", "is_noted"), [(250, False), (125, True)])
+def test_compares_the_samples_of_a_single_process(samples: int, is_noted: bool) -> None:
+    alone = reports(Evidence(data_parallel=1, samples=samples), tokens_per_step=250, world_size=1)
+    assert bool(agreement.token_notes(alone, IMAGES)) is is_noted
 
 
-def test_token_counts_may_differ_by_two_percent() -> None:
-    for tokens, is_other in ((244, True), (245, False), (250, False), (255, False), (256, True)):
-        alone = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
-        assert (agreement.tokens_differ(alone, case_of()) is not None) is is_other
-        assert bool(agreement.token_notes(alone, case_of())) is (tokens != 250 and not is_other)
+@pytest.mark.parametrize(
+    ("tokens", "is_other"), [(244, True), (245, False), (250, False), (255, False), (256, True)]
+)
+def test_token_counts_may_differ_by_two_percent(tokens: int, is_other: bool) -> None:
+    alone = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
+    assert (agreement.tokens_differ(alone, case_of()) is not None) is is_other
+    assert bool(agreement.token_notes(alone, case_of())) is (tokens != 250 and not is_other)
 
 
 FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=2)

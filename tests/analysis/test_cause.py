@@ -83,17 +83,23 @@ def test_cause_is_not_the_failure_of_a_peer(
     assert (failure.kind, failure.rank, failure.message) == ("crash", rank, message)
 
 
-def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
-    for reporting, rank, ranks in (([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")):
-        directory = tmp_path / str(reporting)
-        failure = cause(directory, *map(make_report, reporting))
-        assert (failure.kind, failure.rank) == ("missing_report", rank)
-        assert failure.message == f"no report from rank {ranks} of 2: see {directory}"
-        RunDir(directory).launch(0).unlink()  # a missing file means that the launcher died
-        failure = failure_of(collected(RunDir(directory)))
-        assert (failure.kind, failure.rank) == ("missing_report", rank)
-        died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {directory}"
-        assert failure.message == died
+@pytest.mark.parametrize(
+    ("reporting", "rank", "ranks"),
+    [([0], 1, "1"), ([1], 0, "0"), ([], 0, "0, 1")],
+    ids=["rank 1", "rank 0", "both"],
+)
+def test_ranks_that_left_no_report_are_named(
+    tmp_path: Path, reporting: list[int], rank: int, ranks: str
+) -> None:
+    directory = tmp_path / str(reporting)
+    failure = cause(directory, *map(make_report, reporting))
+    assert (failure.kind, failure.rank) == ("missing_report", rank)
+    assert failure.message == f"no report from rank {ranks} of 2: see {directory}"
+    RunDir(directory).launch(0).unlink()  # a missing file means that the launcher died
+    failure = failure_of(collected(RunDir(directory)))
+    assert (failure.kind, failure.rank) == ("missing_report", rank)
+    died = f"the agent died before rank {ranks} of 2 had reported: was it killed? See {directory}"
+    assert failure.message == died
 
 
 def test_reports_the_error_of_a_dead_agent(tmp_path: Path) -> None:
@@ -114,12 +120,14 @@ def test_survived_error_is_not_why_an_agent_died(tmp_path: Path) -> None:
     assert "was it killed?" in failure_of(collected(run_dir)).message
 
 
-def test_a_full_disk_is_not_the_codes_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, kind in ((0, "error"), (2**16 - 1, "error"), (2**16, "missing_report")):
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        failure = cause(tmp_path)
-        assert (failure.kind, failure.rank) == (kind, 0)
-        assert ("no space is left on the disk of" in failure.message) is (kind == "error")
+@pytest.mark.parametrize(("free", "kind"), [(0, "error"), (2**16 - 1, "error"), (2**16, "missing_report")])
+def test_a_full_disk_is_not_the_codes_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, kind: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    failure = cause(tmp_path)
+    assert (failure.kind, failure.rank) == (kind, 0)
+    assert ("no space is left on the disk of" in failure.message) is (kind == "error")
 
 
 @pytest.mark.parametrize(
@@ -169,19 +177,25 @@ AGENT_SAYS = "failed (exitcode: 1)"
 BOTH = f"last lines of rank-1.log:\n{RANK_SAYS}\nlast lines of agent-0.log:\n{AGENT_SAYS}"
 
 
-def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
-    nothing = "no process wrote anything"
-    of_agent = {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}
-    for number, (ended, logs, expected) in enumerate(
-        (
-            ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
-            ([crash(1, 1.0, "exit code 2")], of_agent, BOTH),
-            ([COMMAND_FAILED], {"rank-0.log": "", **of_agent}, BOTH),  # the rank is unknown
-            *(([], {"agent-0.log": ""}, nothing), ([], {}, nothing)),
-        )
-    ):
-        reports = [make_report(0)] if ended else []
-        assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == expected
+OF_AGENT = {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}
+
+
+@pytest.mark.parametrize(
+    ("ended", "logs", "expected"),
+    [
+        ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
+        ([crash(1, 1.0, "exit code 2")], OF_AGENT, BOTH),
+        ([COMMAND_FAILED], {"rank-0.log": "", **OF_AGENT}, BOTH),  # the rank is unknown
+        ([], {"agent-0.log": ""}, "no process wrote anything"),
+        ([], {}, "no process wrote anything"),
+    ],
+    ids=["agent", "rank", "unknown rank", "empty log", "no log"],
+)
+def test_without_a_traceback_logs_are_shown(
+    tmp_path: Path, ended: list[Any], logs: dict[str, str], expected: str
+) -> None:
+    reports = [make_report(0)] if ended else []
+    assert cause(tmp_path, *reports, ended=ended, logs=logs).traceback == expected
 
 
 def test_a_mismatch_has_neither_traceback_nor_logs(tmp_path: Path) -> None:
@@ -206,14 +220,18 @@ def test_names_deaths_before_the_agents(tmp_path: Path) -> None:
     )
 
 
-def test_one_line_traceback_gives_way_to_the_log(tmp_path: Path) -> None:
-    logs = {"rank-1.log": "bad option\n"}
-    for own, traceback in (
+@pytest.mark.parametrize(
+    ("own", "traceback"),
+    [
         ("exit code 1", "last lines of rank-1.log:\nbad option"),
         ("Trace\n  x", "Trace\n  x"),
-    ):
-        reports = failed(crash(0, 1.0, PEER, "Trace\n  peer"), crash(1, 2.0, traceback=own))
-        assert cause(tmp_path, *reports, logs=logs).traceback == traceback
+    ],
+    ids=["one line", "traceback"],
+)
+def test_one_line_traceback_gives_way_to_the_log(tmp_path: Path, own: str, traceback: str) -> None:
+    logs = {"rank-1.log": "bad option\n"}
+    reports = failed(crash(0, 1.0, PEER, "Trace\n  peer"), crash(1, 2.0, traceback=own))
+    assert cause(tmp_path, *reports, logs=logs).traceback == traceback
 
 
 def test_stacks_come_before_logs(tmp_path: Path) -> None:
@@ -224,10 +242,10 @@ def test_stacks_come_before_logs(tmp_path: Path) -> None:
     )
 
 
-def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path) -> None:
-    for more, first in ((0, "first"), (1, "irst")):
-        log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
-        assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
+@pytest.mark.parametrize(("more", "first"), [(0, "first"), (1, "irst")])
+def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path, more: int, first: str) -> None:
+    log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
+    assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
 
 
 def test_a_secret_in_a_log_is_not_kept(tmp_path: Path) -> None:
@@ -254,8 +272,12 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
         f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Does rank 1 "
         f"replace its optimizer during training, or does it have less data? The error of rank 1: {PEER}"
     )
-    for steps in (None, total):  # a rank with all steps or an unknown number is not behind
-        assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
+
+
+@pytest.mark.parametrize("steps", [None, make_case().total_steps], ids=["unknown", "all"])
+def test_a_rank_with_all_or_unknown_steps_is_not_behind(tmp_path: Path, steps: int | None) -> None:
+    late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own"), step_s=(), steps=steps)
+    assert cause(tmp_path, make_report(0), late).message == PEER
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step was seen"
@@ -392,9 +414,9 @@ def test_the_thread_that_writes_calls_is_not_shown(tmp_path: Path) -> None:
         f"line {rank} in _serve\n\n{stack('train.py')}"
         for rank in (1, 2)
     ]
-    found = shown(tmp_path, *enumerate(texts))
-    assert found.startswith("rank 0, rank 1 stopped at:\nCurrent thread")
-    assert "_serve" not in found
+    printed = shown(tmp_path, *enumerate(texts))
+    assert printed.startswith("rank 0, rank 1 stopped at:\nCurrent thread")
+    assert "_serve" not in printed
 
 
 def test_a_hang_in_the_rendezvous_shows_its_stack(tmp_path: Path) -> None:
@@ -407,12 +429,15 @@ def test_a_hang_in_the_rendezvous_shows_its_stack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 8, 9])
-def test_shows_at_most_eight_stacks_of_forty_lines(tmp_path: Path, count: int) -> None:
+def test_shows_at_most_eight_stacks(tmp_path: Path, count: int) -> None:
     places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
     lines = shown(tmp_path / "places", *places, (99, "")).splitlines()
     assert sum(line.endswith("stopped at:") for line in lines) == min(count, 8)
     more = [f"and 1 more places: see {tmp_path / 'places'}"] if count > 8 else []
     assert lines[len(lines) - len(more) :] == more
-    for length, rest in ((40, "\nline 39"), (41, "\nline 39\n  ...")):
-        long = "\n".join(f"line {line}" for line in range(length))
-        assert shown(tmp_path / str(length), (0, long)).endswith(rest)
+
+
+@pytest.mark.parametrize(("length", "rest"), [(40, "\nline 39"), (41, "\nline 39\n  ...")], ids=["40", "41"])
+def test_shows_at_most_forty_lines_of_a_stack(tmp_path: Path, length: int, rest: str) -> None:
+    long = "\n".join(f"line {line}" for line in range(length))
+    assert shown(tmp_path, (0, long)).endswith(rest)

@@ -37,26 +37,24 @@ def test_a_good_launch(tmp_path: Path) -> None:
     assert run.figures.peak_memory_bytes == 10**6
 
 
-def test_records_an_injected_fault_in_every_run(tmp_path: Path) -> None:
-    for ranks in (1, 2):
-        run_dir = write_launch(tmp_path / str(ranks), *map(make_report, range(ranks)))
-        assert collected(run_dir).inject is None
-        documents.write(run_dir.case, documents.read(run_dir.case, CaseFile).replace(inject="slowdown=30%"))
-        run = collected(run_dir)
-        assert (run.inject, run.failure is not None) == ("slowdown=30%", ranks == 1)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_records_an_injected_fault_in_every_run(tmp_path: Path, ranks: int) -> None:
+    run_dir = write_launch(tmp_path / str(ranks), *map(make_report, range(ranks)))
+    assert collected(run_dir).inject is None
+    documents.write(run_dir.case, documents.read(run_dir.case, CaseFile).replace(inject="slowdown=30%"))
+    run = collected(run_dir)
+    assert (run.inject, run.failure is not None) == ("slowdown=30%", ranks == 1)
 
 
-def test_gpu_window_starts_after_ten_seconds(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize(("warmup", "start"), [(5, 5), (14, 9), (8, 8)])
+def test_gpu_window_starts_after_ten_seconds(tmp_path: Path, warmup: int, start: int) -> None:
     """The times of the steps are stable at once, but the GPU's clocks and temperature are not."""
-    for warmup, start in ((5, 5), (14, 9), (8, 8)):
-        case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
-        run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
-        run = on_gpu(run_dir)
-        assert run.window == (start, 25)
-        assert any("temperature settle" in note for note in run.notes) == (start < 9)
-        assert collected(run_dir).window == (COUNTED_STEP, 25)
+    case = make_case(max_warmup_steps=warmup, steps=25 - warmup)
+    run_dir = both(tmp_path, step_s=(2.0,) * 25, counts=Counts(), case=case)
+    run = on_gpu(run_dir)
+    assert run.window == (start, 25)
+    assert any("temperature settle" in note for note in run.notes) == (start < 9)
+    assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
 def test_excludes_counted_steps_and_groups_ranks(tmp_path: Path) -> None:
@@ -118,12 +116,16 @@ def test_disagreeing_ranks_fail_with_their_values(
     assert (failure.kind, failure.message) == ("ranks_disagree", said)
 
 
-def test_counts_machines_of_several_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [("n1", "2 nodes were requested, but the ranks ran on n1"), ("n2", None)],
+    ids=["one host", "two hosts"],
+)
+def test_counts_machines_of_several_nodes(tmp_path: Path, host: str, said: str | None) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
-    for host, said in (("n1", "2 nodes were requested, but the ranks ran on n1"), ("n2", None)):
-        reports = make_report(0, host="n1"), make_report(1, host=host)
-        failure = collected(write_launch(tmp_path / host, *reports, case=case)).failure
-        assert (failure and (failure.kind, failure.message)) == (said and ("ranks_disagree", said))
+    reports = make_report(0, host="n1"), make_report(1, host=host)
+    failure = collected(write_launch(tmp_path / host, *reports, case=case)).failure
+    assert (failure and (failure.kind, failure.message)) == (said and ("ranks_disagree", said))
 
 
 def sealed(content: dict[str, Any]) -> str:
@@ -150,44 +152,60 @@ def test_damaged_agent_report_fails_a_launch(tmp_path: Path) -> None:
     assert "it was edited or damaged" in failure_of(collected(run_dir)).message
 
 
-@pytest.mark.fault("report is cut short")
-def test_bad_report_names_the_file_and_field(tmp_path: Path) -> None:
-    run_dir = write_launch(tmp_path, make_report(0))
-    for content, said in (
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
         ('{"schema_version": 1, "ra', "not JSON"),
         ('{"schema_version": 3}', "field schema_version: this perfsuite reads 1, got 3"),
         (
             sealed({"schema_version": 1, "rank": 1, "world_size": 2, "host": "h"}),
             "field clock: Field required",
         ),
-    ):
-        run_dir.rank(1).write_text(content)
-        failure = failure_of(collected(run_dir))
-        assert failure.kind == "missing_report"
-        assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
-        assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
+    ],
+    ids=["cut short", "another schema", "a field lacks"],
+)
+@pytest.mark.fault("report is cut short")
+def test_bad_report_names_the_file_and_field(tmp_path: Path, content: str, said: str) -> None:
+    run_dir = write_launch(tmp_path, make_report(0))
+    run_dir.rank(1).write_text(content)
+    failure = failure_of(collected(run_dir))
+    assert failure.kind == "missing_report"
+    assert failure.message.startswith(f"{run_dir.rank(1)}: {said}")
+    assert failure_of(collected(run_dir, failure=TIMEOUT)).kind == "timeout"
+
+
+@pytest.mark.fault("report is cut short")
+def test_bad_report_of_an_agent_names_the_file(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0))
+    run_dir.rank(1).write_text('{"schema_version": 3}')
     run_dir.launch(0).write_text("[]")
     failure = failure_of(collected(run_dir))
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
 
 
-def test_failure_after_all_reports_is_a_note(tmp_path: Path) -> None:
-    """An example is a command that lingers for a logger.
-
-    Nothing is missing, even though the agent has not reported.
-    """
-    for ended, killed, note in (
+@pytest.mark.parametrize(
+    ("ended", "killed", "note"),
+    [
         (crash(1, 1.0, "exit code -11"), None, "processes failed after reporting: rank 1: exit code -11"),
         (COMMAND_FAILED, None, f"processes failed after reporting: {COMMAND_FAILED.message}"),
         (None, TIMEOUT, "every rank had reported, but the job did not end: killed after 900 s"),
         (None, None, None),
-    ):
-        run_dir = write_launch(tmp_path, make_report(0), make_report(1), ended=(ended,) if ended else ())
-        if ended is None:
-            run_dir.launch(0).unlink()
-        run = collected(run_dir, failure=killed)
-        assert (run.failure, run.notes) == (None, (note,) if note else ())
-        assert run.figures.tokens_per_s is not None
+    ],
+    ids=["rank", "command", "timeout", "none"],
+)
+def test_failure_after_all_reports_is_a_note(
+    tmp_path: Path, ended: Any, killed: Any, note: str | None
+) -> None:
+    """An example is a command that lingers for a logger.
+
+    Nothing is missing, even though the agent has not reported.
+    """
+    run_dir = write_launch(tmp_path, make_report(0), make_report(1), ended=(ended,) if ended else ())
+    if ended is None:
+        run_dir.launch(0).unlink()
+    run = collected(run_dir, failure=killed)
+    assert (run.failure, run.notes) == (None, (note,) if note else ())
+    assert run.figures.tokens_per_s is not None
 
 
 FALLS = make_report(0).loss
@@ -319,20 +337,25 @@ def test_environment_records_the_gpu_set_up(tmp_path: Path) -> None:
     assert known(unread.observed).environment == {"torch": "2.13"}
 
 
-def test_launch_without_a_sample_is_no_evidence(tmp_path: Path) -> None:
-    for clock, why in (("perf_counter", [NOT_SAMPLED]), ("simulated", [])):
-        run = collected(both(tmp_path, clock=clock))
-        assert launch_problems(run, None) == why
-        assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
+@pytest.mark.parametrize(
+    ("clock", "why"), [("perf_counter", [NOT_SAMPLED]), ("simulated", [])], ids=["real", "simulated"]
+)
+def test_launch_without_a_sample_is_no_evidence(tmp_path: Path, clock: Any, why: list[str]) -> None:
+    run = collected(both(tmp_path, clock=clock))
+    assert launch_problems(run, None) == why
+    assert [set(unhealthy_pairs([run], [run])), run.health is None] == [{1} if why else set(), not why]
 
 
-def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
-    for precision, matmul, given in (("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)):
-        seen = Observed(settings={"fp32_matmul": matmul}, environment={})
-        case = make_case(hardware="gpu", precision=precision)
-        run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
-        assert run.figures.tflops_per_device
-        assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == given
+@pytest.mark.parametrize(
+    ("precision", "matmul", "given"),
+    [("fp32", "tf32", False), ("fp32", "ieee", True), ("bf16", "tf32", True)],
+)
+def test_no_mfu_of_fp32_in_tf32(tmp_path: Path, precision: Any, matmul: str, given: bool) -> None:
+    seen = Observed(settings={"fp32_matmul": matmul}, environment={})
+    case = make_case(hardware="gpu", precision=precision)
+    run = on_gpu(both(tmp_path, case=case, peak_flops=67e12, observed=seen, flops=FLOPS))
+    assert run.figures.tflops_per_device
+    assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == given
 
 
 def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
@@ -346,13 +369,13 @@ def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
     assert run.figures.mfu == pytest.approx(known(plain.figures.mfu) * 1.25 / 2)
 
 
-def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
-    for world in (1, 4):
-        reports = [make_report(rank, world_size=world) for rank in range(world)]
-        case = make_case(topology={"processes_per_node": world})
-        run = collected(write_launch(tmp_path, *reports, case=case))
-        assert (run.failure, len(run.memory)) == (None, world)
-        assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
+@pytest.mark.parametrize("world", [1, 4])
+def test_as_many_ranks_as_the_case_has(tmp_path: Path, world: int) -> None:
+    reports = [make_report(rank, world_size=world) for rank in range(world)]
+    case = make_case(topology={"processes_per_node": world})
+    run = collected(write_launch(tmp_path, *reports, case=case))
+    assert (run.failure, len(run.memory)) == (None, world)
+    assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
 
 
 def test_steps_and_probes_are_the_slowest_ranks(
@@ -412,17 +435,22 @@ def test_environments_of_other_nodes_are_recorded(tmp_path: Path) -> None:
     }
 
 
-def test_reports_why_a_launch_was_killed(tmp_path: Path) -> None:
-    peer, own = (make_report(1, failure=crash(1, 1.0, said)) for said in ("Connection closed by peer", "x"))
-    for reports, kind in (
-        *(([], "timeout"), ([make_report(0)], "timeout")),
-        *(([make_report(0), peer], "timeout"), ([make_report(0), own], "crash")),
-    ):
-        run_dir = write_launch(tmp_path / str(len(reports)), *reports)
-        run_dir.agent_log(0).write_text("waiting\n")
-        failure = failure_of(collected(run_dir, failure=TIMEOUT))
-        assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
-        assert failure_of(collected(run_dir)).kind != "timeout"
+@pytest.mark.parametrize(
+    ("reports", "kind"),
+    [
+        ([], "timeout"),
+        ([make_report(0)], "timeout"),
+        ([make_report(0), make_report(1, failure=crash(1, 1.0, "Connection closed by peer"))], "timeout"),
+        ([make_report(0), make_report(1, failure=crash(1, 1.0, "x"))], "crash"),
+    ],
+    ids=["no report", "one report", "a peer's error", "an error"],
+)
+def test_reports_why_a_launch_was_killed(tmp_path: Path, reports: list[Any], kind: str) -> None:
+    run_dir = write_launch(tmp_path, *reports)
+    run_dir.agent_log(0).write_text("waiting\n")
+    failure = failure_of(collected(run_dir, failure=TIMEOUT))
+    assert (failure.kind, failure.traceback) == (kind, "last lines of agent-0.log:\nwaiting")
+    assert failure_of(collected(run_dir)).kind != "timeout"
 
 
 # Metrics of other packages

@@ -54,22 +54,34 @@ def make_metric(**changes: Any) -> Metric:
     return Metric(**{**values, **changes})
 
 
-def test_combines_rank_values_into_a_launch_value() -> None:
-    for across_ranks, values, expected in (
+@pytest.mark.parametrize(
+    ("across_ranks", "values", "expected"),
+    [
         *(("max", (2.0, 4.0, 1.0), 4.0), ("min", (2.0, 4.0, 1.0), 1.0)),
         *(("sum", (2.0, 4.0, 1.0), 7.0), ("mean", (2.0, 4.0, 1.0), 7 / 3)),
         *(("mean", (None, 4.0), 4.0), ("max", (None, None), None)),  # ranks without a value are left out
-    ):
-        extras = [{} if value is None else {"x": value, "y": 9.0} for value in values]
-        reports = [make_report(rank, world_size=2, extra=extra) for rank, extra in enumerate(extras)]
-        figures = extra_figures(make_run(), reports, [make_metric(across_ranks=across_ranks)])
-        assert figures == ({} if expected is None else {"x": pytest.approx(expected)})
+    ],
+    ids=["max", "min", "sum", "mean", "one value", "no value"],
+)
+def test_combines_rank_values_into_a_launch_value(
+    across_ranks: Any, values: tuple[float | None, ...], expected: float | None
+) -> None:
+    extras = [{} if value is None else {"x": value, "y": 9.0} for value in values]
+    reports = [make_report(rank, world_size=2, extra=extra) for rank, extra in enumerate(extras)]
+    figures = extra_figures(make_run(), reports, [make_metric(across_ranks=across_ranks)])
+    assert figures == ({} if expected is None else {"x": pytest.approx(expected)})
 
 
-def test_metric_reads_the_run_or_names_its_error() -> None:
+@pytest.mark.parametrize(
+    ("steps", "expected"), [((0.1, 0.5), {"x": 1.0}), ((0.5,), {})], ids=["value", "none"]
+)
+def test_metric_reads_the_run(steps: tuple[float, ...], expected: dict[str, float]) -> None:
     metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
-    for steps, expected in (((0.1, 0.5), {"x": 1.0}), ((0.5,), {})):
-        assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
+    assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
+
+
+def test_metric_that_cannot_be_read_names_its_error() -> None:
+    metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
     said = r"metric 'x' could not be read from the launch: ValueError: tuple\.index.*\. Fix the package"
     with pytest.raises(ReportError, match=said):
         extra_figures(make_run(), [], [metric])
@@ -85,16 +97,22 @@ def test_medians_skip_launches_without_a_figure() -> None:
     assert Figures.median_of([]) == Figures()
 
 
-def test_utilisation_skips_gpus_that_report_none() -> None:
-    for health, tokens, utilisation, energy in (
+@pytest.mark.parametrize(
+    ("health", "tokens", "utilisation", "energy"),
+    [
         (make_health(devices=GPUS), 100, 91, 9003 / 1900),
         (make_health(devices=(*GPUS, DeviceHealth(index=3))), 100, 91, None),  # one GPU reports nothing
         *((make_health(), 100, None, None), (None, 100, None, None)),
         *((make_health(devices=GPUS, steps=0), 100, 91, None), (make_health(devices=GPUS), 0, 91, None)),
-    ):
-        figures = figures_of(make_run(health=health), [make_report(tokens_per_step=tokens)], None)
-        assert figures.gpu_utilisation == utilisation
-        assert figures.energy_per_token_j == pytest.approx(energy)
+    ],
+    ids=["two GPUs", "one unknown", "no GPU", "no health", "no steps", "no tokens"],
+)
+def test_utilisation_skips_gpus_that_report_none(
+    health: Any, tokens: int, utilisation: float | None, energy: float | None
+) -> None:
+    figures = figures_of(make_run(health=health), [make_report(tokens_per_step=tokens)], None)
+    assert figures.gpu_utilisation == utilisation
+    assert figures.energy_per_token_j == pytest.approx(energy)
 
 
 def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[list[float]]:
@@ -158,14 +176,20 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     assert figures.probe_s_p50 == 0.02
 
 
-def test_stall_shows_in_mean_unevenness_in_jitter(tmp_path: Path) -> None:
-    for steps, p50, mean, jitter in (
+@pytest.mark.parametrize(
+    ("steps", "p50", "mean", "jitter"),
+    [
         ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # the stall is beyond the 95th percentile
         ((0.1,) * 20 + (0.3,) * 5, 0.1, 3.3 / 23, 3),
-    ):
-        figures = collected(both(tmp_path, step_s=steps)).figures
-        speeds = figures.tokens_per_s, figures.tokens_per_s_mean
-        assert (*speeds, figures.step_jitter) == pytest.approx((256 / p50, 256 / mean, jitter))
+    ],
+    ids=["stall", "unevenness"],
+)
+def test_stall_shows_in_mean_unevenness_in_jitter(
+    tmp_path: Path, steps: tuple[float, ...], p50: float, mean: float, jitter: float
+) -> None:
+    figures = collected(both(tmp_path, step_s=steps)).figures
+    speeds = figures.tokens_per_s, figures.tokens_per_s_mean
+    assert (*speeds, figures.step_jitter) == pytest.approx((256 / p50, 256 / mean, jitter))
 
 
 def test_averages_loss_and_takes_peak_memory(tmp_path: Path) -> None:
@@ -189,14 +213,20 @@ def test_memory_is_unknown_if_one_ranks_is(tmp_path: Path) -> None:
     assert (run.failure, run.figures.peak_memory_bytes, run.figures.reserved_memory_bytes) == (None,) * 3
 
 
-def test_mfu_only_where_the_peak_is_known(tmp_path: Path) -> None:
-    for flops, peak_flops, tflops, mfu in (
+@pytest.mark.parametrize(
+    ("flops", "peak_flops", "tflops", "mfu"),
+    [
         *((FLOPS, 10e12, 2.56, 0.256), (FLOPS, None, 2.56, None)),
         (None, 10e12, None, None),
-    ):
-        figures = collected(both(tmp_path, flops=flops, peak_flops=peak_flops)).figures
-        assert figures.tflops_per_device == pytest.approx(tflops)
-        assert figures.mfu == pytest.approx(mfu)
+    ],
+    ids=["known", "unknown peak", "unknown FLOPs"],
+)
+def test_mfu_only_where_the_peak_is_known(
+    tmp_path: Path, flops: Any, peak_flops: float | None, tflops: float | None, mfu: float | None
+) -> None:
+    figures = collected(both(tmp_path, flops=flops, peak_flops=peak_flops)).figures
+    assert figures.tflops_per_device == pytest.approx(tflops)
+    assert figures.mfu == pytest.approx(mfu)
 
 
 def test_roofline_share_needs_a_known_peak() -> None:
@@ -260,20 +290,28 @@ def test_partial_float8_peak_lies_in_between() -> None:
     assert peak_for_mfu(run.replace(flops=flops), None) == (None, NO_FLOAT8_PEAK)
 
 
-def test_gradient_norm_sums_shards_not_replicas() -> None:
-    for squares, norm in (
+@pytest.mark.parametrize(
+    ("squares", "norm"),
+    [
         *(((4.0, 4.0, 4.0), 2), ((4.0, 4.0 + 3e-6), 2), ((9.0, 16.0), 5), ((9.0,), 3), ((0.0, 0.0), 0)),
         *(((9.0, None), None), ((9.0, math.inf), None)),
-    ):
-        reports = [make_report(rank, gradient_squares=square) for rank, square in enumerate(squares)]
-        assert figures_of(make_run(), reports, None).gradient_norm == norm
+    ],
+    ids=str,
+)
+def test_gradient_norm_sums_shards_not_replicas(
+    squares: tuple[float | None, ...], norm: float | None
+) -> None:
+    reports = [make_report(rank, gradient_squares=square) for rank, square in enumerate(squares)]
+    assert figures_of(make_run(), reports, None).gradient_norm == norm
 
 
-def test_last_loss_averages_a_tenth_of_the_steps() -> None:
-    for losses, last in ((3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)):
-        run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
-        figures = figures_of(run, [make_report()], None)
-        assert (figures.loss_first, figures.loss_last) == (losses, last)
+@pytest.mark.parametrize(
+    ("losses", "last"), [(3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)]
+)
+def test_last_loss_averages_a_tenth_of_the_steps(losses: int, last: float) -> None:
+    run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
+    figures = figures_of(run, [make_report()], None)
+    assert (figures.loss_first, figures.loss_last) == (losses, last)
 
 
 def test_probe_and_cpu_time_are_window_medians() -> None:
@@ -292,27 +330,32 @@ def test_framework_rate_is_the_ranks_median() -> None:
     assert own == [250, None]
 
 
-def test_notes_a_gpu_that_had_no_time_to_settle() -> None:
+@pytest.mark.parametrize(
+    ("step_s", "start", "measured", "counted", "is_settled"),
+    [
+        *((2.0, 7, 10, False, True), (2.0, 6, 10, False, False)),
+        *((2.0, 9, 10, True, True), (2.0, 8, 10, True, False)),
+        *((2.0, 7, 9, False, False), (1.0, 10, 20, False, False), (1.999, 7, 10, False, False)),
+    ],
+)
+def test_notes_a_gpu_that_had_no_time_to_settle(
+    step_s: float, start: int, measured: int, counted: bool, is_settled: bool
+) -> None:
     """Warm-up begins with the first step that can be measured.
 
     This is the third step, or the fifth if a step is counted.
     """
-    for step_s, start, measured, counted, is_settled in (
-        *((2.0, 7, 10, False, True), (2.0, 6, 10, False, False)),
-        *((2.0, 9, 10, True, True), (2.0, 8, 10, True, False)),
-        *((2.0, 7, 9, False, False), (1.0, 10, 20, False, False), (1.999, 7, 10, False, False)),
-    ):
-        counts = make_entries(make_counts()) if counted else ()
-        window = (start, start + measured)
-        run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
-        warmup_s = step_s * (start - (4 if counted else 2))
-        note = (
-            f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up, but a "
-            "GPU's clock and temperature settle in 30 to 60 s: raise steps until the window takes 20 s or "
-            "more, and max_warmup_steps until the warm-up takes 10 s or more"
-        )
-        assert settling_notes(run) == [note] * (not is_settled)
-        assert settling_notes(run.replace(machine=make_machine())) == []
+    counts = make_entries(make_counts()) if counted else ()
+    window = (start, start + measured)
+    run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
+    warmup_s = step_s * (start - (4 if counted else 2))
+    note = (
+        f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up, but a "
+        "GPU's clock and temperature settle in 30 to 60 s: raise steps until the window takes 20 s or "
+        "more, and max_warmup_steps until the warm-up takes 10 s or more"
+    )
+    assert settling_notes(run) == [note] * (not is_settled)
+    assert settling_notes(run.replace(machine=make_machine())) == []
 
 
 SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, max_size=60)
@@ -349,16 +392,20 @@ def test_decaying_warm_up_ends_within_the_bound() -> None:
     assert series[window.start] <= 1 + FLAT < series[window.start - 3]
 
 
-def test_series_that_never_flattens_is_unsteady() -> None:
-    for series in (
+@pytest.mark.parametrize(
+    "series",
+    [
         # Steps get slower and slower, or faster and faster.
         *([growth**step for step in range(60)] for growth in (1.05, 0.95)),
         [1 + 0.02 * step + 0.01 * (-1) ** step for step in range(60)],
         *([1.0] * 40 + [1.2] * 20, [1.0] * 35 + [2.0] * 25),
-    ):
-        window = find_window(series, 10)
-        assert not window.steady
-        assert window.start <= 10
+    ],
+    ids=["slower", "faster", "noisy", "late step", "late jump"],
+)
+def test_series_that_never_flattens_is_unsteady(series: list[float]) -> None:
+    window = find_window(series, 10)
+    assert not window.steady
+    assert window.start <= 10
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -392,9 +439,11 @@ def test_window_median_is_that_of_the_flat_part(slow: list[float], flat: int) ->
     assert window.steady
 
 
-def test_gpu_settles_ten_seconds_after_its_start() -> None:
-    for step_s, first, start in ((0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)):
-        assert settled([60.0] * first + [step_s] * (80 - first), first) == start
+@pytest.mark.parametrize(
+    ("step_s", "first", "start"), [(0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)]
+)
+def test_gpu_settles_ten_seconds_after_its_start(step_s: float, first: int, start: int) -> None:
+    assert settled([60.0] * first + [step_s] * (80 - first), first) == start
 
 
 def test_data_wait_is_a_share_of_the_window() -> None:

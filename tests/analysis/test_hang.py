@@ -60,13 +60,13 @@ def test_a_rank_without_any_call_lacks_the_first() -> None:
 
 
 def test_a_rank_without_a_record_is_not_blamed() -> None:
-    known = files(*([group(calls=IN_57)] for _ in range(3)))
-    assert explain(known) == (
+    records = files(*([group(calls=IN_57)] for _ in range(3)))
+    assert explain(records) == (
         f"ranks 0 to 2 have waited for 118 s in all_reduce 57 {IN} (train.py:22); "
         "the calls of rank 3 are unknown"
     )
-    known[2] = files([], [], [group(calls=[done(56)])])[2]
-    assert str(explain(known)).startswith("rank 2 has not called all_reduce 57"), (
+    records[2] = files([], [], [group(calls=[done(56)])])[2]
+    assert str(explain(records)).startswith("rank 2 has not called all_reduce 57"), (
         "the calls of this rank are known"
     )
 
@@ -94,8 +94,8 @@ def test_names_the_rank_with_other_sizes() -> None:
 
 def test_compares_the_parts_of_a_coalesced_call() -> None:
     parts = (waits(57, "all_gather"), waits(57, "reduce_scatter"))
-    found = str(said(parts, parts, parts[:1], parts))
-    assert found.startswith(
+    explanation = str(said(parts, parts, parts[:1], parts))
+    assert explanation.startswith(
         "rank 2 calls all_gather (train.py:22) where ranks 0, 1 and 3 call all_gather and "
     )
 
@@ -114,8 +114,8 @@ def test_groups_that_wait_for_each_other_may_be_in_another_order() -> None:
             group(name="mesh_dp", calls=[waits(3, "all_gather", age_s=second)]),
         ]
 
-    found = str(explain(files(rank(9, 8), rank(8, 9), rank(9, 8), rank(9, 8))))
-    assert found.endswith(
+    explanation = str(explain(files(rank(9, 8), rank(8, 9), rank(9, 8), rank(9, 8))))
+    assert explanation.endswith(
         "the network or a GPU stalls, or ranks start this collective and all_gather 3 of group mesh_dp of "
         "ranks 0 to 3 in different orders"
     )
@@ -139,16 +139,16 @@ def test_follows_the_wait_to_the_rank_that_is_free() -> None:
 def test_a_rank_that_waits_for_a_message_is_not_free() -> None:
     data = group((0, 2), "mesh_dp", calls=[waits(9)])
     receives = group((2, 3), "mesh_pp", open_messages=(waits(2, "recv 0<-1", place="pipe.py:7"),))
-    found = str(explain(files([data], [], [group((0, 2), "mesh_dp", calls=[done(8)]), receives], [])))
-    assert found.startswith("rank 2 has not called all_reduce 9 of group mesh_dp"), (
+    explanation = str(explain(files([data], [], [group((0, 2), "mesh_dp", calls=[done(8)]), receives], [])))
+    assert explanation.startswith("rank 2 has not called all_reduce 9 of group mesh_dp"), (
         "no better explanation is known"
     )
 
 
 def test_names_both_collectives_of_a_deadlock() -> None:
     first, second = group((0, 1), "a", calls=[waits(5, age_s=20)]), group((0, 1), "b", calls=[waits(3)])
-    found = explain(files([first], [second], world_size=2))
-    assert found == (
+    explanation = explain(files([first], [second], world_size=2))
+    assert explanation == (
         "rank 0 has not called all_reduce 3 of group b of ranks 0 and 1, in which rank 1 has waited for "
         "118 s (train.py:22); rank 1 has not called all_reduce 5 of group a of ranks 0 and 1, in which rank "
         "0 has waited for 20 s (train.py:22)"
@@ -158,8 +158,8 @@ def test_names_both_collectives_of_a_deadlock() -> None:
 def test_the_longest_wait_comes_first() -> None:
     short = group((0, 1), "a", calls=[waits(5, age_s=20)])
     long = group((0, 1), "b", calls=[waits(3, age_s=90)])
-    found = str(explain(files([short, long], [], world_size=2)))
-    assert found.startswith("rank 1 has not called all_reduce 3 of group b")
+    explanation = str(explain(files([short, long], [], world_size=2)))
+    assert explanation.startswith("rank 1 has not called all_reduce 3 of group b")
 
 
 def test_names_ranks_that_wait_for_messages() -> None:
@@ -189,13 +189,15 @@ def test_says_nothing_that_is_not_known(of_ranks: Sequence[Sequence[GroupCalls]]
 
 def test_long_lists_of_ranks_are_cut() -> None:
     everyone = range(0, 40, 2)
-    known = {
+    records = {
         rank: CollectiveCallsFile(
             rank=rank, world_size=40, groups=(group(everyone, calls=[done(1)] if rank else [waits(2)]),)
         )
         for rank in everyone
     }
-    assert str(explain(known)).startswith("ranks 2, 4, 6, 8, 10, 12 and 13 more have not called all_reduce 2")
+    assert str(explain(records)).startswith(
+        "ranks 2, 4, 6, 8, 10, 12 and 13 more have not called all_reduce 2"
+    )
 
 
 def test_reads_the_calls_of_this_jobs_ranks(tmp_path: Path) -> None:

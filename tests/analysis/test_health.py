@@ -128,25 +128,40 @@ def test_machine_is_shared_if_others_harm_it(
     assert is_shared(health, make_gpu_machine()) is on_gpu
 
 
-def test_gpu_ranks_need_a_core_each() -> None:
-    """The host launches the kernels, so a GPU waits if its host has no core."""
-    for cores, foreign_cpu, ranks, left in (
+@pytest.mark.parametrize(
+    ("cores", "foreign_cpu", "ranks", "left"),
+    [
         (96, 0.95, 4, None),
         (96, 0.97, 4, "97% of the cores' time of n1, which leaves each of 4 ranks a share of 0.72 cores,"),
         (8, 0.51, 4, "leaves each of 4 ranks a share of 0.98 cores, out of 8 cores in total"),
         (8, 0.5, 4, None),
         (2, 0.9, 4, None),  # there were never enough cores for all ranks
         *((None, 0.99, 4, None), (8, None, 4, None), (8, 0.99, 0, None)),
-    ):
-        devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
-        elsewhere = (DeviceHealth(index=0, node="n2"),)
-        busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
-        said = machine_problems(busy, make_gpu_machine())
-        assert len(said) == (left is not None)
-        assert left is None or left in said[0]
-        assert not is_shared(busy, make_gpu_machine()), (
-            "perfsuite does not wait for these processes, because they hold no GPU"
-        )
+    ],
+    ids=[
+        "enough of many",
+        "too few of many",
+        "too few",
+        "just enough",
+        "never enough",
+        "unknown cores",
+        "unknown use",
+        "no rank",
+    ],
+)
+def test_gpu_ranks_need_a_core_each(
+    cores: int | None, foreign_cpu: float | None, ranks: int, left: str | None
+) -> None:
+    """The host launches the kernels, so a GPU waits if its host has no core."""
+    devices = tuple(DeviceHealth(index=index, node="n1") for index in range(ranks))
+    elsewhere = (DeviceHealth(index=0, node="n2"),)
+    busy = make_health(cores=cores, foreign_cpu=foreign_cpu, node="n1", devices=devices + elsewhere)
+    said = machine_problems(busy, make_gpu_machine())
+    assert len(said) == (left is not None)
+    assert left is None or left in said[0]
+    assert not is_shared(busy, make_gpu_machine()), (
+        "perfsuite does not wait for these processes, because they hold no GPU"
+    )
 
 
 def test_names_a_gpu_with_fewer_nvlinks() -> None:
@@ -178,12 +193,12 @@ def test_names_a_rank_with_its_card_if_seen() -> None:
     assert health.gpu_of(make_run(), 1) == "rank 1, GPU 1"
 
 
-def test_figures_are_shared_if_no_launch_is_healthy() -> None:
+@pytest.mark.parametrize(("unhealthy", "expected"), [((1, 2), True), ((1,), False)], ids=["both", "one"])
+def test_figures_are_shared_if_no_launch_is_healthy(unhealthy: tuple[int, ...], expected: bool) -> None:
     runs = [make_run(health=make_health(foreign_cpu=share)) for share in (0.3, 0.1)]
-    for unhealthy, expected in (((1, 2), True), ((1,), False)):
-        verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=unhealthy)
-        assert all_shared(verdict, runs) is all_shared(verdict, runs[::-1]) is expected
-        assert not all_shared(verdict, runs[1:] * 2)
+    verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=unhealthy)
+    assert all_shared(verdict, runs) is all_shared(verdict, runs[::-1]) is expected
+    assert not all_shared(verdict, runs[1:] * 2)
 
 
 def test_reports_equal_gpu_set_ups_once() -> None:

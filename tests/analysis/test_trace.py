@@ -43,16 +43,19 @@ def test_operator_time_excludes_callees_one_after_another() -> None:
     assert [work(profile, name).us for name in ("aten::a", "aten::b", "aten::c")] == [10, 5, 5]
 
 
-def test_omits_layer_graph_and_number_from_names() -> None:
-    for of_one, of_all in (
+@pytest.mark.parametrize(
+    ("of_one", "of_all"),
+    [
         ("FSDP::all_gather (layers.{})", "FSDP::all_gather"),
         ("FSDP::backward_prefetch for layers.{}", "FSDP::backward_prefetch"),
         ("## Call CompiledFxGraph f3a{} ##", "## Call CompiledFxGraph"),
         ("triton_poi_fused_add_{}", "triton_poi_fused_add"),
-    ):
-        layers = [event(of_one.format(layer), 20 + 10 * layer, 5) for layer in range(4)]
-        profile = reduced([*cpu_trace(), *layers], "cpu")
-        assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
+    ],
+)
+def test_omits_layer_graph_and_number_from_names(of_one: str, of_all: str) -> None:
+    layers = [event(of_one.format(layer), 20 + 10 * layer, 5) for layer in range(4)]
+    profile = reduced([*cpu_trace(), *layers], "cpu")
+    assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
 
 
 def test_waiting_is_not_computing() -> None:
@@ -188,17 +191,20 @@ def test_gpu_syncs_are_reads_waits_and_copies() -> None:
         assert both.calls()["aten::_local_scalar_dense"] == 1 + sync, "one of these reads waits"
 
 
-def test_a_kernel_of_nccl_is_communication() -> None:
-    for kernel, kind in (
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
         ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter"),
         ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(x)", "all_reduce"),
         ("ncclDevKernel_SendRecv(x)", "send_recv"),
         ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(x)", "broadcast"),
         ("ncclSymkDevKernel_AllGather_LL(x)", "all_gather"),
         ("ncclDevKernel_AllToAll(x)", "all_to_all"),
-    ):
-        alone = event(kernel, 1310, 40, "kernel", 20, correlation=2)
-        assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
+    ],
+)
+def test_a_kernel_of_nccl_is_communication(kernel: str, kind: str) -> None:
+    alone = event(kernel, 1310, 40, "kernel", 20, correlation=2)
+    assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
 
 
 def test_shortened_kernel_names_stay_distinct() -> None:

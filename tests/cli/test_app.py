@@ -103,11 +103,10 @@ def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 500)
     shown = re.sub(r"[\s│]+", "", run(*words, "--help").output)
     command = COMMANDS[words]
-    for parameter in command.params:
-        if parameter.help:
-            assert re.sub(r"\s+", "", parameter.help.replace("\\[", "[")) in shown
-    if words:
-        assert re.sub(r"\s+", "", (command.help or "").replace("\\[", "[")) in shown
+    texts = [parameter.help for parameter in command.params] + [command.help if words else None]
+    assert any(texts)
+    for text in filter(None, texts):
+        assert re.sub(r"\s+", "", text.replace("\\[", "[")) in shown
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words], ids=" ".join)
@@ -202,7 +201,7 @@ def test_broken_command_stops_no_other(packages: Packages) -> None:
         ("raise SystemExit(5)", "cannot be imported: SystemExit: 5"),
     ],
 )
-def test_what_is_no_command_stops_no_other(packages: Packages, code: str, why: str) -> None:
+def test_a_broken_command_stops_no_other(packages: Packages, code: str, why: str) -> None:
     packages.install("perf-cost", code, commands="cost = perf_cost:go")
     shown = flat(run("--help").stdout)
     assert "Cannot be used: cost = 'perf_cost:go' of perf-cost 1.5 (perfsuite.commands)" in shown

@@ -105,14 +105,14 @@ def test_the_network_of_dry_arms_can_be_given(verdicts: Verdicts) -> None:
     assert mode.options.interconnect == "8xib400"
 
 
-def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, packages: Packages) -> None:
+@pytest.mark.parametrize("way", [[], ["--counts"], ["--dry"]], ids=["times", "counts", "dry"])
+def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, packages: Packages, way: list[str]) -> None:
     packages.install("perf-search", "", commands="bisect = perf_search:bisect")
     verdicts.outcome = "regressed"
     arms = ("main~1", "--arm", "HEAD")
-    for way in ([], ["--counts"], ["--dry"]):
-        said = command(*arms, *way, CASE.id, status=1).stderr
-        line = " ".join([f"perfsuite bisect {CASE.id} --good main~1 --bad HEAD", *way])
-        assert f"To find the commit: {line}\n" in said
+    said = command(*arms, *way, CASE.id, status=1).stderr
+    line = " ".join([f"perfsuite bisect {CASE.id} --good main~1 --bad HEAD", *way])
+    assert f"To find the commit: {line}\n" in said
 
 
 GOOD = Arm(text="main~1", commit="a" * 40)
@@ -137,13 +137,13 @@ def test_suggests_no_bisect_that_cannot_help(a: Arm, b: Arm, against: str, insta
     assert not can_be_bisected((a, b), against, [installed])
 
 
-def test_equal_commits_suggest_no_bisect(verdicts: Verdicts) -> None:
+@pytest.mark.parametrize("same", [".", "A=b"])
+def test_equal_commits_suggest_no_bisect(verdicts: Verdicts, same: str) -> None:
     verdicts.outcome = "regressed"
-    for same in (".", "A=b"):
-        assert "bisect" not in command(same, CASE.id, status=1).stderr
+    assert "bisect" not in command(same, CASE.id, status=1).stderr
 
 
-def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
+def test_options_reach_the_session(verdicts: Verdicts) -> None:
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (mode,) = verdicts.modes
@@ -229,14 +229,22 @@ def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts) -> None:
     assert f"**{why}: pytest cannot collect" in Path("out/summary.md").read_text()
 
 
-def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arm can cost minutes of pip. This arm cannot be made."""
-    for words, why in (
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
         ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
         (["nosuch"], "is called 'nosuch'"),
         ([CASE.id, "-k", "any"], "give case ids or -k, not both"),
-    ):
-        assert why in commands.error_of("compare", "--against", "nosuch", *words)
+    ],
+    ids=["other hardware", "no case", "ids and -k"],
+)
+def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, words: list[str], why: str) -> None:
+    """An arm can cost minutes of pip. This arm cannot be made."""
+    assert why in commands.error_of("compare", "--against", "nosuch", *words)
+
+
+def test_skipped_cases_need_no_arm(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This arm cannot be made."""
     commands.hold(monkeypatch, GPU_CASE)
     refused = command("nosuch", "-k", "any", "--out", "out", status=3)
     assert f"{GPU_CASE.id}: it is meant for h100" in refused.stderr
@@ -327,7 +335,7 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     assert [text in page for text in ("Launches of arm A", "Different from arm A", again)] == [True] * 3
 
 
-def test_what_json_prints_is_a_file_of_results(verdicts: Verdicts) -> None:
+def test_json_prints_a_file_of_results(verdicts: Verdicts) -> None:
     Path("kept.json").write_text(command("X=1", "--out", "out", "--json", CASE.id).stdout)
     kept = documents.read(Path("kept.json"), SessionFile)
     assert kept.results == documents.read(Path("out/results.json"), SessionFile).results
@@ -373,7 +381,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),
     ],
 )
-def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, words: str) -> None:
+def test_refuses_an_impossible_comparison(verdicts: Verdicts, arguments: str, words: str) -> None:
     assert words in commands.error_of("compare", "--against", *arguments.split(), CASE.id)
     assert verdicts.modes == []
 

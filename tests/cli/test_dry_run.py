@@ -53,6 +53,9 @@ def test_first_dry_run_records_second_compares(dry_runs: DryRuns) -> None:
     dry_runs.flops = 200
     assert f"{CASE.id}: regressed" in command(CASE.id, status=1).stdout
     assert dry_runs.ranks == [None] * 3
+
+
+def test_a_dry_run_can_pretend_a_cpu(dry_runs: DryRuns) -> None:
     assert "as if on CPU" in command(CASE.id, "--device", "cpu").stdout
     assert Path(f".perfsuite/baselines/counts/dry-cpu/{CASE.id}.json").exists()
 
@@ -138,7 +141,7 @@ NOT_BOTH = "give case ids or -k, not both"
         (f"{CASE.id} -k a", NOT_BOTH),
     ],
 )
-def test_what_cannot_run_dry_is_refused(arguments: str, words: str) -> None:
+def test_refuses_an_impossible_dry_run(arguments: str, words: str) -> None:
     assert words in commands.error_of("dry-run", *arguments.split())
 
 

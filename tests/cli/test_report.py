@@ -50,7 +50,7 @@ def test_shows_what_was_found_about_nodes(tmp_path: Path) -> None:
     assert bad.endswith("no [bold]route[/bold]")
 
 
-def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
+def test_explains_passed_cases_on_request(tmp_path: Path) -> None:
     passed = make_session(1, lambda number: "passed")
     (blind,) = map(make_blind, passed.results)
     file = write(tmp_path / "results.json", passed.replace(results=(blind,)))
@@ -75,7 +75,7 @@ def test_joins_sessions_into_one_report(tmp_path: Path) -> None:
     assert text.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
 
-def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
+def test_says_that_a_store_has_no_session(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "no session in" in commands.error_of("report", "--store", tmp_path / "loop"), "it is not a store"
     message = commands.error_of("report", "--store", tmp_path)
@@ -85,6 +85,12 @@ def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     results.write_text("{}")
     message = commands.error_of("report", "--store", tmp_path)
     assert f"name a results.json, such as the newest comparison: {results}" in message
+
+
+def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
+    compared = tmp_path / "compare" / "today" / "results.json"
+    compared.parent.mkdir(parents=True)
+    compared.write_text("{}")
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     newest = write(tmp_path / "runs" / "20260102-000000-000000" / "results.json")
     (tmp_path / "runs" / "20260103-000000-000000").mkdir()  # nothing was measured in this session
@@ -93,7 +99,15 @@ def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     assert SessionFile.model_validate_json(shown) == documents.read(newest, SessionFile)
     (tmp_path / "kept.json").write_text(shown)
     assert documents.read(tmp_path / "kept.json", SessionFile) == documents.read(newest, SessionFile)
+
+
+def test_json_of_a_report_excludes_out(tmp_path: Path) -> None:
+    newest = write(tmp_path / "results.json")
     assert "--json excludes --out " in commands.error_of("report", newest, "--json", "--out", "out")
+
+
+def test_refuses_results_of_another_schema(tmp_path: Path) -> None:
+    newest = write(tmp_path / "results.json")
     newest.write_text('{"schema_version": 99}')
     unread = f"perfsuite report: {newest}: field schema_version: this perfsuite reads 1, got 99."
     assert commands.error_of("report", newest).startswith(unread)

@@ -76,11 +76,18 @@ def test_file_records_acceptance(tmp_path: Path) -> None:
             Acceptance(**{name: value for name, value in ACCEPTED.model_dump().items() if name != missing})
 
 
+@pytest.mark.parametrize(
+    "shorter",
+    [(), (3.0,), (3.0, 2.5, 2.0), tuple(map(float, range(9)))],
+    ids=["none", "one", "three", "nine"],
+)
+def test_loss_curve_of_few_steps_is_their_losses(shorter: tuple[float, ...]) -> None:
+    assert loss_curve(shorter) == shorter
+
+
 def test_loss_curve_is_ten_means() -> None:
     assert loss_curve([float(step) for step in range(100)]) == tuple(10 * part + 4.5 for part in range(10))
     assert loss_curve([1.0] * 9 + [0.0]) == (1.0,) * 9 + (0.0,)
-    for shorter in ((), (3.0,), (3.0, 2.5, 2.0), tuple(map(float, range(9)))):
-        assert loss_curve(shorter) == shorter
 
 
 @pytest.mark.parametrize("steps", [10, 11, 14, 19, 25, 37, 90])

@@ -56,10 +56,13 @@ def test_versions_cover_a_steps_packages() -> None:
     assert versions_of(launch(observed=None)) == {}
 
 
-def test_torch_build_tag_is_not_a_version() -> None:
-    for version in ("2.13.0", "2.14.0.dev20261101", "2.14.0a0+git1234abc"):
-        for build in ("", "+cpu", "+cu130"):
-            assert versions({}, {"torch": version + build}) == {"torch": version}
+@pytest.mark.parametrize("version", ["2.13.0", "2.14.0.dev20261101", "2.14.0a0+git1234abc"])
+@pytest.mark.parametrize("build", ["", "+cpu", "+cu130"])
+def test_torch_build_tag_is_not_a_version(version: str, build: str) -> None:
+    assert versions({}, {"torch": version + build}) == {"torch": version}
+
+
+def test_libraries_of_a_gpu_only_count_on_a_gpu() -> None:
     libraries = {"cuda": "13.0", "cudnn": "91500", "triton": "3.7.0"}
     here = {"torch": "2.13.0+cu130", "nccl": "2.29.2", **libraries}
     assert versions({}, here, machine=make_gpu_machine()) == {"torch": "2.13.0", **libraries}

@@ -41,39 +41,64 @@ def test_compute_time_is_flops_over_peak() -> None:
     assert half.bound_by == "computation"
     assert half.tokens_per_s == pytest.approx(1000 * 989.5 / 19)
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
+
+
+def test_the_flops_are_those_of_the_busiest_rank() -> None:
     several = roofline_of(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
-    assert several.flops == 5, "the FLOPs are those of the busiest rank"
-    for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
-        counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
-        assert roofline_of(counts).compute_s == pytest.approx(1 / (2 * 989.5))
-        assert of(counts, machine=make_gpu_machine("NVIDIA A100-SXM4-80GB")) is None
+    assert several.flops == 5
+
+
+@pytest.mark.parametrize("operator", ["aten._scaled_mm", "aten._scaled_grouped_mm_v2"])
+def test_scaled_products_need_a_gpu_with_float8(operator: str) -> None:
+    counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
+    assert roofline_of(counts).compute_s == pytest.approx(1 / (2 * 989.5))
+    assert of(counts, machine=make_gpu_machine("NVIDIA A100-SXM4-80GB")) is None
+
+
+def test_attention_in_fp32_has_the_peak_of_fp32() -> None:
     attention = TERA.replace(ops={"aten._scaled_dot_product_cudnn_attention": 1})
     assert roofline_of(attention).compute_s == pytest.approx(1 / 67)
 
 
+@pytest.mark.parametrize(
+    ("kind", "passed"),
+    [
+        ("all_reduce", 14 * GB),
+        *((kind, 7 * GB) for kind in ("all_gather", "reduce_scatter", "all_to_all")),
+        *((kind, 8 * GB) for kind in ("broadcast", "send")),
+        *((kind, 0) for kind in ("recv", "barrier")),
+    ],
+)
+def test_each_kind_of_collective_has_its_wire_bytes(kind: Any, passed: float) -> None:
+    limit = roofline_of(sent(kind))
+    assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
+    assert roofline_of(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a single rank sends nothing"
+
+
 def test_wire_bytes_determine_the_binding_limit() -> None:
-    share = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 7 * GB)
-    whole = dict.fromkeys(("broadcast", "send"), 8 * GB)
-    nothing = dict.fromkeys(("recv", "barrier"), 0)
-    for kind, passed in {"all_reduce": 14 * GB, **share, **whole, **nothing}.items():
-        limit = roofline_of(sent(kind))
-        assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
-        assert roofline_of(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a single rank sends nothing"
     limit = roofline_of(sent(size=800 * GB))
     assert limit.bound_by == "communication"
     assert limit.step_s == limit.wire_s == pytest.approx(700 / 450)
     assert limit.compute_s < limit.wire_s
 
 
+@pytest.mark.parametrize(
+    ("ranks", "apart", "processes", "is_inside"),
+    [
+        *((8, 1, 8, True), (2, 4, 8, True), (4, 2, 8, True)),
+        *((2, 8, 8, False), (16, 1, 8, False), (8, 8, 8, False)),
+        # Each machine has 12 ranks. Of the pairs (0, 4), (8, 12), ..., the second spans two machines.
+        (2, 4, 12, False),
+    ],
+)
+def test_groups_that_span_machines_use_their_network(
+    ranks: int, apart: int, processes: int, is_inside: bool
+) -> None:
+    limit = roofline_of(sent(ranks=ranks, apart=apart), nodes=8, ranks=processes)
+    assert (limit.wire_bytes > 0, limit.between_machines_bytes > 0) == (is_inside, not is_inside)
+
+
 def test_unknown_links_take_no_time() -> None:
-    # The last entry has 12 ranks on each machine. Of its pairs (0, 4), (8, 12), ..., the second spans two
-    # machines.
-    inside = [(8, 1, 8), (2, 4, 8), (4, 2, 8)]
-    across = [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
-    for ranks, apart, processes in inside + across:
-        limit = roofline_of(sent(ranks=ranks, apart=apart), nodes=8, ranks=processes)
-        is_inside = (ranks, apart, processes) in inside
-        assert (limit.wire_bytes > 0, limit.between_machines_bytes > 0) == (is_inside, not is_inside)
     limit = roofline_of(sent(), machine=make_gpu_machine("NVIDIA A10G"))
     assert (limit.link_bytes_per_s, limit.wire_s, limit.bound_by) == (None, 0, "computation")
 

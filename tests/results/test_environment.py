@@ -37,21 +37,25 @@ def test_records_a_non_utf8_variable_readably() -> None:
     assert environment.variables({"NCCL_\udc80": "a\udcff"}) == {"NCCL_\\udc80": "a\\udcff"}
 
 
-def test_finds_secrets_by_name_and_in_addresses() -> None:
-    for given, expected in (
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
         ({"LR": "1", "HF_TOKEN": "hf_x", "WANDB_API_KEY": "y"}, "HF_TOKEN"),
         ({"PAD_TOKEN": "<pad>", "TEXT_KEY": "text", "HF_TOKEN": ""}, None),
         ({"DB": "postgres://me:x@host/db"}, "DB"),
         ({"DB": "postgres://host/db", "EMPTY": ""}, None),
-    ):
-        assert secret_variable(given) == expected
+    ],
+    ids=["by name", "no secret", "in an address", "no address"],
+)
+def test_finds_secrets_by_name_and_in_addresses(given: dict[str, str], expected: str | None) -> None:
+    assert secret_variable(given) == expected
 
 
 def test_session_reads_versions_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NVIDIA_API_KEY", "secret")
     seen = environment.of_this_process()
-    for package in ("pydantic", "torch"):
-        assert seen[package] == importlib.metadata.version(package)
+    assert seen["pydantic"] == importlib.metadata.version("pydantic")
+    assert seen["torch"] == importlib.metadata.version("torch")
     assert (seen["python"], seen["kernel"]) == (platform.python_version(), platform.release())
     assert (seen["NCCL_ALGO"], "NVIDIA_API_KEY" in seen) == ("Ring", False)

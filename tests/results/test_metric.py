@@ -21,13 +21,19 @@ from perfsuite.results.run import Figures
 from tests.packages import Packages
 
 
-def test_gated_metrics_have_direction_and_tolerance() -> None:
+def test_gated_metrics_are_figures_with_a_direction() -> None:
     assert {metric.name for metric in GATED} <= set(Figures.model_fields)
     assert [metric.better for metric in GATED] == ["higher", "higher", "lower"]
     assert [metric.cost(4.0) for metric in GATED] == [0.25, 0.25, 4.0], "speed costs seconds per token"
+
+
+def test_gated_metrics_have_a_tolerance_of_each_device() -> None:
     assert [metric.tolerance("cpu") for metric in GATED] == [0.15, 0.20, 0.20]
     assert [metric.tolerance("cuda") for metric in GATED] == [0.03, 0.05, 0.01]
     assert [CPU_S_PER_STEP.tolerance(device) for device in ("cpu", "cuda")] == [0.15, 0.15]
+
+
+def test_memory_of_a_gpu_is_judged_exactly() -> None:
     assert [metric.judging("cpu") for metric in GATED] == ["sequential"] * 3
     assert [metric.judging("cuda") for metric in GATED] == ["sequential", "sequential", "exact"]
 

@@ -39,9 +39,9 @@ def test_styles_go_from_worst_to_best() -> None:
         STYLES["failed"].quiet = True  # type: ignore[misc]
 
 
-def test_gate_is_blind_to_tolerance_sized_changes() -> None:
-    for least, blind in ((None, False), (0.13, False), (0.131, True)):
-        assert metric_check(minimum_detectable=least).blind is blind
+@pytest.mark.parametrize(("least", "blind"), [(None, False), (0.13, False), (0.131, True)])
+def test_gate_is_blind_to_tolerance_sized_changes(least: float | None, blind: bool) -> None:
+    assert metric_check(minimum_detectable=least).blind is blind
 
 
 FINDING = Finding(

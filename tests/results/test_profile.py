@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +27,20 @@ def test_ranks_with_equal_calls_share_a_profile() -> None:
     launch = launch_profile(fast, other, slow)
     assert [(entry.name, entry.profile) for entry in launch.ranks] == [("0,2", fast), ("1", other)]
     assert [launch.of_rank(rank) for rank in (1, 3)] == [other, None]
-    steady = make_profile()
-    unsteady = make_profile(unsteady=("aten::mm",))
-    for profiles, names in (((steady, unsteady, steady), ["0-2"]), ((unsteady, EAGER), ["0", "1"])):
-        ranks = launch_profile(*profiles).ranks
-        assert [entry.name for entry in ranks] == names
-        assert {entry.profile.unsteady for entry in ranks} == {("aten::mm",)}
+
+
+UNSTEADY = make_profile(unsteady=("aten::mm",))
+
+
+@pytest.mark.parametrize(
+    ("profiles", "names"),
+    [((make_profile(), UNSTEADY, make_profile()), ["0-2"]), ((UNSTEADY, EAGER), ["0", "1"])],
+    ids=["shared", "apart"],
+)
+def test_calls_unsteady_on_one_rank_are_unsteady_on_all(profiles: tuple[Any, ...], names: list[str]) -> None:
+    ranks = launch_profile(*profiles).ranks
+    assert [entry.name for entry in ranks] == names
+    assert {entry.profile.unsteady for entry in ranks} == {("aten::mm",)}
 
 
 def test_a_launch_without_ranks_has_no_profile() -> None:
@@ -44,7 +53,7 @@ def test_longest_comes_first_then_by_name() -> None:
     assert [work.name for work in longest_first(works)] == ["c", "a", "b"]
 
 
-def test_what_is_hidden_is_no_part_of_the_step() -> None:
+def test_hidden_time_is_no_part_of_the_step() -> None:
     split = make_profile().split
     parts = {"compute": 60_000, "optimizer": 10_000, "all_gather exposed": 12_100, "idle": 17_900}
     assert split.parts() == parts
@@ -67,5 +76,8 @@ def test_reports_much_unattributed_kernel_time() -> None:
         "according to the profile, 43% of the GPU's computing time is spent in kernels that no operator "
         "launched, such as those of a replayed CUDA graph: the counts do not contain them"
     )
-    for enough in (0.5, 0.1):
-        assert launch_profile(make_profile(kernels=()), unseen_profile(enough)).unseen is not None
+
+
+@pytest.mark.parametrize("enough", [0.5, 0.1])
+def test_reports_unattributed_kernel_time_of_any_rank(enough: float) -> None:
+    assert launch_profile(make_profile(kernels=()), unseen_profile(enough)).unseen is not None

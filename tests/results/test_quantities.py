@@ -94,7 +94,7 @@ def test_names_copies_by_direction() -> None:
     assert COPIES.read(copies) == {"copies cuda to cpu": 2}
 
 
-def test_what_counts_cannot_say_is_none_and_not_0() -> None:
+def test_uncounted_values_are_none_and_not_0() -> None:
     assert [PEAK.value(rank_counts) for rank_counts in (counts(), compiled())] == [PEAK_BYTES, None]
     assert [GRAPHS.value(rank_counts) for rank_counts in (counts(), compiled())] == [0, 2]
     assert BLOCKING.value(counts(blocking_copies=None)) == 0, "there are no copies at all"
@@ -145,7 +145,9 @@ def test_compiled_dry_runs_have_unknown_kernels_and_peak() -> None:
     dry = compiled(kernels=None, extern_calls=None).replace(kernels=None, memory=counts().memory)
     unknown = {"kernels", "peak of live tensors", "generated kernels", "extern calls of compiled code"}
     assert {
-        each.name for each in quantities([dry]) if each.name in unknown and each.value(dry) is None
+        quantity.name
+        for quantity in quantities([dry])
+        if quantity.name in unknown and quantity.value(dry) is None
     } == unknown
     assert differing([dry, dry.replace(memory=known(dry.memory).replace(peak=0))]) == {}
-    assert "saved for backward" in {each.name for each in quantities([dry]) if each.value(dry)}
+    assert "saved for backward" in {quantity.name for quantity in quantities([dry]) if quantity.value(dry)}

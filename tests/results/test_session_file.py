@@ -32,19 +32,26 @@ def test_figures_are_medians_over_launches() -> None:
     assert (never_run().measured_steps, never_run().figures) == ([], Figures())
 
 
-def test_compares_arms_by_counts_without_times() -> None:
-    counts = CountCheck(outcome="passed")
-    by_counts = Verdict(outcome="passed", launches=1, counts=counts)
-    timed = make_result(now()).verdict
-    for verdict, before, expected in (
-        *(
-            (by_counts, (now(),), True),
-            (by_counts, (), False),
-            (by_counts.replace(counts=None), (now(),), False),
-        ),
-        *((timed.replace(counts=counts), (now(),), False), (timed, (now(),), False)),
-    ):
-        assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
+COUNTED = CountCheck(outcome="passed")
+BY_COUNTS = Verdict(outcome="passed", launches=1, counts=COUNTED)
+TIMED = make_result(now()).verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "expected"),
+    [
+        (BY_COUNTS, (now(),), True),
+        (BY_COUNTS, (), False),
+        (BY_COUNTS.replace(counts=None), (now(),), False),
+        (TIMED.replace(counts=COUNTED), (now(),), False),
+        (TIMED, (now(),), False),
+    ],
+    ids=["counted arms", "one arm", "uncounted", "timed and counted", "timed"],
+)
+def test_compares_arms_by_counts_without_times(
+    verdict: Verdict, before: tuple[Run, ...], expected: bool
+) -> None:
+    assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
 
 
 def test_figures_are_evidence_without_a_reason() -> None:
@@ -67,24 +74,39 @@ def test_a_slower_unchanged_session_is_evidence() -> None:
     assert result.no_evidence == "no launch on a healthy machine"
 
 
-def test_figures_are_shared_if_all_launches_are() -> None:
-    quiet = now()
-    disturbed = now().replace(health=samples.DISTURBED)
+QUIET = now()
+DISTURBED = now().replace(health=samples.DISTURBED)
+CRASH = DISTURBED.replace(failure=Failure(kind="crash", message="x"))
 
-    def result(*runs: Run, **changes: Any) -> Measurement:
-        return make_result(*runs, **{"verdict": judge(runs, None, NOISE, Policy(max_unhealthy=1)), **changes})
 
-    assert result(disturbed).shared
-    assert samples.make_shared().shared
-    assert not result(quiet, disturbed).shared, "the figures are those of the first launch"
-    assert not result(quiet).shared
-    crash = disturbed.replace(failure=Failure(kind="crash", message="x"))
-    assert not result(crash).shared, "a crash is the code's fault"
-    assert not never_run().shared
+def result_of(*runs: Run) -> Measurement:
+    return make_result(*runs, verdict=judge(runs, None, NOISE, Policy(max_unhealthy=1)))
+
+
+@pytest.mark.parametrize(
+    ("result", "is_shared"),
+    [
+        (result_of(DISTURBED), True),
+        (samples.make_shared(), True),
+        (result_of(QUIET, DISTURBED), False),  # the figures are those of the first launch
+        (result_of(QUIET), False),
+        (result_of(CRASH), False),  # a crash is the code's fault
+        (never_run(), False),
+    ],
+    ids=["disturbed", "sample", "quiet and disturbed", "quiet", "crash", "never run"],
+)
+def test_figures_are_shared_if_all_launches_are(result: Measurement, is_shared: bool) -> None:
+    assert result.shared is is_shared
+
+
+@pytest.mark.parametrize(
+    "runs", [(QUIET, DISTURBED), (DISTURBED, QUIET)], ids=["quiet first", "disturbed first"]
+)
+def test_figures_are_shared_if_no_launch_counts(runs: tuple[Run, ...]) -> None:
     none_counts = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=(1, 2))
-    for runs in ((quiet, disturbed), (disturbed, quiet)):
-        assert result(*runs, verdict=none_counts).shared
-        assert result(*runs, verdict=none_counts).healthy_runs == list(runs)
+    result = make_result(*runs, verdict=none_counts)
+    assert result.shared
+    assert result.healthy_runs == list(runs)
 
 
 @pytest.fixture

@@ -49,6 +49,9 @@ def test_finds_a_reviewed_baseline_first() -> None:
     assert BASELINES.write_reviewed(recorded(1)) == BASELINES.reviewed_file(CLASS, CASE.id) == REVIEWED / NAME
     assert BASELINES.find(CLASS, CASE) == (recorded(1), REVIEWED / NAME)
     assert BASELINES.find(H100, CASE) is BASELINES.find(CLASS, OTHERS[0]) is None
+
+
+def test_a_store_is_named_by_its_directories() -> None:
     assert str(BaselineStore(Path("a"), Path("b/c"))) == "a or b/c"
     assert str(BaselineStore(Path("a"))) == "a"
 

@@ -43,26 +43,35 @@ def compared(a: list[Run], b: list[Run], **options: Any) -> Verdict:
     return verdict
 
 
-def test_an_arm_is_slower_faster_or_the_same() -> None:
-    for speed, outcome, pairs in ((1.0, "passed", 3), (0.7, "regressed", 5), (1.5, "improved", 5)):
-        verdict = compared(arm(), arm(B, speed))
-        assert (verdict.outcome, verdict.launches, verdict.against) == (outcome, 2 * pairs, "arm A")
-        check = check_of(verdict, "tokens_per_s")
-        assert check.change == pytest.approx(speed - 1, abs=0.02)
-        assert check.interval is not None
-        assert check.interval[0] < speed - 1 < check.interval[1]
-        assert (check.measured, check.baseline) == pytest.approx((1000 * speed, 1000), rel=0.01)
+@pytest.mark.parametrize(
+    ("speed", "outcome", "pairs"),
+    [(1.0, "passed", 3), (0.7, "regressed", 5), (1.5, "improved", 5)],
+    ids=["same", "slower", "faster"],
+)
+def test_an_arm_is_slower_faster_or_the_same(speed: float, outcome: str, pairs: int) -> None:
+    verdict = compared(arm(), arm(B, speed))
+    assert (verdict.outcome, verdict.launches, verdict.against) == (outcome, 2 * pairs, "arm A")
+    check = check_of(verdict, "tokens_per_s")
+    assert check.change == pytest.approx(speed - 1, abs=0.02)
+    assert check.interval is not None
+    assert check.interval[0] < speed - 1 < check.interval[1]
+    assert (check.measured, check.baseline) == pytest.approx((1000 * speed, 1000), rel=0.01)
+
+
+SLOWER_ARM = arm(B, 0.93)
+LARGER_ARM = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
+
+
+@pytest.mark.parametrize("b", [SLOWER_ARM, LARGER_ARM], ids=["slower", "larger"])
+def test_a_cpu_is_allowed_15_or_20_percent(b: list[Run]) -> None:
+    assert compared(arm(), b).outcome == "passed"
 
 
 def test_tolerance_is_for_speed_or_one_metric() -> None:
-    slower = arm(B, 0.93)
-    larger = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
-    for b in (slower, larger):
-        assert compared(arm(), b).outcome == "passed", "a CPU is allowed 15% or 20%"
-    verdict = compared(arm(), slower, tolerance=0.03)
+    verdict = compared(arm(), SLOWER_ARM, tolerance=0.03)
     assert outcomes(verdict)["tokens_per_s"] == verdict.outcome == "regressed"
     assert [check.allowed for check in verdict.checks[:2]] == pytest.approx([1 - 1 / 1.03, 1 - 1 / 1.2])
-    verdict = compared(arm(), larger, metric="peak_memory_bytes", tolerance=0.05)
+    verdict = compared(arm(), LARGER_ARM, metric="peak_memory_bytes", tolerance=0.05)
     assert outcomes(verdict)["peak_memory_bytes"] == verdict.outcome == "regressed"
     assert [check.allowed for check in verdict.checks[::2]] == pytest.approx([1 - 1 / 1.15, 0.05])
 
@@ -88,16 +97,19 @@ def test_unhealthy_launch_voids_its_pair() -> None:
     assert check_of(verdict, "tokens_per_s").change == pytest.approx(0.7 - 1, abs=0.02)
 
 
-def test_ends_after_the_most_pairs_allowed() -> None:
+@pytest.mark.parametrize(("sick", "most"), [(0, 5), (1, 6), (2, 6), (2, 8)])
+def test_ends_after_the_most_pairs_allowed(sick: int, most: int) -> None:
     doubtful = (1, 1.07, 0.93, 1.03, 0.97, 1.07, 0.93, 1, 1.07, 0.93, 1, 1, 1, 1)
     a = arm((1.0,) * len(doubtful))
-    for sick, most in ((0, 5), (1, 6), (2, 6), (2, 8)):
-        b = arm(doubtful, 0.9)
-        b[:sick] = [run.replace(health=DISTURBED) for run in b[:sick]]
-        verdict = compared(a, b, max_pairs=most)
-        assert (verdict.outcome, verdict.launches) == ("inconclusive", 2 * most)
-        assert len(verdict.unhealthy_launches) == sick
-        assert check_of(verdict, "tokens_per_s").outcome == "inconclusive"
+    b = arm(doubtful, 0.9)
+    b[:sick] = [run.replace(health=DISTURBED) for run in b[:sick]]
+    verdict = compared(a, b, max_pairs=most)
+    assert (verdict.outcome, verdict.launches) == ("inconclusive", 2 * most)
+    assert len(verdict.unhealthy_launches) == sick
+    assert check_of(verdict, "tokens_per_s").outcome == "inconclusive"
+
+
+def test_three_unhealthy_pairs_end_a_comparison() -> None:
     unhealthy = [make_run(health=DISTURBED)] * 3
     assert judged(arm(A[:2]), unhealthy[:2]).outcome == "undecided"
     assert judged(arm(A[:2]), arm(B[:2], 0.5)).outcome == "undecided", "two pairs are too few for a decision"
@@ -127,17 +139,24 @@ def mismatch(message: str) -> Run:
     return make_run(failure=Failure(kind="mismatch", message=message, at=0.0))
 
 
-def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
-    case = make_run().case
+def doubled_launch() -> Run:
     evidence = Evidence(data_parallel=2, tokens=256, forwards=2)
     reports = [make_report(rank, evidence=evidence) for rank in (0, 1)]
-    doubled = mismatch(known(tokens_differ(reports, case)))
+    return mismatch(known(tokens_differ(reports, make_run().case)))
+
+
+def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
+    doubled = doubled_launch()
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
         expected = "arm B gives the model 512 tokens a step, but arm A gives it 256: the change is the cause"
         assert reason.startswith(expected)
         assert ", in 2 forward calls per rank). To compare the work of both arms, give Script(" in reason
+
+
+def test_doubled_work_of_both_arms_may_be_a_wrong_case() -> None:
+    doubled = doubled_launch()
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], (
         "the case might be what is wrong"
@@ -152,22 +171,28 @@ def test_mismatch_in_one_arm_is_due_to_the_change() -> None:
     assert reason == f"arm B failed: mismatch: {message}. arm A matches the case: the change is the cause"
 
 
-def test_other_loss_fails_but_scaled_one_is_noted() -> None:
+def test_another_loss_fails_and_hides_no_slowdown() -> None:
     verdict = compared([with_loss(1)] * 5, [with_loss(1.3, speed=0.7)] * 5)
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
     assert check_of(verdict, "tokens_per_s").outcome == "regressed"
     assert "the loss between 0% and 10% of the steps is 5.1" in verdict.reasons[0]
     assert ", but 3.97" in verdict.reasons[0]
-    a, scaled, four = (
-        [run.replace(loss=with_loss(factor).loss) for run in arm(A[:3], unclipped_norm=norm)]
-        for factor, norm in ((1, 7.0), (4, 7.0), (4, 28.0))
-    )
-    verdict = compared(a, scaled)
+
+
+def of_loss(factor: float, norm: float) -> list[Run]:
+    return [run.replace(loss=with_loss(factor).loss) for run in arm(A[:3], unclipped_norm=norm)]
+
+
+def test_a_scaled_loss_of_equal_gradients_is_a_note() -> None:
+    verdict = compared(of_loss(1, 7.0), of_loss(4, 7.0))
     assert verdict.outcome == "passed"
     assert verdict.changed == (
         "the loss is x 4.000 in every step, but the gradients are the same: only the loss has another scale",
     )
-    verdict = compared(a, four)
+
+
+def test_a_common_factor_of_loss_and_gradients_fails() -> None:
+    verdict = compared(of_loss(1, 7.0), of_loss(4, 28.0))
     assert (verdict.outcome, verdict.failure) == ("failed", "loss")
     assert verdict.reasons[0].startswith("loss and gradients x 4.000 in every step, compared with arm A: is")
 
@@ -194,10 +219,19 @@ def test_memory_of_a_gpu_is_judged_by_its_medians() -> None:
     )
 
 
-def test_never_passes_a_metric_an_arm_lacks() -> None:
-    without = arm(B, peak_memory_bytes=None)
-    for a, b in ((arm(), without), (without, arm(B)), (arm(), arm(B, tokens_per_s=0.0))):
-        assert compared(a, b).failure == "missing_metric"
+WITHOUT_MEMORY = arm(B, peak_memory_bytes=None)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [(arm(), WITHOUT_MEMORY), (WITHOUT_MEMORY, arm(B)), (arm(), arm(B, tokens_per_s=0.0))],
+    ids=["arm B", "arm A", "no speed"],
+)
+def test_never_passes_a_metric_an_arm_lacks(a: list[Run], b: list[Run]) -> None:
+    assert compared(a, b).failure == "missing_metric"
+
+
+def test_names_the_arm_without_a_metric() -> None:
     check = check_of(compared(arm(), arm(B, cpu_s_per_step=1.0)), "cpu_s_per_step")
     assert (check.outcome, check.note) == ("inconclusive", "was not measured in arm A")
 
@@ -224,7 +258,6 @@ def test_corrects_for_the_machines_own_speed() -> None:
     a = on_a_drifting_machine(MACHINE)
     b = on_a_drifting_machine(MACHINE[::-1], speed=0.8)
     verdict = judged(a, b, corrects=True)
-    raw = judged(a, b)
     exponents = {check.metric: check.probe_exponent for check in verdict.checks}
     assert exponents.pop("peak_memory_bytes") is None
     follow = ("tokens_per_s", "tokens_per_s_mean", "cpu_s_per_step")
@@ -232,10 +265,19 @@ def test_corrects_for_the_machines_own_speed() -> None:
     assert outcomes(verdict)["tokens_per_s"] == verdict.outcome == "regressed"
     assert check_of(verdict, "tokens_per_s").change == pytest.approx(-0.2, abs=0.02)
     assert outcomes(verdict)["cpu_s_per_step"] == "passed"
+
+
+def test_a_drifting_machine_hides_an_uncorrected_change() -> None:
+    raw = judged(on_a_drifting_machine(MACHINE), on_a_drifting_machine(MACHINE[::-1], speed=0.8))
     assert {check.probe_exponent for check in raw.checks} == {None}
     assert outcomes(raw)["tokens_per_s"] == "undecided"
+
+
+def test_one_launch_without_a_probe_prevents_correction() -> None:
+    a = on_a_drifting_machine(MACHINE)
+    b = on_a_drifting_machine(MACHINE[::-1], speed=0.8)
     b[2] = b[2].replace(figures=b[2].figures.replace(probe_s_p50=None))
-    assert judged(a, b, corrects=True) == judged(a, b), "without a probe, nothing is corrected"
+    assert judged(a, b, corrects=True) == judged(a, b)
 
 
 def test_slowdown_that_slows_the_probe_remains() -> None:
@@ -260,21 +302,39 @@ READS = "host reads in forward: 1 -> 9 a step"
 FEWER = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.50 MiB)"
 
 
-def test_counts_only_explain_a_timed_change() -> None:
-    same = f"{THE_SAME} packages, threads and the machine"
-    for speed, outcome, changes, said in (
-        *((0.7, "regressed", MORE, READS), (0.7, "regressed", MIXED, READS), (0.7, "regressed", {}, same)),
+SAME_COUNTS = f"{THE_SAME} packages, threads and the machine"
+
+
+@pytest.mark.parametrize(
+    ("speed", "outcome", "changes", "said"),
+    [
+        *(
+            (0.7, "regressed", MORE, READS),
+            (0.7, "regressed", MIXED, READS),
+            (0.7, "regressed", {}, SAME_COUNTS),
+        ),
         *((1.0, "passed", MORE, None), (1.5, "improved", MIXED, FEWER)),
-    ):
-        verdict = compared(counted(1.0), counted(speed, **changes))
-        assert (verdict.outcome, verdict.explained) == (outcome, said)
-        assert verdict.counts is not None
-        assert {finding.outcome for finding in verdict.counts.findings} == ({"passed"} if changes else set())
+    ],
+    ids=["slower, more", "slower, mixed", "slower, same", "same, more", "faster, mixed"],
+)
+def test_counts_only_explain_a_timed_change(
+    speed: float, outcome: str, changes: dict[str, Any], said: str | None
+) -> None:
+    verdict = compared(counted(1.0), counted(speed, **changes))
+    assert (verdict.outcome, verdict.explained) == (outcome, said)
+    assert verdict.counts is not None
+    assert {finding.outcome for finding in verdict.counts.findings} == ({"passed"} if changes else set())
+
+
+def test_upgrade_is_a_note_of_the_counts() -> None:
     upgraded = compared(counted(1.0), [launch(counts(**MORE), torch="2.14.0")] * 6).counts
     assert upgraded is not None
     assert upgraded.notes == ("counted with other versions: torch 2.13.0 -> 2.14.0",)
-    for b in (arm(B, 0.7), counted(0.7)):
-        assert compared(arm(), b).counts is None, "one launch was not counted"
+
+
+@pytest.mark.parametrize("b", [arm(B, 0.7), counted(0.7)], ids=["neither", "arm A"])
+def test_an_uncounted_arm_has_no_counts(b: list[Run]) -> None:
+    assert compared(arm(), b).counts is None
 
 
 def test_growth_is_judged_beside_times() -> None:
@@ -385,17 +445,17 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
     assert is_compared or outcome not in ("passed", "regressed", "improved")
 
 
-def test_less_work_with_other_gradients_is_no_gain() -> None:
+@pytest.mark.parametrize(("norm", "outcome"), [(1.0, "improved"), (0.36, "inconclusive"), (None, "improved")])
+def test_less_work_with_other_gradients_is_no_gain(norm: float | None, outcome: str) -> None:
     """If gradients differ in one launch of each arm, the comparison is `inconclusive`. In two, it fails."""
     difference = "the norm of the gradients after clipping in step 4: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
-    for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
-        b = launch(figures=make_figures(gradient_norm=norm))
-        verdict = judge_counts(a, b)
-        assert verdict.outcome == outcome
-        assert [why.startswith(difference) for why in verdict.reasons] == [True] * (outcome == "inconclusive")
-        of_more = unless_other(verdict, [a, a], [b, b])
-        assert of_more.reasons == ((f"{difference}, in 2 launches of each arm",) if verdict.reasons else ())
+    b = launch(figures=make_figures(gradient_norm=norm))
+    verdict = judge_counts(a, b)
+    assert verdict.outcome == outcome
+    assert [why.startswith(difference) for why in verdict.reasons] == [True] * (outcome == "inconclusive")
+    of_more = unless_other(verdict, [a, a], [b, b])
+    assert of_more.reasons == ((f"{difference}, in 2 launches of each arm",) if verdict.reasons else ())
 
 
 @pytest.mark.parametrize(
@@ -521,7 +581,11 @@ def test_a_span_of_one_arm_is_shown_or_unknown() -> None:
     )
 
 
-def test_unseen_loader_is_inconclusive() -> None:
-    for a, b, lacking in ((waits(0.1), arm(), "arm B"), (arm(), waits(0.1), "arm A")):
-        check = check_of(compared(a, b), "data_wait_s")
-        assert (check.outcome, check.note) == ("inconclusive", f"was not measured in {lacking}; {NO_LOADER}")
+@pytest.mark.parametrize(
+    ("a", "b", "lacking"),
+    [(waits(0.1), arm(), "arm B"), (arm(), waits(0.1), "arm A")],
+    ids=["arm B", "arm A"],
+)
+def test_unseen_loader_is_inconclusive(a: list[Run], b: list[Run], lacking: str) -> None:
+    check = check_of(compared(a, b), "data_wait_s")
+    assert (check.outcome, check.note) == ("inconclusive", f"was not measured in {lacking}; {NO_LOADER}")

@@ -1,9 +1,11 @@
+from collections.abc import Callable
+
 import pytest
 
 from perfsuite.case.case import Topology
 from perfsuite.case.hardware import AND
 from perfsuite.case.model import Model
-from perfsuite.results.baseline import from_runs
+from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Flops, Observed
 from perfsuite.results.run import DeviceHealth, Health, Node, Run
@@ -48,20 +50,23 @@ def seen(runs: list[Run], environment: dict[str, str], **settings: str) -> list[
 # Differences that make launches incomparable
 
 
-def test_refuses_unlike_things_naming_both_values() -> None:
-    pairs = {
-        "hardware class": [make_run(machine=make_machine(hardware_class=name)) for name in ("a", "b")],
-        "FLOP formula": [make_run(flops=flops(name)) for name in ("a", "b")],
-        "micro_batch": [make_run(case=make_case(micro_batch=size)) for size in (2, 4)],
-        "learning_rate": [make_run(case=make_case(learning_rate=rate)) for rate in (0.001, 0.5)],
-    }
-    values = {"micro_batch": ("2", "4"), "learning_rate": ("0.001", "0.5")}
-    for what, (before, run) in pairs.items():
-        verdict = judged([run], from_runs([before] * 3))
-        assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
-        then, now = values.get(what, ("a", "b"))
-        said = f"cannot be compared: {what} was {then!r} in the baseline and is {now!r}"
-        assert verdict.reasons == (said,)
+@pytest.mark.parametrize(
+    ("what", "make", "then", "now"),
+    [
+        ("hardware class", lambda name: make_run(machine=make_machine(hardware_class=name)), "a", "b"),
+        ("FLOP formula", lambda name: make_run(flops=flops(name)), "a", "b"),
+        ("micro_batch", lambda size: make_run(case=make_case(micro_batch=int(size))), "2", "4"),
+        ("learning_rate", lambda rate: make_run(case=make_case(learning_rate=float(rate))), "0.001", "0.5"),
+    ],
+    ids=["hardware class", "FLOP formula", "micro_batch", "learning_rate"],
+)
+def test_refuses_unlike_things_naming_both_values(
+    what: str, make: Callable[[str], Run], then: str, now: str
+) -> None:
+    verdict = judged([make(now)], from_runs([make(then)] * 3))
+    assert (verdict.outcome, verdict.failure, verdict.checks) == ("failed", "unlike", ())
+    said = f"cannot be compared: {what} was {then!r} in the baseline and is {now!r}"
+    assert verdict.reasons == (said,)
 
 
 def test_reports_full_training_before_its_effects() -> None:
@@ -104,12 +109,16 @@ def test_values_unknown_to_one_side_do_not_differ(then: Run, now: Run) -> None:
 # What makes a launch unhealthy
 
 
-def test_lists_all_reasons_of_a_disturbed_machine() -> None:
+@pytest.mark.parametrize("baseline", [None, BASELINE], ids=["recording", "judging"])
+def test_lists_all_reasons_of_a_disturbed_machine(baseline: Baseline | None) -> None:
     disturbed = "launch 1 set aside: other processes used 60% of the cores' time"
-    for baseline in (None, BASELINE):
-        verdict = session([make_run(health=DISTURBED)] * 9, baseline)
-        assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
-        assert verdict.reasons[0].startswith(disturbed)
+    verdict = session([make_run(health=DISTURBED)] * 9, baseline)
+    assert (verdict.outcome, verdict.launches) == ("unhealthy", MAX_UNHEALTHY)
+    assert verdict.reasons[0].startswith(disturbed)
+
+
+def test_a_slow_disturbed_machine_has_both_reasons() -> None:
+    disturbed = "launch 1 set aside: other processes used 60% of the cores' time"
     (said,) = session([on_machine(0.5).replace(health=DISTURBED)], PROBED, max_unhealthy=1).reasons
     assert said.startswith(disturbed)
     assert said.endswith(f"; {at_speed('50%')}")
@@ -251,11 +260,11 @@ def test_new_software_blames_no_machine(changed: str) -> None:
     assert session(after, from_runs(bare)).outcome == "unhealthy", "the baseline does not name the driver"
 
 
-def test_machine_without_probes_is_healthy() -> None:
-    for now, before in ((None, 0.01), (0.01, None), (None, None)):
-        baseline = from_runs([run_with(probe_s_p50=before)] * 3)
-        verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
-        assert (verdict.outcome, check_of(verdict, "tokens_per_s").note) == ("passed", None)
+@pytest.mark.parametrize(("now", "before"), [(None, 0.01), (0.01, None), (None, None)])
+def test_machine_without_probes_is_healthy(now: float | None, before: float | None) -> None:
+    baseline = from_runs([run_with(probe_s_p50=before)] * 3)
+    verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
+    assert (verdict.outcome, check_of(verdict, "tokens_per_s").note) == ("passed", None)
 
 
 # Changes that are listed, but still allow a comparison
@@ -272,22 +281,26 @@ def test_changed_surroundings_are_only_listed(speed: float, outcome: str) -> Non
     assert verdict.changed == changes
 
 
-def test_lists_another_clock_as_a_change() -> None:
+@pytest.mark.parametrize(
+    ("then", "now", "expected"),
+    [
+        *((1980, 1620, "1980 -> 1620 MHz (-18%)"), (1620, 1980, "1620 -> 1980 MHz (+22%)")),
+        *((1980, 1945, None), (1980, None, None), (None, 1980, None)),
+    ],
+    ids=["slower", "faster", "a little slower", "unknown now", "unknown before"],
+)
+def test_lists_another_clock_as_a_change(then: float | None, now: float | None, expected: str | None) -> None:
     """`nvidia-smi -lgc` locks the clocks, but the highest and the applications clock remain as they are."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
         (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
         return run.replace(device_probe={"copy": copy})
 
-    for then, now, expected in (
-        *((1980, 1620, "1980 -> 1620 MHz (-18%)"), (1620, 1980, "1620 -> 1980 MHz (+22%)")),
-        *((1980, 1945, None), (1980, None, None), (None, 1980, None)),
-    ):
-        said = [f"SM clock in the measured window: {expected}"] if expected else []
-        baseline = from_runs([clocked(then, 3000)] * 5)
-        assert launch_problems(clocked(now, 3000), baseline) == []
-        assert run_changes(clocked(now, 3000), baseline) == tuple(said)
-        assert launch_problems(clocked(now, 2000), baseline) == [slower("copy 2000 3000"), *said]
+    said = [f"SM clock in the measured window: {expected}"] if expected else []
+    baseline = from_runs([clocked(then, 3000)] * 5)
+    assert launch_problems(clocked(now, 3000), baseline) == []
+    assert run_changes(clocked(now, 3000), baseline) == tuple(said)
+    assert launch_problems(clocked(now, 2000), baseline) == [slower("copy 2000 3000"), *said]
 
 
 def holding(mib: int | None) -> Run:
@@ -332,7 +345,7 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
         ([with_limit("700")], with_limit(None), ["gpu_power_limit_w: 700 -> unset"]),
     ],
 )
-def test_what_may_explain_a_verdict_is_told(before: list[Run], now: Run, expected: list[str]) -> None:
+def test_lists_changes_that_may_explain_a_verdict(before: list[Run], now: Run, expected: list[str]) -> None:
     assert run_changes(now, from_runs(before)) == tuple(expected)
 
 

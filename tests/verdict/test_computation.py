@@ -162,21 +162,29 @@ def test_varying_or_unknown_tokens_say_nothing(
     assert unless_other(judge_counts(a[0], b[0]), a, b).outcome == "passed"
 
 
-def test_less_work_without_a_value_is_not_improved() -> None:
+@pytest.mark.parametrize("run", [launch(loss=()), launch()], ids=["without a loss", "with a loss"])
+def test_less_work_without_a_value_is_not_improved(run: Run) -> None:
     more = launch(MORE, loss=())
-    less = launch(loss=())
-    assert judge_counts(more, less).outcome == "inconclusive"
     old = count_baseline.from_runs([more]).replace(computed=())
     timed = Verdict(outcome="recorded", launches=1)
-    for run in (less, launch()):
-        verdict = with_counts(timed, [run], old)
-        assert verdict.outcome == "recorded"
-        assert verdict.counts is not None
-        assert (verdict.counts.outcome, verdict.counts.notes) == (
-            "passed",
-            (f"less, but not `improved`: {NOT_COMPARED}",),
-        )
-        assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
+    verdict = with_counts(timed, [run], old)
+    assert verdict.outcome == "recorded"
+    assert verdict.counts is not None
+    assert (verdict.counts.outcome, verdict.counts.notes) == (
+        "passed",
+        (f"less, but not `improved`: {NOT_COMPARED}",),
+    )
+    assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
+
+
+def test_arms_without_a_loss_are_not_improved() -> None:
+    assert judge_counts(launch(MORE, loss=()), launch(loss=())).outcome == "inconclusive"
+
+
+def test_less_work_with_a_judged_loss_is_improved() -> None:
+    more = launch(MORE, loss=())
+    old = count_baseline.from_runs([more]).replace(computed=())
+    timed = Verdict(outcome="recorded", launches=1)
     assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
     baseline = baselines.from_runs([launch()] * 3)
     assert with_counts(timed, [launch()], old, times=baseline).outcome == "improved", (

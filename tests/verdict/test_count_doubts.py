@@ -39,7 +39,7 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
         ),
     ],
 )
-def test_what_vanished_is_not_improved(now: Counts, reason: str) -> None:
+def test_work_that_vanished_is_not_improved(now: Counts, reason: str) -> None:
     check = judged(now)
     assert check.outcome == "not counted"
     assert {finding.outcome for finding in check.findings} == {"passed"}

@@ -249,31 +249,47 @@ def test_more_stalls_regress_and_fewer_improve() -> None:
     assert findings(judged(quiet, before=stalled)) == [("improved", "calls of torch.cuda.synchronize")]
 
 
-def test_python_calls_are_listed_up_to_a_fifth() -> None:
+CALLS_IN_FORWARD = "Python 3.11 calls in forward"
+
+
+@pytest.mark.parametrize(
+    ("forward", "listed", "unsteady"),
+    [(6_200, [], ()), (8_000, [CALLS_IN_FORWARD], ()), (9_000, [CALLS_IN_FORWARD], (CALLS_IN_FORWARD,))],
+    ids=["below 2%", "listed", "regressed"],
+)
+def test_python_calls_are_listed_up_to_a_fifth(
+    forward: int, listed: list[str], unsteady: tuple[str, ...]
+) -> None:
     """Changes below 2% are not listed.
 
     Python calls vary a little: for example, how often a progress bar is drawn depends on the time.
     """
-    field = "Python 3.11 calls in forward"
-    for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):
-        now = python(forward=forward, backward=4_000)
-        check = judged(now, before=python())
-        assert check.outcome == ("regressed" if forward == 9_000 else "passed")
-        assert [sentence for _, sentence in findings(check)] == listed
-        assert judged(now, python(), before=python()).unsteady == unsteady
-    newer = python(version="3.12", forward=99_999)
-    lost = "not judged, not counted in these launches"
-    for now, before, notes in (
+    now = python(forward=forward, backward=4_000)
+    check = judged(now, before=python())
+    assert check.outcome == ("regressed" if forward == 9_000 else "passed")
+    assert [sentence for _, sentence in findings(check)] == listed
+    assert judged(now, python(), before=python()).unsteady == unsteady
+
+
+LOST = "not judged, not counted in these launches"
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "notes"),
+    [
         (python(), counts(), (f"Python 3.11 calls: {NEW}",)),
-        (counts(), python(), (f"Python 3.11 calls: {lost}",)),
+        (counts(), python(), (f"Python 3.11 calls: {LOST}",)),
         (
-            newer,
+            python(version="3.12", forward=99_999),
             python(),
-            (f"Python 3.11 calls: {lost}", "Python 3.12 calls: not judged, not in the baseline"),
+            (f"Python 3.11 calls: {LOST}", "Python 3.12 calls: not judged, not in the baseline"),
         ),
-    ):
-        check = judged(now, before=before)
-        assert (check.outcome, check.findings, check.notes) == ("passed", (), notes)
+    ],
+    ids=["new", "lost", "another version"],
+)
+def test_python_calls_of_one_side_are_a_note(now: Counts, before: Counts, notes: tuple[str, ...]) -> None:
+    check = judged(now, before=before)
+    assert (check.outcome, check.findings, check.notes) == ("passed", (), notes)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +304,7 @@ def test_python_calls_are_listed_up_to_a_fifth() -> None:
     ],
     ids=["same", "calls", "fewer calls", "few calls", "kernels", "few kernels"],
 )
-def test_what_a_worker_does_for_a_batch_is_judged(before: Any, now: Any, outcome: list[str]) -> None:
+def test_judges_the_work_of_a_worker_for_a_batch(before: Any, now: Any, outcome: list[str]) -> None:
     check = judged(worker(*now), before=worker(*before))
     assert [finding.outcome for finding in check.findings] == outcome
     assert check.notes == ()

@@ -38,29 +38,44 @@ def test_unknown_growth_is_noted_never_better(now: Counts, before: Counts, where
     assert check.notes == (f"objects kept per step: not judged, {where}",)
 
 
-def test_judges_shared_ranks_and_names_others() -> None:
-    lost = "not judged: not counted in these launches"
-    new = "not judged: not in the baseline"
-    for now, before, notes in (
-        ((1,), (0, 1), [f"rank 0 is {lost}"]),
-        ((0, 1), (1,), [f"rank 0 is {new}"]),
-        ((0,), (4, 5), [f"ranks 4-5 are {lost}", f"rank 0 is {new}"]),
-    ):
-        today, then = (
-            launch(dry=True).replace(counts=merged(dict.fromkeys(ranks, reads(forward))))
-            for ranks, forward in ((now, 2), (before, 1))
-        )
-        check = judged(today, before=then)
-        assert (check.compared, [*check.notes]) == (len(notes) == 1, notes)
-        assert findings(check) == ([("regressed", "host reads in forward")] if check.compared else [])
+LOST = "not judged: not counted in these launches"
+NOT_BEFORE = "not judged: not in the baseline"
 
 
-def test_ignores_what_differs_between_launches() -> None:
+@pytest.mark.parametrize(
+    ("now", "before", "notes"),
+    [
+        ((1,), (0, 1), [f"rank 0 is {LOST}"]),
+        ((0, 1), (1,), [f"rank 0 is {NOT_BEFORE}"]),
+        ((0,), (4, 5), [f"ranks 4-5 are {LOST}", f"rank 0 is {NOT_BEFORE}"]),
+    ],
+    ids=["one lost", "one new", "none shared"],
+)
+def test_judges_shared_ranks_and_names_others(
+    now: tuple[int, ...], before: tuple[int, ...], notes: list[str]
+) -> None:
+    today, then = (
+        launch(dry=True).replace(counts=merged(dict.fromkeys(ranks, reads(forward))))
+        for ranks, forward in ((now, 2), (before, 1))
+    )
+    check = judged(today, before=then)
+    assert (check.compared, [*check.notes]) == (len(notes) == 1, notes)
+    assert findings(check) == ([("regressed", "host reads in forward")] if check.compared else [])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [(39, []), (40, [("regressed", "host reads in optimizer")])],
+    ids=["same", "one more"],
+)
+def test_ignores_what_differs_between_launches(optimizer: int, expected: list[tuple[str, str]]) -> None:
     baseline = baseline_of(reads(1), reads(2), reads(1))
-    for optimizer, expected in ((39, []), (40, [("regressed", "host reads in optimizer")])):
-        check = exact.check([launch(reads(99, optimizer))], baseline)
-        assert check is not None
-        assert (findings(check), check.unsteady) == (expected, ("host reads in forward",))
+    check = exact.check([launch(reads(99, optimizer))], baseline)
+    assert check is not None
+    assert (findings(check), check.unsteady) == (expected, ("host reads in forward",))
+
+
+def test_a_value_within_two_launches_is_unsteady() -> None:
     today = judged(reads(2, optimizer=38), reads(1))
     assert (today.outcome, today.findings) == ("passed", ())
     assert today.unsteady == ("host reads in forward", "host reads in optimizer")
@@ -162,21 +177,24 @@ def test_refuses_counts_of_another_method() -> None:
     )
 
 
-def test_old_method_compares_all_but_host_reads() -> None:
+@pytest.mark.parametrize("today", [{}, {"forward": 50}], ids=["fewer", "more"])
+def test_old_method_compares_all_but_host_reads(today: dict[str, int]) -> None:
     """The old method also counted reads of the host's own tensors.
 
     Fewer reads are not an improvement, but more reads are a regression.
     """
     reads = {"forward": 1, "optimizer": 39}
     old = counts(method="dispatch-1", host_reads=reads, kernels={"forward": 180})
-    for today in ({}, {"forward": 50}):
-        now = counts(host_reads=today, kernels={"forward": 181})
-        check = exact.check([launch(now)], baseline_of(old))
-        assert check is not None
-        assert [(finding.quantity, finding.outcome) for finding in check.findings] == [
-            ("kernels", "regressed")
-        ]
-        assert [note for note in check.notes if note.startswith("host reads: not judged, because an older")]
+    now = counts(host_reads=today, kernels={"forward": 181})
+    check = exact.check([launch(now)], baseline_of(old))
+    assert check is not None
+    assert [(finding.quantity, finding.outcome) for finding in check.findings] == [("kernels", "regressed")]
+    assert [note for note in check.notes if note.startswith("host reads: not judged, because an older")]
+
+
+def test_old_method_without_host_reads_compares_all() -> None:
+    reads = {"forward": 1, "optimizer": 39}
+    old = counts(method="dispatch-1", host_reads=reads, kernels={"forward": 180})
     now = counts(host_reads={"forward": 1}, kernels={"forward": 180})
     none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None
@@ -212,26 +230,46 @@ def test_baselines_of_other_versions_are_compared() -> None:
     assert (finding.outcome, finding.field) == ("regressed", "kernels")
 
 
-def test_compiled_models() -> None:
-    models: tuple[tuple[dict[str, Any], str, str], ...] = (
+@pytest.mark.parametrize(
+    ("changes", "outcome", "field"),
+    [
         *(({"graphs": n}, said, "compiled graphs") for n, said in ((3, "regressed"), (1, "improved"))),
         ({"graphs": 0}, "regressed", "compiled graphs"),  # nothing is compiled any more
         ({"breaks": {"print": 1}}, "regressed", "graph breaks"),
         ({"kernels": 32}, "regressed", "generated kernels"),
         ({"recompilations": 1}, "regressed", "recompilations"),
         ({"extern_calls": 13}, "improved", "extern calls of compiled code"),
-    )
-    for changes, outcome, field in models:
-        assert findings(judged(compiled(**changes), before=compiled())) == [(outcome, field)]
+    ],
+    ids=[
+        "more graphs",
+        "fewer graphs",
+        "no graphs",
+        "breaks",
+        "kernels",
+        "recompilations",
+        "fewer extern calls",
+    ],
+)
+def test_judges_each_count_of_a_compiled_model(changes: dict[str, Any], outcome: str, field: str) -> None:
+    assert findings(judged(compiled(**changes), before=compiled())) == [(outcome, field)]
+
+
+def test_launches_that_compiled_decide_about_graphs() -> None:
     assert judged(compiled(graphs=0), compiled(), before=compiled()).findings == (), "one launch did compile"
     assert findings(judged(compiled(graphs=0), compiled(graphs=1), before=compiled())) == [
         ("improved", "compiled graphs")
     ]
+
+
+def test_a_model_that_is_no_longer_compiled_regresses() -> None:
     check = judged(counts(), before=compiled())
     assert findings(check) == [("regressed", "compiled graphs")]
     assert "graph breaks: not judged, not counted in these launches" in check.notes
     assert "peak of live tensors: not judged, not in the baseline" in check.notes
     assert len(check.notes) == len(set(check.notes)) == 7
+
+
+def test_order_of_compiled_launches_changes_no_note() -> None:
     assert judged(counts(), compiled()).notes == judged(compiled(), counts()).notes
     assert f"peak of live tensors: {NEW}" not in judged(counts(), compiled()).notes
     assert (

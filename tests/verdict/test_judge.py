@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.results.baseline import from_runs
+from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import Check, Outcome
 from perfsuite.results.rank_report import Failure
@@ -53,6 +53,11 @@ def test_unchanged_code_passes_after_one_launch() -> None:
     assert (verdict.outcome, verdict.launches) == ("passed", 1)
     assert (verdict.failure, verdict.reasons, verdict.changed) == (None, (), ())
     assert outcomes(verdict) == dict.fromkeys(NAMES, "passed")
+
+
+def test_a_passed_check_shows_all_of_its_figures() -> None:
+    verdict = session(usual())
+    assert len(verdict.checks) == len(GATED) > 0
     for check, metric in zip(verdict.checks, GATED, strict=True):
         assert (check.metric, check.label, check.unit) == (metric.name, metric.label, metric.unit)
         allowed = metric.tolerances["cpu"]
@@ -64,6 +69,9 @@ def test_unchanged_code_passes_after_one_launch() -> None:
         assert -check.allowed < low < check.change < high < check.allowed
         assert check.minimum_detectable is not None
         assert 0.01 < check.minimum_detectable < 0.02
+
+
+def test_a_check_compares_medians() -> None:
     medians = judged(make_launches(0.6, 0.72, 0.71), from_runs(make_launches(1.0, 1.2, 1.01)))
     check = check_of(medians, "tokens_per_s")
     assert (check.measured, check.baseline) == pytest.approx((710, 1010))
@@ -79,11 +87,23 @@ def test_slower_launches_regress_faster_improve(speed: float, outcome: Outcome) 
     assert check.interval[0] < speed - 1 < check.interval[1]
     assert check.interval[1] < -1 / 6 or outcome == "improved"
     assert outcomes(verdict) == {**dict.fromkeys(NAMES, outcome), "peak_memory_bytes": "passed"}
-    small = session(gpu(0.96 if speed < 1 else 1.05), BASELINE_H100)
-    assert small.outcome == outcome, "a GPU has smaller tolerances"
+
+
+@pytest.mark.parametrize(("speed", "outcome"), [(0.96, "regressed"), (1.05, "improved")])
+def test_a_gpu_has_smaller_tolerances(speed: float, outcome: Outcome) -> None:
+    small = session(gpu(speed), BASELINE_H100)
+    assert small.outcome == outcome
     assert [check.allowed for check in small.checks] == pytest.approx([1 - 1 / 1.03, 1 - 1 / 1.05, 0.01])
-    assert {session(usual(factor)).outcome for factor in (0.96, 1, 1.05)} == {"passed"}
-    assert {session(gpu(factor), BASELINE_H100).outcome for factor in (0.985, 1)} == {"passed"}
+
+
+@pytest.mark.parametrize("factor", [0.96, 1, 1.05])
+def test_a_change_within_the_tolerance_passes(factor: float) -> None:
+    assert session(usual(factor)).outcome == "passed"
+
+
+@pytest.mark.parametrize("factor", [0.985, 1])
+def test_a_change_within_the_tolerance_of_a_gpu_passes(factor: float) -> None:
+    assert session(gpu(factor), BASELINE_H100).outcome == "passed"
 
 
 def test_insensitive_gate_is_blind_and_stops_early() -> None:
@@ -167,21 +187,29 @@ def test_records_without_any_comparison() -> None:
 # The worst metric, and the verdict on each metric
 
 
-def test_reports_the_worst_of_all_metrics() -> None:
-    larger = usual(0.8, peak_memory_bytes=87 * MIB)
-    for sigma, runs, outcome, of_speed, of_memory in (
+LARGER = usual(0.8, peak_memory_bytes=87 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "runs", "outcome", "of_speed", "of_memory"),
+    [
         (0.3, usual()[:1], "undecided", "passed", "undecided"),  # undecided: another launch follows
         (2.0, usual(), "inconclusive", "passed", "inconclusive"),  # the noise is too large
         (None, usual()[:1], "inconclusive", "passed", "inconclusive"),  # the noise is unknown
         (2.0, usual(0.8), "regressed", "regressed", "inconclusive"),
-        (0.3, larger, "regressed", "regressed", "undecided"),
-    ):
-        by_metric = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
-        if sigma is not None:
-            by_metric["peak_memory_bytes"] = Noise(sigma=sigma, degrees_of_freedom=30)
-        verdict = session(runs, noise=ClassNoise(by_metric=by_metric))
-        assert (verdict.outcome, verdict.launches) == (outcome, min(3, len(runs)))
-        assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
+        (0.3, LARGER, "regressed", "regressed", "undecided"),
+    ],
+    ids=["undecided", "large noise", "unknown noise", "slower", "slower and larger"],
+)
+def test_reports_the_worst_of_all_metrics(
+    sigma: float | None, runs: list[Run], outcome: str, of_speed: str, of_memory: str
+) -> None:
+    by_metric = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
+    if sigma is not None:
+        by_metric["peak_memory_bytes"] = Noise(sigma=sigma, degrees_of_freedom=30)
+    verdict = session(runs, noise=ClassNoise(by_metric=by_metric))
+    assert (verdict.outcome, verdict.launches) == (outcome, min(3, len(runs)))
+    assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
 
 
 def test_a_waived_slowdown_hides_no_other_metric() -> None:
@@ -211,25 +239,28 @@ def test_more_gpu_memory_hides_no_slowdown() -> None:
         assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
 
 
-def test_stalls_regress_the_mean_not_the_jitter() -> None:
+@pytest.mark.parametrize("jitter", [0.5, 2.2, 1e9, None])
+def test_jitter_is_not_judged(jitter: float | None) -> None:
+    verdict = session(usual(step_jitter=jitter))
+    assert (verdict.launches, outcomes(verdict)) == (1, dict.fromkeys(NAMES, "passed"))
+
+
+def test_stalls_regress_the_mean() -> None:
     verdict = session(usual(tokens_per_s_mean=700))
     assert (verdict.outcome, verdict.launches) == ("regressed", 3)
     assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": "regressed"}
     assert check_of(verdict, "tokens_per_s_mean").change == pytest.approx(700 / 990 - 1, abs=0.01)
-    for jitter in (0.5, 2.2, 1e9, None):
-        verdict = session(usual(step_jitter=jitter))
-        assert (verdict.launches, outcomes(verdict)) == (1, dict.fromkeys(NAMES, "passed"))
 
 
+@pytest.mark.parametrize("baseline", [BASELINE, None], ids=["judged", "recorded"])
 @pytest.mark.parametrize("used", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["out_of_memory", "timeout", "crash", "loss"])
-def test_failed_launch_keeps_its_kind(used: int, kind: Any) -> None:
+def test_failed_launch_keeps_its_kind(used: int, kind: Any, baseline: Baseline | None) -> None:
     *good, last = usual()[:used]
     failed = last.replace(failure=Failure(kind=kind, message="it went wrong", rank=1))
-    for baseline in (BASELINE, None):
-        verdict = judged([*good, failed], baseline)
-        assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", kind, used)
-        assert (verdict.reasons, verdict.checks) == ((f"{kind}: it went wrong",), ())
+    verdict = judged([*good, failed], baseline)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", kind, used)
+    assert (verdict.reasons, verdict.checks) == ((f"{kind}: it went wrong",), ())
 
 
 # The machine
@@ -273,13 +304,18 @@ def test_a_busy_gpu_is_a_fault_of_the_machine() -> None:
     assert "needs a reset (nvidia-smi -r, dmesg)" in verdict.reasons[1]
 
 
-def test_changes_are_those_of_the_last_launch() -> None:
+@pytest.mark.parametrize(
+    ("order", "changed"),
+    [((0, 1, 2), ("OMP_NUM_THREADS: unset -> 2",)), ((2, 1, 0), ())],
+    ids=["last", "first"],
+)
+def test_changes_are_those_of_the_last_launch(order: tuple[int, ...], changed: tuple[str, ...]) -> None:
     runs = [with_stack(run) for run in usual()[:3]]
-    later = [*runs[:2], with_stack(runs[2], OMP_NUM_THREADS="2")]
-    for launches, changed in ((later, ("OMP_NUM_THREADS: unset -> 2",)), (later[::-1], ())):
-        assert judged(launches, from_runs(runs)).changed == changed
-        sick = judged([run.replace(health=DISTURBED) for run in launches], from_runs(runs))
-        assert (sick.outcome, sick.changed) == ("unhealthy", changed)
+    launches = [runs[place] for place in order]
+    launches[order.index(2)] = with_stack(runs[2], OMP_NUM_THREADS="2")
+    assert judged(launches, from_runs(runs)).changed == changed
+    sick = judged([run.replace(health=DISTURBED) for run in launches], from_runs(runs))
+    assert (sick.outcome, sick.changed) == ("unhealthy", changed)
 
 
 @pytest.mark.parametrize(
@@ -302,27 +338,33 @@ def test_sick_machine_reports_unexplained_changes(
     assert [check.metric for check in verdict.checks] == ["peak_memory_bytes"] * (outcome == "regressed")
 
 
+@pytest.mark.parametrize(("tokens", "outcome"), [(1, "passed"), (0.8, "regressed")])
 @pytest.mark.parametrize("sick", [1, 2])
-def test_few_unhealthy_launches_are_no_evidence(sick: int) -> None:
+def test_few_unhealthy_launches_are_no_evidence(sick: int, tokens: float, outcome: str) -> None:
     bad = [on_machine(0.5, tokens=0.4)] * sick
-    for tokens, outcome in ((1, "passed"), (0.8, "regressed")):
-        good = [on_machine(1, tokens=tokens)] * 3
-        for runs in ([*bad, *good], [*good, *bad]):
-            verdict = judged(runs, PROBED)
-            assert (verdict.outcome, verdict.launches) == (outcome, sick + 3)
-            assert verdict.checks == judged(good, PROBED).checks
+    good = [on_machine(1, tokens=tokens)] * 3
+    for runs in ([*bad, *good], [*good, *bad]):
+        verdict = judged(runs, PROBED)
+        assert (verdict.outcome, verdict.launches) == (outcome, sick + 3)
+        assert verdict.checks == judged(good, PROBED).checks
 
 
-def test_which_launches_were_unhealthy_is_told() -> None:
-    for speeds, least, outcome, unhealthy in (
+@pytest.mark.parametrize(
+    ("speeds", "least", "outcome", "unhealthy"),
+    [
         ((1, 0.5, 2, *[1] * 4), 5, "passed", (2, 3)),
         ((1, 0.5, 1, 0.5, 1, 1, 0.5, 1), 5, "passed", (2, 4, 7)),  # more launches are healthy than slow
         ((1, 0.5, 1, 2, 0.7), 9, "unhealthy", (2, 4, 5)),
-    ):
-        verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
-        assert (verdict.outcome, verdict.launches) == (outcome, len(speeds))
-        assert verdict.unhealthy_launches == unhealthy
-        assert [why.split(":")[0] for why in verdict.reasons] == [f"launch {n} set aside" for n in unhealthy]
+    ],
+    ids=["two", "three of eight", "too many"],
+)
+def test_names_the_unhealthy_launches(
+    speeds: tuple[float, ...], least: int, outcome: str, unhealthy: tuple[int, ...]
+) -> None:
+    verdict = session([on_machine(speed) for speed in (*speeds, 1, 1)], PROBED, min_launches=least)
+    assert (verdict.outcome, verdict.launches) == (outcome, len(speeds))
+    assert verdict.unhealthy_launches == unhealthy
+    assert [why.split(":")[0] for why in verdict.reasons] == [f"launch {n} set aside" for n in unhealthy]
 
 
 @pytest.mark.parametrize("most", [6, MAX_LAUNCHES])

@@ -95,7 +95,7 @@ def test_other_sections_and_files_judge_nothing() -> None:
 @pytest.mark.parametrize(
     "name", ["pytest.ini", "perf-waivers.toml", "baselines/cpu/x.json", "baselines/counts/cpu/x.json"]
 )
-def test_what_cannot_be_read_on_one_side_is_said(name: str, broken: str) -> None:
+def test_says_which_side_cannot_be_read(name: str, broken: str) -> None:
     (then,) = sentences_of(name, broken, None)
     assert "cannot be read at main, so its changes are not known" in then
     (now,) = sentences_of(name, None, broken)
@@ -253,7 +253,7 @@ def test_knows_a_case_file_by_place_or_content(name: str, text: str) -> None:
     assert sentences_of(name, text or "x", None)[0].startswith(f"case file {name} deleted")
 
 
-def test_what_weighs_most_comes_first() -> None:
+def test_the_weightiest_change_comes_first() -> None:
     text = times(1000).as_json()
     changes = [
         FileChange(".github/workflows/a.yml", None, "a"),
@@ -267,11 +267,11 @@ def test_what_weighs_most_comes_first() -> None:
     assert begins == ["pytest.ini:", "waiver", "baseline", "conftest.py", "case", ".github/workflows/a.yml"]
 
 
-def test_no_damage_of_a_baseline_ends_in_an_error() -> None:
+@pytest.mark.parametrize("key", sorted(json.loads(times(1000).as_json())))
+def test_no_damage_of_a_baseline_ends_in_an_error(key: str) -> None:
     text = times(1000).as_json()
     content = json.loads(text)
-    for key in content:
-        for value in BAD:
-            damaged = json.dumps({**content, key: value})
-            assert sentences_of(f"baselines/cpu/{ID}.json", text, damaged) is not None
-            assert sentences_of(f"baselines/cpu/{ID}.json", damaged, text) is not None
+    for value in BAD:
+        damaged = json.dumps({**content, key: value})
+        assert sentences_of(f"baselines/cpu/{ID}.json", text, damaged) is not None
+        assert sentences_of(f"baselines/cpu/{ID}.json", damaged, text) is not None

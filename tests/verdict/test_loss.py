@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.results.baseline import from_runs
+from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.run import Run
 from perfsuite.verdict.judge import NOT_THE_SAME
 from perfsuite.verdict.loss import _near, few_differ, loss_differs, may_differ, steadily_differ
@@ -24,12 +24,16 @@ def reason_of(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> 
     return loss_differs(runs[:1], from_runs(runs[1:]))
 
 
+@pytest.mark.parametrize(
+    ("speed", "outcome", "launches"), [(0.5, "regressed", 3), (1, "passed", 1), (2, "improved", 3)]
+)
 @pytest.mark.parametrize("factor", [0.9, 0.97, 1.03, 1.1, math.nan, math.inf])
-def test_diverging_loss_fails_and_hides_no_speed(factor: float) -> None:
-    for speed, outcome, launches in ((0.5, "regressed", 3), (1, "passed", 1), (2, "improved", 3)):
-        verdict = session([with_loss(factor, speed=speed)] * 15, FIVE)
-        assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", launches)
-        assert check_of(verdict, "tokens_per_s").outcome == outcome
+def test_diverging_loss_fails_and_hides_no_speed(
+    factor: float, speed: float, outcome: str, launches: int
+) -> None:
+    verdict = session([with_loss(factor, speed=speed)] * 15, FIVE)
+    assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", launches)
+    assert check_of(verdict, "tokens_per_s").outcome == outcome
 
 
 def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = None, **more: Any) -> Run:
@@ -110,14 +114,23 @@ def test_old_baseline_without_norms_still_judges() -> None:
     assert (verdict.outcome, verdict.changed) == ("passed", (said,))
 
 
-def test_incomparable_gain_is_not_improved() -> None:
+FAST = with_loss(1, speed=2)
+BLIND = from_runs([with_loss(1).replace(loss=())] * 5)
+
+
+@pytest.mark.parametrize(
+    ("now", "baseline"),
+    [(FAST.replace(loss=()), FIVE), (FAST, BLIND), (FAST.replace(loss=()), BLIND)],
+    ids=["no loss now", "no loss before", "no loss"],
+)
+def test_incomparable_gain_is_not_improved(now: Run, baseline: Baseline) -> None:
     """A gain cannot be confirmed if, for example, a case has `loss=None` and no counts."""
-    fast = with_loss(1, speed=2)
-    blind = from_runs([with_loss(1).replace(loss=())] * 5)
-    for now, baseline in ((fast.replace(loss=()), FIVE), (fast, blind), (fast.replace(loss=()), blind)):
-        verdict = session([now] * 15, baseline)
-        assert (verdict.outcome, verdict.reasons) == ("inconclusive", (NOT_THE_SAME,))
-        assert check_of(verdict, "tokens_per_s").outcome == "improved"
+    verdict = session([now] * 15, baseline)
+    assert (verdict.outcome, verdict.reasons) == ("inconclusive", (NOT_THE_SAME,))
+    assert check_of(verdict, "tokens_per_s").outcome == "improved"
+
+
+def test_equal_gradients_confirm_a_gain() -> None:
     by_norm = session(
         [with_norm(1.0, unclipped=7.0, speed=2).replace(loss=())] * 15,
         from_runs([with_norm(1.0, unclipped=7.0).replace(loss=())] * 5),
@@ -125,19 +138,23 @@ def test_incomparable_gain_is_not_improved() -> None:
     assert by_norm.outcome == "improved"
 
 
-def test_other_gradient_norm_fails_at_equal_loss() -> None:
-    for before, now, differs in (
-        *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
-        *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
-        *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # no difference from 0 is allowed
-        ([1.0] * 2, with_norm(0.36), False),  # two launches are too few for a scatter
-        *(([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(norm), norm > 5.65) for norm in (1.5, 5.6, 5.7)),
-    ):
-        verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
-        assert (verdict.failure == "loss") == differs
-        assert (
-            any("norm of the gradients after clipping in step 4" in why for why in verdict.reasons) == differs
-        )
+@pytest.mark.parametrize(
+    ("before", "now", "differs"),
+    [
+        *(([1.0] * 3, norm, True) for norm in (1.03, 0.36, math.nan)),
+        *(([1.0] * 3, norm, False) for norm in (1.019, None)),
+        *(([0.0] * 3, norm, norm > 0) for norm in (0.0, 1e-9)),  # no difference from 0 is allowed
+        ([1.0] * 2, 0.36, False),  # two launches are too few for a scatter
+        *(([0.9, 1.0, 1.1, 0.8, 1.2], norm, norm > 5.65) for norm in (1.5, 5.6, 5.7)),
+    ],
+    ids=str,
+)
+def test_other_gradient_norm_fails_at_equal_loss(
+    before: list[float], now: float | None, differs: bool
+) -> None:
+    verdict = judged([with_norm(now)], from_runs([with_norm(norm) for norm in before]))
+    assert (verdict.failure == "loss") == differs
+    assert any("norm of the gradients after clipping in step 4" in why for why in verdict.reasons) == differs
 
 
 def computing(loss: tuple[float, ...], norm: float, unclipped: float) -> Run:
@@ -232,18 +249,43 @@ def test_finds_a_factor_of_four_despite_scatter(sigma: float, launches: int) -> 
     assert alarms >= 80
 
 
-def test_inconstant_multiple_is_another_loss() -> None:
-    parts = [(factor, *part) for factor in (4, 0.25) for part in ((5, 25), (0, 20), (0, 1))]
-    late = with_loss(1.1, first=20)
-    for runs in (
-        *([with_loss(factor, first=first, last=last)] for factor, first, last in parts),
+LATE = with_loss(1.1, first=20)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        *(
+            [with_loss(factor, first=first, last=last)]
+            for factor in (4, 0.25)
+            for first, last in ((5, 25), (0, 20), (0, 1))
+        ),
         *([with_loss(factor)] for factor in (-2, 0, 1.5, 2.1, 0.4)),
         [with_loss(4), with_loss(2)],
-        *([late, with_loss(1)], [with_loss(1), late, with_loss(1)], [with_loss(1), with_loss(1), late]),
-    ):
-        verdict = judged(runs, FIVE)
-        assert (verdict.failure, verdict.changed) == ("loss", ())
-        assert "every step" not in verdict.reasons[0]
+        *([LATE, with_loss(1)], [with_loss(1), LATE, with_loss(1)], [with_loss(1), with_loss(1), LATE]),
+    ],
+    ids=[
+        "x 4 in the middle",
+        "x 4 at first",
+        "x 4 once",
+        "x 0.25 in the middle",
+        "x 0.25 at first",
+        "x 0.25 once",
+        "negative",
+        "zero",
+        "x 1.5",
+        "x 2.1",
+        "x 0.4",
+        "x 4 and x 2",
+        "late first",
+        "late second",
+        "late third",
+    ],
+)
+def test_inconstant_multiple_is_another_loss(runs: list[Run]) -> None:
+    verdict = judged(runs, FIVE)
+    assert (verdict.failure, verdict.changed) == ("loss", ())
+    assert "every step" not in verdict.reasons[0]
 
 
 def test_loss_finding_names_place_value_and_usual() -> None:
@@ -323,17 +365,28 @@ def test_late_scatter_keeps_early_losses_sharp() -> None:
     assert reason_of([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
 
-def test_loss_may_differ_by_2_percent_or_scatter() -> None:
-    for launches, allowed in (
+@pytest.mark.parametrize(
+    ("launches", "allowed"),
+    [
         *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # too few launches for a scatter: 2% is allowed
         *(((1.0,) * 3, 0.02), ((1.0,) * 4, 0.02)),  # launches without any scatter
         ((0.99, 1.0, 1.01), 0.1474),  # Student's t with 6 degrees of freedom: 12.77
         ((0.99, 0.99, 1.0, 1.01, 1.01), 0.0757),  # with 12 degrees of freedom: 6.91
-    ):
-        baseline = [(level,) * 10 for level in launches]
-        for difference in (allowed, -allowed):
-            assert reason_of(baseline, (1 + 0.998 * difference,) * 10) is None
-            assert reason_of(baseline, (1 + 1.002 * difference,) * 10) is not None
+    ],
+    ids=[
+        "one launch",
+        "two launches",
+        "three equal",
+        "four equal",
+        "three that scatter",
+        "five that scatter",
+    ],
+)
+def test_loss_may_differ_by_2_percent_or_scatter(launches: tuple[float, ...], allowed: float) -> None:
+    baseline = [(level,) * 10 for level in launches]
+    for difference in (allowed, -allowed):
+        assert reason_of(baseline, (1 + 0.998 * difference,) * 10) is None
+        assert reason_of(baseline, (1 + 1.002 * difference,) * 10) is not None
 
 
 @pytest.mark.parametrize(
@@ -368,28 +421,44 @@ def test_curves_are_compared_as_far_as_they_go(
     assert (reason_of(baseline, now) is not None) == differs
 
 
-def test_spread_is_at_least_that_of_its_neighbours() -> None:
-    for spreads, near in (
+@pytest.mark.parametrize(
+    ("spreads", "near"),
+    [
         ((0, 0, 6, 0, 0), (0, math.sqrt(12), 6, math.sqrt(12), 0)),
         *(((3, 4, 4), (math.sqrt(12.5), 4, 4)), ((4, 4, 3), (4, 4, math.sqrt(12.5))), ((5,), (5,))),
-    ):
-        assert [_near(spreads, tenth) for tenth in range(len(spreads))] == pytest.approx(near)
+    ],
+    ids=["in the middle", "at the start", "at the end", "alone"],
+)
+def test_spread_is_at_least_that_of_its_neighbours(
+    spreads: tuple[float, ...], near: tuple[float, ...]
+) -> None:
+    assert [_near(spreads, tenth) for tenth in range(len(spreads))] == pytest.approx(near)
 
 
 SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
 
 
-def test_after_a_spike_only_a_higher_loss_fails() -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}],
+    ids=["same", "other later", "lower spike", "longer spike"],
+)
+def test_after_a_spike_another_loss_is_allowed(changed: dict[int, float]) -> None:
     # After the spike, rounding errors have grown, so a different loss proves nothing.
-    for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):
-        assert (
-            reason_of([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE)))
-            is None
-        )
-    for tenth, loss in ((0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)):
-        said = reason_of([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
-        assert said is not None
+    assert reason_of([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE))) is None
+
+
+@pytest.mark.parametrize(("tenth", "loss"), [(0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)])
+def test_loss_beside_a_spike_is_another(tenth: int, loss: float) -> None:
+    assert reason_of([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :])) is not None
+
+
+def test_a_spike_hides_no_common_factor() -> None:
     assert "x 4.000 in every step" in str(reason_of([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
+
+
+def test_loss_after_a_spike_names_the_highest_allowed() -> None:
+    said = reason_of([SPIKE] * 5, (*SPIKE[:9], 9.3))
     highest = (
         "the loss between 90% and 100% of the steps is 9.3000, but at most 9.0000 + 0.1800 in the baseline"
     )
@@ -404,11 +473,15 @@ def test_spike_only_today_is_another_loss() -> None:
     assert reason_of([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
     assert reason_of([(*flat, 5.09, 0.5)] * 5, (*flat, 5.09, 0.4)) is not None
-    for tenth, differs in ((7, True), (8, False)):
-        now = [*flat, 5.09, 5.101]
-        now[tenth] = 4.0
-        assert reason_of([(*flat, 5.09, 5.09)] * 5, tuple(now)) is not None
-        assert (reason_of([(*flat, 5.2, 5.101)] * 5, tuple(now)) is not None) == differs
+
+
+@pytest.mark.parametrize(("tenth", "differs"), [(7, True), (8, False)])
+def test_lower_loss_is_another_unless_after_the_spike(tenth: int, differs: bool) -> None:
+    flat = (5.0,) * 8
+    now = [*flat, 5.09, 5.101]
+    now[tenth] = 4.0
+    assert reason_of([(*flat, 5.09, 5.09)] * 5, tuple(now)) is not None
+    assert (reason_of([(*flat, 5.2, 5.101)] * 5, tuple(now)) is not None) == differs
 
 
 TENTHS = tuple(7 - 0.5 * tenth for tenth in range(10))
@@ -441,10 +514,10 @@ def test_limits_one_odd_launch_among_scattered(factor: float) -> None:
         assert reason_of(baseline, unseeded(rng, 0.003, 1.3)) is not None
 
 
-def test_one_odd_norm_excuses_no_other_gradients() -> None:
+@pytest.mark.parametrize(("norm", "differs"), [(1.0, False), (1.4, True), (0.6, True)])
+def test_one_odd_norm_excuses_no_other_gradients(norm: float, differs: bool) -> None:
     before = [with_norm(norm) for norm in (1e6, 1.0, 1.0, 1.0, 1.0)]
-    for norm, differs in ((1.0, False), (1.4, True), (0.6, True)):
-        assert (loss_differs([with_norm(norm)], from_runs(before)) is not None) == differs
+    assert (loss_differs([with_norm(norm)], from_runs(before)) is not None) == differs
 
 
 def test_spike_in_one_launch_ends_no_comparison() -> None:

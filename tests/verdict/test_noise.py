@@ -76,22 +76,31 @@ def without_probes(runs: list[Run]) -> list[Run]:
 GROUPS = [drifting(seed) for seed in range(4)]
 
 
-def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
-    for few in ([], [[1.0]], [[1.0, 1.02]], [[speed] for speed in SPEEDS]):
-        noise = noise_of(*(make_launches(*speeds) for speeds in few))
-        assert noise == ClassNoise(by_metric={}, probe_exponent=0.0)
-        assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
-    for speeds, degrees in (
+@pytest.mark.parametrize(
+    "few", [[], [[1.0]], [[1.0, 1.02]], [[speed] for speed in SPEEDS]], ids=["none", "one", "two", "one each"]
+)
+def test_few_launches_show_no_noise(few: list[list[float]]) -> None:
+    noise = noise_of(*(make_launches(*speeds) for speeds in few))
+    assert noise == ClassNoise(by_metric={}, probe_exponent=0.0)
+    assert [noise.of(metric) for metric in GATED] == [None] * len(GATED)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "degrees"),
+    [
         ([[1.0, 1.03, 0.97]], 2),
         ([[1.0, 1.02], [1.0, 0.99]], 2),  # only both baselines together show a noise
         ([SPEEDS, [speed / 40 for speed in SPEEDS]], 18),  # differences between baselines are not noise
         ([SPEEDS, [0.001]], 9),  # a baseline of one launch changes nothing
-    ):
-        noise = noise_of(*(make_launches(*session_speeds) for session_speeds in speeds))
-        assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
-        assert 0.008 < noise_for(noise).sigma < 0.06
-        assert noise_for(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
-        assert degrees == 2 or noise_for(noise).sigma == pytest.approx(of_speed(ONE).sigma, rel=1e-3)
+    ],
+    ids=["three launches", "two baselines", "two speeds", "a lone launch"],
+)
+def test_as_many_degrees_of_freedom_show_a_noise(speeds: list[list[float]], degrees: int) -> None:
+    noise = noise_of(*(make_launches(*session_speeds) for session_speeds in speeds))
+    assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
+    assert 0.008 < noise_for(noise).sigma < 0.06
+    assert noise_for(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
+    assert degrees == 2 or noise_for(noise).sigma == pytest.approx(of_speed(ONE).sigma, rel=1e-3)
 
 
 def test_noise_is_that_of_the_cost() -> None:
@@ -117,10 +126,14 @@ def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
     assert degrees_of(more, TOKENS_PER_S_MEAN) == 2
 
 
-def test_zero_exponent_needs_20_degrees_of_freedom() -> None:
-    for sizes, knows in (([], False), ([10, 10], False), ([10] * 3, True), ([21], True), ([20], False)):
-        noise = noise_of(*(make_launches(*(SPEEDS * 3)[:size], probe_s_p50=0.01) for size in sizes))
-        assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
+@pytest.mark.parametrize(
+    ("sizes", "knows"),
+    [([], False), ([10, 10], False), ([10] * 3, True), ([21], True), ([20], False)],
+    ids=str,
+)
+def test_zero_exponent_needs_20_degrees_of_freedom(sizes: list[int], knows: bool) -> None:
+    noise = noise_of(*(make_launches(*(SPEEDS * 3)[:size], probe_s_p50=0.01) for size in sizes))
+    assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
 
 
 def test_followed_probe_corrects_only_the_speeds() -> None:
@@ -155,6 +168,10 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
         bad = with_figures(group[2], **{metric.name: value for metric in GATED})
         less = noise_of([*group[:2], *group[3:]], *others)
         assert noise_of([*group[:2], bad, *group[3:]], *others) == less
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -1.0, math.nan, math.inf])
+def test_ignores_a_probe_that_has_no_size(value: float | None) -> None:
     *kept, last = GROUPS[3]
     bad = with_figures(last, probe_s_p50=value)
     noise, less = (noise_of(*GROUPS[:3], group) for group in ([*kept, bad], kept))
@@ -163,6 +180,10 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
         noise_for(less, m) for m in PROBE_CORRECTED
     ]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -1.0, math.nan, math.inf])
+def test_pairs_speeds_with_probes_of_the_same_launch(value: float | None) -> None:
     # One launch has no speed, and another has no probe. The lists of speeds and probes are equally long, but
     # their items do not belong to the same launches.
     first, second, *rest = GROUPS[0]
@@ -183,10 +204,16 @@ SLOWER = tuple(0.95 * speed for speed in LAUNCHES)
 ALIKE = from_runs(make_launches(*LAUNCHES))
 
 
-def test_session_noise_needs_two_sessions() -> None:
-    named = from_runs(make_launches(*SPEEDS), sessions=["a"] * len(SPEEDS))
-    for baselines in ([ONE], [named], [ONE, named], [named, of_sessions(SLOWER, names="b")]):
-        assert of_speed(*baselines).session_sigma == 0
+NAMED = from_runs(make_launches(*SPEEDS), sessions=["a"] * len(SPEEDS))
+
+
+@pytest.mark.parametrize(
+    "baselines",
+    [[ONE], [NAMED], [ONE, NAMED], [NAMED, of_sessions(SLOWER, names="b")]],
+    ids=["unnamed", "named", "both", "two baselines"],
+)
+def test_session_noise_needs_two_sessions(baselines: list[Baseline]) -> None:
+    assert of_speed(*baselines).session_sigma == 0
 
 
 def test_session_noise_stays_out_of_launch_noise() -> None:
@@ -206,10 +233,10 @@ def test_session_noise_stays_out_of_launch_noise() -> None:
     )
 
 
-def test_few_agreeing_sessions_prove_less() -> None:
-    for sessions, limit in ((2, 40.4), (5, 3.28), (20, 2.0)):
-        noise = of_speed(of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst"))
-        assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
+@pytest.mark.parametrize(("sessions", "limit"), [(2, 40.4), (5, 3.28), (20, 2.0)])
+def test_few_agreeing_sessions_prove_less(sessions: int, limit: float) -> None:
+    noise = of_speed(of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst"))
+    assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
 
 
 def test_cases_of_one_session_are_one_witness() -> None:
@@ -247,12 +274,16 @@ def test_one_case_does_not_show_its_own_noise() -> None:
     assert of_speed(of_sessions(LAUNCHES), of_sessions(LAUNCHES)).of_case is None
 
 
-def test_cases_of_other_sessions_add_witnesses() -> None:
+@pytest.mark.parametrize(
+    ("sessions", "limit"),
+    [(("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)],
+    ids=["separate", "linked"],
+)
+def test_cases_of_other_sessions_add_witnesses(sessions: tuple[str, ...], limit: float) -> None:
     """Three cases of separate sessions give three observations. Three linked sessions give only two."""
-    for sessions, limit in ((("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)):
-        noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
-        half = math.log(0.95) ** 2 / 2
-        assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
+    noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
+    half = math.log(0.95) ** 2 / 2
+    assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
 
 
 def test_later_nights_add_witnesses_of_sessions() -> None:
@@ -291,10 +322,16 @@ def test_one_launch_sessions_count_as_both_noises() -> None:
     assert noise.session_sigma == pytest.approx(math.sqrt(3.28) * spread, rel=1e-3)
 
 
-def test_more_sessions_lower_their_noise() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "times"), [([7], 2), ([5, 5], 1.5), ([2] * 5, 1.2), ([9, 1], 1.82)], ids=str
+)
+def test_more_sessions_lower_their_noise(sizes: list[int], times: float) -> None:
     noise = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.02)
-    for sizes, times in (([7], 2), ([5, 5], 1.5), ([2] * 5, 1.2), ([9, 1], 1.82)):
-        assert against(noise, sizes).session_sigma == pytest.approx(0.02 * math.sqrt(times))
+    assert against(noise, sizes).session_sigma == pytest.approx(0.02 * math.sqrt(times))
+
+
+def test_more_sessions_keep_the_noise_of_launches() -> None:
+    noise = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.02)
     assert against(noise, [3]).sigma == noise.sigma
 
 
@@ -340,11 +377,9 @@ def test_the_level_of_a_baseline_is_that_of_its_launches() -> None:
     assert at_one_level(sessions, 0.01) == pytest.approx([math.e**3] * 8)
 
 
-def test_lone_launches_keep_their_level() -> None:
-    together: dict[str | None, list[float]] = {"a": [1.0, 1.1]}
-    apart: dict[str | None, list[float]] = {"a": [1.0], "b": [1.1]}
-    for sessions in (together, apart):
-        assert at_one_level(sessions, 0.01) == pytest.approx([1.0, 1.1])
+@pytest.mark.parametrize("sessions", [{"a": [1.0, 1.1]}, {"a": [1.0], "b": [1.1]}], ids=["together", "apart"])
+def test_lone_launches_keep_their_level(sessions: dict[str | None, list[float]]) -> None:
+    assert at_one_level(sessions, 0.01) == pytest.approx([1.0, 1.1])
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
@@ -376,17 +411,25 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
     return alarms / trials, blind / trials
 
 
-def test_splits_noise_if_half_of_it_is_repeated() -> None:
-    first = [1.0, 1.001]
-    second = [1.1, 1.101]
-    for sessions, is_told_apart in (
-        *(((first, second), True), ((first, [1.1]), False)),  # at least two launches must repeat a session
-        *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),
-    ):
-        noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
-        assert noise is not None
-        assert (noise.sigma < 0.005) == is_told_apart
-        assert noise.session_sigma > 0.05
+FIRST_LEVEL = [1.0, 1.001]
+SECOND_LEVEL = [1.1, 1.101]
+
+
+@pytest.mark.parametrize(
+    ("sessions", "is_split"),
+    [
+        ((FIRST_LEVEL, SECOND_LEVEL), True),
+        ((FIRST_LEVEL, [1.1]), False),  # at least two launches must repeat a session
+        ((FIRST_LEVEL, SECOND_LEVEL, [1.05]), True),
+        ((FIRST_LEVEL, SECOND_LEVEL, [1.05], [1.2]), False),
+    ],
+    ids=["two of two", "one of two", "two of three", "two of four"],
+)
+def test_splits_noise_if_half_of_it_is_repeated(sessions: tuple[list[float], ...], is_split: bool) -> None:
+    noise = pooled_over_sessions([{str(number): launches for number, launches in enumerate(sessions)}])
+    assert noise is not None
+    assert (noise.sigma < 0.005) == is_split
+    assert noise.session_sigma > 0.05
 
 
 @pytest.mark.simulation
@@ -424,17 +467,30 @@ def test_ignores_an_unrelated_probe() -> None:
     assert max(probe_exponent([unrelated(10, 10 * seed + g) for g in range(6)]) for seed in range(100)) < 0.5
 
 
-def test_exponent_is_0_to_1_and_lowers_noise() -> None:
-    for groups, exponent in (
+@pytest.mark.parametrize(
+    ("groups", "exponent"),
+    [
         ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # the exponent is at most 1
         ([[(1 / p, p) for p in PROBES]], 0),  # slower probes have faster steps
         ([[(p, 0.02) for p in PROBES]], 0),  # the probe never varies
         ([[(1 + n / 1e5, 1 + n / 1e5) for n in range(9)]], 0),  # the scatter is at the noise's floor
         *(([EXACT[:5]], 1), ([EXACT[:4]], 0)),  # 3 degrees of freedom must remain
         *(([EXACT[:3], EXACT[3:5]], 0), ([EXACT[:3], EXACT[2:5]], 1)),
-    ):
-        assert probe_exponent(groups) == pytest.approx(exponent)
-        assert probe_exponent(groups) <= 1
+    ],
+    ids=[
+        "steep",
+        "falling",
+        "constant",
+        "at the floor",
+        "five launches",
+        "four launches",
+        "3 and 2",
+        "3 and 3",
+    ],
+)
+def test_exponent_is_0_to_1_and_lowers_noise(groups: Any, exponent: float) -> None:
+    assert probe_exponent(groups) == pytest.approx(exponent)
+    assert probe_exponent(groups) <= 1
 
 
 def test_corrects_seconds_to_the_baselines_probe() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from perfsuite.case.case import KnownIssue, Topology
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
+from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
@@ -57,25 +58,34 @@ def test_verdict_is_the_worse_of_time_and_counts(outcome: Outcome) -> None:
         assert with_counts(timed(outcome), [run], None).outcome == outcome
 
 
-def test_slower_case_starts_with_changed_counts() -> None:
-    for run, said in (
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
         (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
         (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
         (OTHER_BUCKETS, "host reads in forward: 1 -> 39, in optimizer: 39 -> 1 a step"),
         *((SAME, f"{THE_SAME} packages, threads and the machine"), (launch(counts=()), None)),
-    ):
-        assert with_counts(timed("regressed"), [run], baseline_of()).explained == said
-        assert with_counts(timed("regressed"), [run], None).explained is None
-        for outcome in set(ALL) - {"regressed"}:
-            assert with_counts(timed(outcome), [run], baseline_of()).explained is None
+    ],
+    ids=["more", "fewer", "other buckets", "same", "not counted"],
+)
+def test_slower_case_starts_with_changed_counts(run: Run, said: str | None) -> None:
+    assert with_counts(timed("regressed"), [run], baseline_of()).explained == said
+    assert with_counts(timed("regressed"), [run], None).explained is None
+    for outcome in set(ALL) - {"regressed"}:
+        assert with_counts(timed(outcome), [run], baseline_of()).explained is None
 
 
-def test_what_to_look_at_fits_the_machine() -> None:
-    for processes, look_at in ((2, "kernels, NCCL and the machine"), (1, "kernels and the machine")):
-        case = make_case(topology=Topology(processes_per_node=processes))
-        run = make_run(case=case, machine=make_gpu_machine())
-        said = explained_by_counts(timed("regressed").checks, CountCheck(outcome="passed"), run)
-        assert said == f"{THE_SAME} {look_at}"
+@pytest.mark.parametrize(
+    ("processes", "look_at"), [(2, "kernels, NCCL and the machine"), (1, "kernels and the machine")]
+)
+def test_advice_fits_the_machine(processes: int, look_at: str) -> None:
+    case = make_case(topology=Topology(processes_per_node=processes))
+    run = make_run(case=case, machine=make_gpu_machine())
+    said = explained_by_counts(timed("regressed").checks, CountCheck(outcome="passed"), run)
+    assert said == f"{THE_SAME} {look_at}"
+
+
+def test_explains_an_unhealthy_verdict() -> None:
     unhealthy = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
     assert (unhealthy.explained or "").startswith(THE_SAME), "an unhealthy verdict is explained as well"
 
@@ -98,20 +108,22 @@ def test_growth_explains_before_other_splits() -> None:
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
 
 
-def test_imports_explain_only_start_up_seconds() -> None:
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (metric_check(outcome="regressed").metric, THE_SAME),
+        ("seconds of start-up: imports", "start-up: "),
+        ("seconds of save checkpoint", THE_SAME),
+    ],
+)
+def test_imports_explain_only_start_up_seconds(metric: str, said: str) -> None:
     before, now = (
         counts(spans={"start-up": Counts(modules=dict.fromkeys(names, 60))})
         for names in (["torch"], ["torch", "sympy"])
     )
-    slower = metric_check(outcome="regressed")
-    for metric, said in (
-        (slower.metric, THE_SAME),
-        ("seconds of start-up: imports", "start-up: "),
-        ("seconds of save checkpoint", THE_SAME),
-    ):
-        checks = (slower.replace(metric=metric),)
-        verdict = with_counts(timed("regressed", checks=checks), [launch(now)], baseline_of(before))
-        assert (verdict.explained or "").startswith(said), metric
+    checks = (metric_check(outcome="regressed").replace(metric=metric),)
+    verdict = with_counts(timed("regressed", checks=checks), [launch(now)], baseline_of(before))
+    assert (verdict.explained or "").startswith(said)
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
@@ -137,11 +149,11 @@ def test_a_baseline_that_did_not_compile_is_accepted_again() -> None:
     assert with_counts(timed("passed"), [compiled], baseline_of(counts(kernels=None))).failure is None
 
 
-def test_a_thread_is_compared_with_the_baselines() -> None:
+@pytest.mark.parametrize(("before", "outcome"), [(0, "passed"), (1, "improved"), (None, "improved")])
+def test_a_thread_is_compared_with_the_baselines(before: int | None, outcome: str) -> None:
     fewer = launch(counts(kernels={"forward": 100}), other_threads=1)
-    for before, outcome in ((0, "passed"), (1, "improved"), (None, "improved")):
-        known_threads = baseline_of().replace(other_threads=before)
-        assert known(with_counts(timed("passed"), [fewer], known_threads).counts).outcome == outcome
+    known_threads = baseline_of().replace(other_threads=before)
+    assert known(with_counts(timed("passed"), [fewer], known_threads).counts).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -165,10 +177,18 @@ def test_records_counts_unless_worse_or_injected(outcome: Outcome, inject: str |
     recorded = CountCheck(outcome="recorded", compared=False, baseline_file="b.json")
     neither = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
     assert counts == (neither if inject or outcome in ("regressed", "failed") else recorded)
-    for baseline, file in ((baseline_of(), "b.json"), (None, None)):
-        check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
-        assert check is not None
-        assert check.baseline_file == file, "without a baseline, no file is named"
+
+
+@pytest.mark.parametrize("outcome", ALL)
+@pytest.mark.parametrize(
+    ("baseline", "file"), [(baseline_of(), "b.json"), (None, None)], ids=["baseline", "none"]
+)
+def test_names_the_file_of_a_baseline_that_exists(
+    outcome: Outcome, baseline: CountBaseline | None, file: str | None
+) -> None:
+    check = with_counts(timed(outcome), [HIDES], baseline, "b.json").counts
+    assert check is not None
+    assert check.baseline_file == file
 
 
 UNSEEN = {"": taken(unseen_profile(0.9))}
@@ -185,6 +205,9 @@ def test_counts_without_profiled_work_say_nothing(outcome: Outcome, run: Run) ->
     assert check.baseline_file == "b.json"
     assert check.notes[:-1] == run.hidden, "the note comes in addition to the launch's notes"
     assert check.notes[-1].startswith("according to the profile, 90% of the GPU's computing time")
+
+
+def test_counts_without_profiled_work_are_no_baseline() -> None:
     first = with_unseen(with_counts(timed("passed"), [SAME], None, "b.json"), UNSEEN).counts
     assert first is not None
     assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded as a baseline"
@@ -200,10 +223,15 @@ def test_profile_excuses_no_visible_growth() -> None:
     assert "the counts do not contain them" in verdict.counts.notes[-1]
 
 
-def test_silent_profile_changes_no_counts() -> None:
+@pytest.mark.parametrize(
+    "profile", [taken(), TakenProfile(why_none="out of memory")], ids=["nothing unseen", "failed"]
+)
+def test_silent_profile_changes_no_counts(profile: TakenProfile) -> None:
     before = with_counts(timed("passed"), [FEWER], baseline_of())
-    for profile in (taken(), TakenProfile(why_none="out of memory")):
-        assert with_unseen(before, {"": profile}) == before
+    assert with_unseen(before, {"": profile}) == before
+
+
+def test_unseen_work_without_counts_changes_nothing() -> None:
     assert with_unseen(timed("passed"), UNSEEN) == timed("passed")
 
 

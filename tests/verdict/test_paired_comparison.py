@@ -45,16 +45,19 @@ def look(
     return paired_comparison._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
 
+@pytest.mark.parametrize(("missing", "enough", "too_few"), [(0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)])
+def test_more_missing_changes_need_more_pairs(missing: int, enough: int, too_few: int) -> None:
+    for pairs in (enough, too_few):
+        toward = [0.003] * missing + [0.01] * (pairs - missing)
+        assert paired_comparison._is_shown_by_all(toward, 0.01) == (pairs == enough)
+
+
 def test_three_pairs_pass_and_five_show_a_change() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
     assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), (
         "an undecided comparison returns its last look"
     )
-    for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
-        for pairs in (enough, too_few):
-            toward = [0.003] * missing + [0.01] * (pairs - missing)
-            assert paired_comparison._is_shown_by_all(toward, 0.01) == (pairs == enough)
 
 
 def test_change_must_survive_without_its_best_pair() -> None:
@@ -131,7 +134,7 @@ def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], l
 
 
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
-def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> None:
+def test_removes_the_part_that_follows_the_probe(change: float, outcome: str) -> None:
     a, b = followed(1 + change)
     decision = decided(a, b, tolerance=0.03, probes=PROBES)
     assert decision.outcome == outcome
@@ -148,7 +151,7 @@ FEW = (-0.0009787, -0.0514259, 0.0521513, 0.0091194, 0.0162100, 0.0000000)
 CORRECTED = (-0.0006065, -0.0100627, 0.0089399, 0.0075250, 0.0140821, 0.4787495)
 
 
-def test_figures_of_a_decision_are_what_they_were() -> None:
+def test_figures_of_a_decision_stay_the_same() -> None:
     """The three decisions have eight pairs, only three pairs, and a correction by the probe."""
     a, b = followed()
     for decision, expected in (
@@ -172,20 +175,32 @@ def test_ignores_a_probe_launches_do_not_follow() -> None:
     assert exponents[0] == 0 < exponents[1]
 
 
-def test_differing_probes_need_both_to_agree() -> None:
+@pytest.mark.parametrize(
+    ("factor", "most", "outcome", "disputed"),
+    [
+        (1, MAX_PAIRS, "undecided", None),
+        (1, 8, "inconclusive", ("regressed", "passed")),
+        (1.5, MAX_PAIRS, "regressed", None),
+    ],
+    ids=["undecided", "disputed", "slower"],
+)
+def test_differing_probes_need_both_to_agree(
+    factor: float, most: int, outcome: str, disputed: tuple[str, str] | None
+) -> None:
     """Arm B slows down the whole process, including the probe. The probe must not hide B's slowdown."""
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
-    slower = [1.5 * cost for cost in b]
-    for costs, most, outcome, disputed in (
-        (b, MAX_PAIRS, "undecided", None),
-        (b, 8, "inconclusive", ("regressed", "passed")),
-        (slower, MAX_PAIRS, "regressed", None),
-    ):
-        decision = look(a, costs, tolerance=0.1, max_pairs=most, probes=probes)
-        assert (decision.outcome, decision.disputed) == (outcome, disputed)
+    decision = look(a, [factor * cost for cost in b], tolerance=0.1, max_pairs=most, probes=probes)
+    assert (decision.outcome, decision.disputed) == (outcome, disputed)
+
+
+def test_very_different_probes_correct_nothing() -> None:
+    a, b = followed(1.2)
     surely = (PROBES[0], [5 * probe for probe in PROBES[1]])
     assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "nothing is corrected"
+
+
+def test_a_difference_by_chance_is_disputed() -> None:
     # Without the correction, it must also be likely that the comparison passes. Here, chance could explain
     # the differences of both the steps and the probe.
     a, b = followed(1.09)

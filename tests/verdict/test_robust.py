@@ -51,14 +51,19 @@ def test_t_quantile_is_close_and_never_too_small(degrees: float, exact: dict[flo
         assert t_quantile(z, 0.001) == math.inf, "with almost no degrees of freedom, it is infinite"
 
 
-def test_location_clips_values_at_two_sigmas() -> None:
-    for values, sigma, expected in (
-        *(([-0.01, -0.005, 0.0, 0.005, large], 0.01, (-0.01 + 0.02) / 5) for large in (0.05, 50.0)),
+@pytest.mark.parametrize(
+    ("values", "sigma", "expected"),
+    [
+        ([-0.01, -0.005, 0.0, 0.005, 0.05], 0.01, (-0.01 + 0.02) / 5),
+        ([-0.01, -0.005, 0.0, 0.005, 50.0], 0.01, (-0.01 + 0.02) / 5),
         ([-1000.0, 0.0, 0.0, 0.0, 1.5], 1.0, (-2 + 1.5) / 5),
         ([-1.5, 0.0, 0.0, 0.0, 1000.0], 1.0, (-1.5 + 2) / 5),
         ([1.0, 2.0, 6.0], 10.0, 3.0),
-    ):
-        assert location(values, sigma) == pytest.approx(expected)
+    ],
+    ids=["large", "very large", "low", "high", "none clipped"],
+)
+def test_location_clips_values_at_two_sigmas(values: list[float], sigma: float, expected: float) -> None:
+    assert location(values, sigma) == pytest.approx(expected)
 
 
 def test_one_large_square_in_ten_hardly_counts() -> None:

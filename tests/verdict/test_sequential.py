@@ -98,14 +98,17 @@ def test_one_slow_launch_never_regresses(slow: float, place: int, launches: int)
     assert judge(today).outcome != "improved"
 
 
-def test_one_bad_launch_is_harmless() -> None:
-    for slow, place in itertools.product((1.05, 1.1, 2.0, 100.0), (0, 1, 2)):
-        today = [s * slow if at == place else s for at, s in enumerate(UNCHANGED)]
-        assert session(today).outcome == "passed"
-    for bad, count in itertools.product((0.5, 0.9, 1.1, 2.0, 100.0), (5, 10)):
-        spoilt = [*BASELINE[: count - 1], bad]
-        assert session(UNCHANGED, spoilt).outcome == "passed"
-        assert session([1.05 * s for s in UNCHANGED], spoilt).outcome == "regressed"
+@pytest.mark.parametrize(("slow", "place"), [*itertools.product((1.05, 1.1, 2.0, 100.0), (0, 1, 2))])
+def test_one_slow_launch_is_harmless(slow: float, place: int) -> None:
+    today = [s * slow if at == place else s for at, s in enumerate(UNCHANGED)]
+    assert session(today).outcome == "passed"
+
+
+@pytest.mark.parametrize(("bad", "count"), [*itertools.product((0.5, 0.9, 1.1, 2.0, 100.0), (5, 10))])
+def test_one_bad_launch_of_a_baseline_is_harmless(bad: float, count: int) -> None:
+    spoilt = [*BASELINE[: count - 1], bad]
+    assert session(UNCHANGED, spoilt).outcome == "passed"
+    assert session([1.05 * s for s in UNCHANGED], spoilt).outcome == "regressed"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,9 @@ def test_one_bad_launch_is_harmless() -> None:
         ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # an extreme tolerance is allowed
     ],
 )
-def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome: str) -> None:
+def test_launches_decide_when_they_suffice(
+    today: list[float], settings: dict[str, Any], outcome: str
+) -> None:
     assert judge(today, **settings).outcome == outcome
 
 
@@ -164,15 +169,23 @@ def test_unknown_noise_gives_a_wide_interval() -> None:
     assert decision.interval == (-1.0, math.inf)
 
 
-def test_detectable_drop_follows_noise_and_launches() -> None:
-    usual: dict[str, Any] = {"noise": NOISE, "baseline_launches": 10}
-    assert 0.02 < minimum_detectable_drop(**usual) < 0.03
-    for changes, times in (
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
         *(({"baseline_launches": 5}, 1), ({"max_launches": 6}, 1)),
         ({"noise": Noise(sigma=0.02, degrees_of_freedom=30)}, 1.9),
         ({"noise": Noise(sigma=0.01, degrees_of_freedom=4)}, 1.5),
-    ):
-        assert minimum_detectable_drop(**{**usual, **changes}) > times * minimum_detectable_drop(**usual)
+    ],
+    ids=["fewer in the baseline", "fewer launches", "more noise", "fewer degrees"],
+)
+def test_detectable_drop_follows_noise_and_launches(changes: dict[str, Any], times: float) -> None:
+    usual: dict[str, Any] = {"noise": NOISE, "baseline_launches": 10}
+    assert minimum_detectable_drop(**{**usual, **changes}) > times * minimum_detectable_drop(**usual)
+
+
+def test_detectable_drop_is_below_the_tolerance() -> None:
+    usual: dict[str, Any] = {"noise": NOISE, "baseline_launches": 10}
+    assert 0.02 < minimum_detectable_drop(**usual) < 0.03
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.03, 1.0, 3.0, math.nan])
@@ -181,17 +194,28 @@ def test_a_tolerance_out_of_range_is_named(bad: float) -> None:
         judge([1.0], tolerance=bad)
 
 
-def test_noise_has_a_floor_and_resists_outliers() -> None:
+@pytest.mark.parametrize(
+    ("groups", "fitted"), [([[1.0, 1.1, 0.9]], 0), ([[1.0, 1.1, 0.9, 1.05]], 1)], ids=["three", "four"]
+)
+def test_fitted_parameters_cost_degrees_of_freedom(groups: list[list[float]], fitted: int) -> None:
+    assert pooled_noise(groups, fitted=fitted).degrees_of_freedom == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize(("groups", "left"), [([[1.0, 1.1], [1.0]], 1), ([], 0)], ids=["two and one", "none"])
+def test_too_few_launches_have_no_noise(groups: list[list[float]], left: int) -> None:
+    with pytest.raises(ValueError, match=f"noise needs 2 degrees of freedom .* got {left}"):
+        pooled_noise(groups)
+
+
+def test_noise_has_a_floor() -> None:
     assert pooled_noise([[1.0] * 5]).sigma == SIGMA_FLOOR
     assert judge([1.0] * 5, [1.0] * 5).interval[1] > 0.001
-    for groups, fitted in (([[1.0, 1.1, 0.9]], 0), ([[1.0, 1.1, 0.9, 1.05]], 1)):
-        assert pooled_noise(groups, fitted=fitted).degrees_of_freedom == pytest.approx(1.6)
-    for groups, left in (([[1.0, 1.1], [1.0]], 1), ([], 0)):
-        with pytest.raises(ValueError, match=f"noise needs 2 degrees of freedom .* got {left}"):
-            pooled_noise(groups)
+
+
+@pytest.mark.parametrize("outlier", [1.1, 2.0, 1000.0, 0.1])
+def test_noise_resists_an_outlier(outlier: float) -> None:
     clean = pooled_noise([BASELINE[:5]]).sigma
-    for outlier in (1.1, 2.0, 1000.0, 0.1):
-        assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
+    assert clean / 1.5 < pooled_noise([[*BASELINE[:4], outlier]]).sigma < 2 * clean
 
 
 # The numbers below are fixed because the simulated tables were made with them. If they change, all verdicts
@@ -271,16 +295,20 @@ def test_figures_of_a_decision_are_what_they_were(
     assert figures == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_pooled_noise_is_what_it_was() -> None:
-    for baselines, sigma, degrees in (
+@pytest.mark.parametrize(
+    ("baselines", "sigma", "degrees"),
+    [
         ([BASELINE], 0.00856365, 7.2),
         # Differences between baselines are not noise.
         ([BASELINE[:5], [2 * s for s in BASELINE[5:]]], 0.00846973, 6.4),
         ([[*BASELINE[:4], 1.5]], 0.01808546, 3.2),
-    ):
-        noise = pooled_noise(baselines)
-        assert noise.sigma == pytest.approx(sigma, abs=1e-7)
-        assert noise.degrees_of_freedom == pytest.approx(degrees)
+    ],
+    ids=["one", "two levels", "an outlier"],
+)
+def test_pooled_noise_stays_as_it_was(baselines: list[list[float]], sigma: float, degrees: float) -> None:
+    noise = pooled_noise(baselines)
+    assert noise.sigma == pytest.approx(sigma, abs=1e-7)
+    assert noise.degrees_of_freedom == pytest.approx(degrees)
 
 
 def test_more_errors_away_need_a_larger_tolerance() -> None:

@@ -119,7 +119,7 @@ def test_other_sessions_add_the_noise_between_sessions() -> None:
     assert added == pytest.approx(NOISE.session_sigma**2)
 
 
-def test_other_sessions_cannot_be_compared_if_their_noise_is_unknown() -> None:
+def test_sessions_of_unknown_noise_cannot_be_compared() -> None:
     shift = known(estimated_shift(canaries(*[0.01] * 5), NOISE))
     assert correction(ONE_SESSION, {"c": 1.0}, shift) is None
 

@@ -31,18 +31,21 @@ def test_without_scatter_each_drop_has_one_outcome() -> None:
     assert table.minimum_detectable_drop < 0.01
 
 
-def test_draws_baselines_for_the_requested_freedom() -> None:
+@pytest.mark.parametrize(
+    ("launches", "degrees", "baselines"),
+    [(10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)],
+)
+def test_draws_baselines_for_the_requested_freedom(
+    launches: int, degrees: int | None, baselines: int
+) -> None:
     """Each launch of a baseline, except the first, adds 0.8 degrees of freedom.
 
     The factor 0.8 is the efficiency of the clipped variance.
     """
-    for launches, degrees, baselines in (
-        *((10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)),
-    ):
-        usual: dict[str, Any] = {"sigma": 0.01, "drops": (0.0,), "trials": 1}
-        table = simulate(baseline_launches=launches, pooled_degrees=degrees, **usual)
-        drawn = f"{baselines} baselines of {launches}, at most {MAX_LAUNCHES} launches, 1 trials"
-        assert table.title == f"sigma 1% (normal), tolerance 3%, {drawn}"
+    usual: dict[str, Any] = {"sigma": 0.01, "drops": (0.0,), "trials": 1}
+    table = simulate(baseline_launches=launches, pooled_degrees=degrees, **usual)
+    drawn = f"{baselines} baselines of {launches}, at most {MAX_LAUNCHES} launches, 1 trials"
+    assert table.title == f"sigma 1% (normal), tolerance 3%, {drawn}"
 
 
 def draw(

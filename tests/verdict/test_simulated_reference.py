@@ -26,7 +26,7 @@ def test_a_reference_ends_the_false_alarms_of_one_session(within: float) -> None
     assert simulate(setting, nights=NIGHTS, has_reference=True).alarms <= 0.05
 
 
-def test_the_reference_on_a_slower_case_finds_what_varying_cases_hide() -> None:
+def test_the_reference_finds_a_change_that_varying_cases_hide() -> None:
     """If only canaries were launched, one regression in five would be found."""
     varying = Setting(0.003, 0.005, 0.01, baseline_sessions=2, tolerance=0.01)
     beside = simulate(varying, nights=NIGHTS, has_reference=True)

@@ -83,7 +83,7 @@ def test_a_case_as_slow_as_the_reference_passes() -> None:
     assert known(check.against_reference).change == pytest.approx(0, abs=0.002)
 
 
-def test_what_the_case_moves_beyond_the_reference_is_the_code() -> None:
+def test_a_change_beyond_the_reference_is_of_the_code() -> None:
     check = speed_of(on_gpu(0.925), SLOW_NIGHT)
     assert speed_of(on_gpu(0.925), None).outcome == "inconclusive"
     assert check.outcome == "regressed"
@@ -225,7 +225,7 @@ def test_unknown_code_is_never_the_same() -> None:
     assert difference.endswith(said)
 
 
-def test_what_was_not_observed_is_never_the_same() -> None:
+def test_unobserved_settings_are_never_the_same() -> None:
     [difference] = other_than_baseline(make_run(), BEFORE, COMMIT)
     assert difference == "settings and versions were not observed on both sides"
 
@@ -287,7 +287,7 @@ def test_a_case_that_looked_slower_does_not_shift_the_others() -> None:
     assert confirming(0.9).shift(TOKENS_PER_S, of_metric) == USUAL_NIGHT.shift(TOKENS_PER_S, of_metric)
 
 
-def test_a_reference_without_the_metric_on_the_case_confirms_nothing() -> None:
+def test_a_reference_without_the_metric_confirms_nothing() -> None:
     of_metric = known(noise_of().of(TOKENS_PER_S))
     correction = confirming(0.95).correction(CPU_S_PER_STEP, of_metric, BASELINE)
     assert correction == USUAL_NIGHT.correction(CPU_S_PER_STEP, of_metric, BASELINE)

@@ -103,8 +103,8 @@ def test_other_gpus_and_cores_of_a_node_are_no_change(now: dict[str, str], is_sa
     """A scheduler can give a job other GPUs each night. If their number differs, that is a change."""
     before = SEEN.replace(environment={**SEEN.environment, **ALLOCATION})
     after = SEEN.replace(environment={**before.environment, **now})
-    found = [*changes(launch(observed=after), from_runs([launch(observed=before)] * 5))]
-    assert (found == []) == is_same
+    noticed = [*changes(launch(observed=after), from_runs([launch(observed=before)] * 5))]
+    assert (noticed == []) == is_same
 
 
 def test_other_gpus_are_named_as_a_possible_cause() -> None:
@@ -142,8 +142,8 @@ def test_says_why_the_machine_is_not_blamed() -> None:
     unknown = RUN.replace(observed=SEEN.replace(code=None))
     verdict = unless_unchanged(timed("regressed"), [unknown], BASELINE)
     assert verdict.reasons == ("the machine might be the cause, but it is unknown whether the same code ran",)
-    known = unless_unchanged(timed("regressed"), [CHANGED["version"]], BASELINE)
-    assert known.reasons == (), "the change is listed, and is the likely cause"
+    explained = unless_unchanged(timed("regressed"), [CHANGED["version"]], BASELINE)
+    assert explained.reasons == (), "the change is listed, and is the likely cause"
 
 
 @pytest.mark.parametrize("other", [None, "ba9876543210"], ids=["unknown", "another"])

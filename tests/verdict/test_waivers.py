@@ -74,8 +74,9 @@ def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: di
     assert all(line.startswith("waived: ") and line.endswith(f": {mine.terms}") for line in lines)
 
 
-def test_refuses_an_exceeded_or_expired_waiver() -> None:
-    for result, fields, why in (
+@pytest.mark.parametrize(
+    ("result", "fields", "why"),
+    [
         (SLOW, {"tolerated": "18.9%"}, "beyond the waiver of tokens_per_s for fake-*: 18.9%"),
         (
             SLOW,
@@ -91,11 +92,14 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
         (counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond the waiver"),
-    ):
-        is_waived, (line,) = waive(result, [waiver(**fields)], TODAY)
-        assert not is_waived
-        assert line.startswith("not waived: ")
-        assert why in line
+    ],
+    ids=["exceeded", "expired", "a number for a share", "growth from 0", "more reads", "more bytes"],
+)
+def test_refuses_an_exceeded_or_expired_waiver(result: Measurement, fields: dict[str, Any], why: str) -> None:
+    is_waived, (line,) = waive(result, [waiver(**fields)], TODAY)
+    assert not is_waived
+    assert line.startswith("not waived: ")
+    assert why in line
 
 
 def test_every_regression_needs_its_own_waiver() -> None:
@@ -109,11 +113,11 @@ def test_every_regression_needs_its_own_waiver() -> None:
     assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().terms}",))
 
 
-def test_steps_waiver_does_not_cover_an_event() -> None:
+@pytest.mark.parametrize(("span", "is_covered"), [("", True), ("evaluate", False)], ids=["step", "event"])
+def test_steps_waiver_does_not_cover_an_event(span: str, is_covered: bool) -> None:
     kernels = make_finding(quantity="kernels", field="kernels in forward", unit="calls", before=100, now=110)
-    for span, is_covered in (("", True), ("evaluate", False)):
-        result = counted(kernels.replace(span=span))
-        assert waive(result, [waiver(metric="kernels")], TODAY)[0] is is_covered
+    result = counted(kernels.replace(span=span))
+    assert waive(result, [waiver(metric="kernels")], TODAY)[0] is is_covered
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "tokens/s"])

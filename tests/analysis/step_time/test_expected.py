@@ -42,7 +42,7 @@ def test_a_step_of_products_takes_flops_over_the_share() -> None:
         ({"without_flops": {"mine.attention": 1}}, r"no formula gives the FLOPs of mine\.attention"),
     ],
 )
-def test_what_a_log_does_not_tell_gets_no_number(changes: dict[str, Any], why: str) -> None:
+def test_predicts_nothing_that_a_log_lacks(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(PredictionError, match=why):
         expected(LOG, COUNTS.replace(**changes), make_case(), make_gpu_machine(A100), tokens=1000)
 
@@ -59,8 +59,8 @@ def test_the_network_must_be_known_between_machines() -> None:
     machine = make_gpu_machine(A100)
     with pytest.raises(PredictionError, match="uses the network between machines, whose speed is unknown"):
         expected(log, COUNTS, make_case(), machine, tokens=1000)
-    known = machine.replace(interconnect="8xib200")
-    assert expected(log, COUNTS, make_case(), known, tokens=1000).exposed_s > 0
+    connected = machine.replace(interconnect="8xib200")
+    assert expected(log, COUNTS, make_case(), connected, tokens=1000).exposed_s > 0
 
 
 def call(kind: str, phase: Phase, size: int = 1000, ranks: int = 8) -> Communicate:

@@ -104,7 +104,7 @@ def test_a_slower_host_is_hidden_until_it_sets_the_pace() -> None:
     assert times[1] == step_time([kernel(3)], machine).total_s
 
 
-def test_steps_with_other_bytes_share_what_bytes_do_not_change() -> None:
+def test_steps_with_other_bytes_share_a_replay() -> None:
     step = prefetched(4, compute_s=1, gather_s=2)
     other = with_bytes(step, Group("all_gather", 8, 1), 0.25)
     replays = Replays(step)

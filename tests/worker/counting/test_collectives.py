@@ -59,5 +59,5 @@ def test_distance_separates_groups_of_one_size() -> None:
     with fake_group(0, WORLD):
         groups = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0])]
         seen = counted(reduce_in_each).collectives
-    assert [(each.ranks, each.apart) for each in seen] == [(1, 0), (2, 1), (2, 2)]
-    assert {each.dtype for each in seen} == {"bfloat16"}
+    assert [(collective.ranks, collective.apart) for collective in seen] == [(1, 0), (2, 1), (2, 2)]
+    assert {collective.dtype for collective in seen} == {"bfloat16"}

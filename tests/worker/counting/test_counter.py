@@ -123,7 +123,9 @@ TIMES = torch.tensor([1, 2, 1, 1])
         (0, lambda x: in_a_thread(x.tolist)),  # like a logger of the user
     ],
 )
-def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
+def test_a_call_that_makes_a_device_wait_is_a_host_read(
+    function: Callable[[Tensor], object], reads: int
+) -> None:
     training = Training()
     training.after_backward = lambda: function(torch.ones(4))
     assert training.counted().host_reads.get("forward", 0) == reads
@@ -198,7 +200,9 @@ def test_forward_without_gradients_in_a_closure_is_forward() -> None:
         training.optimizer.step(closure)
         training.optimizer.zero_grad()
 
-    kernels, plain = (known(each.kernels) for each in (training.counted(step), training.counted()))
+    kernels, plain = (
+        known(step_counts.kernels) for step_counts in (training.counted(step), training.counted())
+    )
     assert kernels["forward"] == plain["forward"] + 1
     assert kernels["optimizer"] == plain["optimizer"]
 
@@ -213,7 +217,9 @@ def test_a_closure_that_does_nothing_leaves_the_optimizer() -> None:
         training.optimizer.step(lambda: None)
         training.optimizer.zero_grad()
 
-    kernels, plain = (known(each.kernels) for each in (training.counted(step), training.counted()))
+    kernels, plain = (
+        known(step_counts.kernels) for step_counts in (training.counted(step), training.counted())
+    )
     assert kernels == plain
 
 
@@ -231,7 +237,9 @@ def test_steps_in_backward_hooks_are_the_optimizer() -> None:
         training.optimizer.zero_grad()
         handle.remove()
 
-    with_backward, without = (known(each.kernels) for each in (training.counted(step), training.counted()))
+    with_backward, without = (
+        known(step_counts.kernels) for step_counts in (training.counted(step), training.counted())
+    )
     assert with_backward["optimizer"] == without["optimizer"]
 
 
@@ -335,10 +343,10 @@ def test_newer_torch_formula_counts_nothing_more(monkeypatch: pytest.MonkeyPatch
     assert under_that_torch.keys() == FLOPS.keys() - {aten.cudnn_convolution}
 
 
-def test_collectives_of_nothing_are_told_apart() -> None:
+def test_collectives_of_nothing_are_counted_separately() -> None:
     with alone():
         counts = counted(lambda: [dist.all_reduce(torch.zeros(size)) for size in (4, 0, 2, 0, 0)])
-    assert [(each.count, each.bytes) for each in counts.collectives] == [(2, 24), (3, 0)]
+    assert [(collective.count, collective.bytes) for collective in counts.collectives] == [(2, 24), (3, 0)]
 
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
@@ -401,7 +409,9 @@ def test_blocking_copies_lack_non_blocking() -> None:
     """The copies go to a device that this torch does not support. With fake tensors, that is possible."""
     with FakeTensorMode():
         made = torch.empty(2)
-        counts = counted(lambda: [made.to("hpu:0", non_blocking=each) for each in (True, False, True)])
+        counts = counted(
+            lambda: [made.to("hpu:0", non_blocking=non_blocking) for non_blocking in (True, False, True)]
+        )
     assert counts.device_copies == {"cpu to hpu": 3}
     assert counts.blocking_copies == {"cpu to hpu": 1}
     assert counted(lambda: None).blocking_copies == {}

@@ -43,7 +43,7 @@ def norms(clip: Clip | None = None, scale: float = 1.0) -> tuple[Counting, float
 
     def step(loop: Loop) -> None:
         (loop.model(INPUTS).square().mean() * scale).backward()
-        seen.append(sum(float(known(each.grad).square().sum()) for each in loop.model.parameters()))
+        seen.append(sum(float(known(parameter.grad).square().sum()) for parameter in loop.model.parameters()))
         if clip is not None:
             clip(loop.model)
 
@@ -58,7 +58,7 @@ def clip_each(model: nn.Module) -> None:
 
 def clip_with_norm(model: nn.Module) -> None:
     parameters = list(model.parameters())
-    total = nn.utils.get_total_norm([known(each.grad) for each in parameters])
+    total = nn.utils.get_total_norm([known(parameter.grad) for parameter in parameters])
     nn.utils.clip_grads_with_norm_(parameters, 1e-3, total)
 
 
@@ -126,7 +126,9 @@ def test_a_skipped_attempt_of_fp16_is_forgotten(clips: bool) -> None:
         for factor in (torch.inf, 1.0):
             loop.optimizer.zero_grad()
             (loop.model(INPUTS).square().mean() * factor).backward()
-            seen.append(sum(float(known(each.grad).square().sum()) for each in loop.model.parameters()))
+            seen.append(
+                sum(float(known(parameter.grad).square().sum()) for parameter in loop.model.parameters())
+            )
             if clips or factor != 1.0:
                 nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)
 

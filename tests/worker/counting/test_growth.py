@@ -58,10 +58,10 @@ def leak(number: int) -> None:
 
 
 def test_exact_leak_names_its_type_and_holder() -> None:
-    found = kept(leak)
-    assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
-    assert found.total == 5
-    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+    kept_objects = kept(leak)
+    assert kept_objects.by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert kept_objects.total == 5
+    assert kept_objects.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
 @pytest.mark.parametrize("keeps_graph", [False, True])
@@ -73,8 +73,8 @@ def test_notices_a_kept_autograd_graph(keeps_graph: bool) -> None:
         loss = (2 * weight).sum()
         LEAK[number] = loss if keeps_graph else loss.detach()
 
-    found = kept(step)
-    assert (found.total, found.graphs) == (1, int(keeps_graph))
+    kept_objects = kept(step)
+    assert (kept_objects.total, kept_objects.graphs) == (1, int(keeps_graph))
 
 
 def test_a_graph_kept_by_few_of_many_tensors_shows() -> None:
@@ -94,9 +94,9 @@ def test_a_graph_has_holders_of_its_own() -> None:
         leak(number)
         HELD.append((2 * weight).sum())
 
-    found = kept(step)
-    assert found.graph_holders == ("`tests.worker.counting.test_growth.HELD`",)
-    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+    kept_objects = kept(step)
+    assert kept_objects.graph_holders == ("`tests.worker.counting.test_growth.HELD`",)
+    assert kept_objects.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
 def test_counting_makes_no_nodes_of_graphs() -> None:
@@ -148,15 +148,15 @@ class Odd(torch.Tensor):
 
 def test_no_code_of_tensor_classes_runs() -> None:
     HELD.append(torch.Tensor._make_subclass(Odd, torch.ones(2)))
-    found = kept(leak)
-    assert (found.total, found.graphs) == (5, 0)
+    kept_objects = kept(leak)
+    assert (kept_objects.total, kept_objects.graphs) == (5, 0)
 
 
 def test_without_the_private_name_graphs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "DisableTorchFunctionSubclass")
     counting = counted(leak)
-    found = known(counting.result())
-    assert (found.total, found.graphs) == (5, None)
+    kept_objects = known(counting.result())
+    assert (kept_objects.total, kept_objects.graphs) == (5, None)
     (note,) = counting.notes
     assert note.startswith(f"{NO_GRAPHS}PrivateNameError: torch ")
     assert "DisableTorchFunctionSubclass" in note
@@ -197,8 +197,8 @@ def test_finds_a_leak_where_many_old_objects_die() -> None:
             HELD.clear()
             gc.collect(1)  # moves the leaked objects to the old generation
 
-    found = known(counted(leak_and_forget, first=1, last=4).result())
-    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+    kept_objects = known(counted(leak_and_forget, first=1, last=4).result())
+    assert kept_objects.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
 def test_objects_of_a_single_step_name_no_holder() -> None:
@@ -208,9 +208,9 @@ def test_objects_of_a_single_step_name_no_holder() -> None:
         HELD[:] = [Spec()]
         leak(number)
 
-    found = known(counted(leak_and_hold, first=12, last=14).result())
-    assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
-    assert found.holders == ()
+    kept_objects = known(counted(leak_and_hold, first=12, last=14).result())
+    assert kept_objects.by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert kept_objects.holders == ()
     assert known(counted(leak, first=11, last=14).result()).holders != ()
 
 
@@ -221,9 +221,9 @@ def test_full_collection_midway_names_no_holder() -> None:
         leak(number)
         gc.collect()
 
-    found = kept(leak_and_collect)
-    assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
-    assert found.holders == ()
+    kept_objects = kept(leak_and_collect)
+    assert kept_objects.by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert kept_objects.holders == ()
 
 
 def test_clean_training_has_no_holder() -> None:
@@ -236,7 +236,7 @@ def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
 
     def fill(number: int) -> None:
         if number == at:
-            LEAK.update({each: Spec() for each in range(1000)})
+            LEAK.update({key: Spec() for key in range(1000)})
 
     assert kept(fill) == KeptObjects(graphs=0)
 
@@ -347,7 +347,7 @@ def test_own_refreezing_is_not_the_trainings() -> None:
 
 
 def test_notes_frozen_objects_counts_the_rest() -> None:
-    LEAK.update({each: Spec() for each in range(1000)})
+    LEAK.update({key: Spec() for key in range(1000)})
     gc.freeze()
     LEAK.clear()  # frozen objects can still be freed
     counting = counted(leak)

@@ -219,7 +219,7 @@ WAYS: dict[str, tuple[Train, str]] = {
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_way_to_hide_work_is_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_each_way_to_hide_work(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deep_ep", types.SimpleNamespace(Buffer=Buffer))
     train, rule = WAYS[way]
     counting = Loop().run(train)
@@ -357,7 +357,7 @@ def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("seen", "operator", "begun", "is_told"),
+    ("seen", "operator", "begun", "is_reported"),
     [
         (1, "c10d.allreduce_", [10, 20], True),
         (10, "c10d.allreduce_", [10, 20], False),
@@ -367,13 +367,13 @@ def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_collectives_that_began_and_were_not_seen(
-    seen: int, operator: str, begun: list[int], is_told: bool
+    seen: int, operator: str, begun: list[int], is_reported: bool
 ) -> None:
     message = collective("all_reduce", count=seen)
     counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
     counter: Any = types.SimpleNamespace(collectives={operator})
     watch = hidden.Watch(Mock(side_effect=begun))
-    assert watch.reasons(counter, counts, nn.Linear(1, 1)) == is_told * (
+    assert watch.reasons(counter, counts, nn.Linear(1, 1)) == is_reported * (
         "10 collectives began in the process groups, but the counting saw only 1 of them: the others were "
         "called by another thread, or without torch's dispatcher",
     )

@@ -47,11 +47,11 @@ def _nothing_is_held() -> None:
 def held(thing: object) -> tuple[str, ...]:
     """Have a global list hold an object that contains a leaf, and search from the leaf."""
     HELD.append(thing)
-    found = thing
-    while not isinstance(found, Leaf):
-        found = found[0]  # type: ignore[index]
-    leaf = found
-    del thing, found
+    inner = thing
+    while not isinstance(inner, Leaf):
+        inner = inner[0]  # type: ignore[index]
+    leaf = inner
+    del thing, inner
     return holders([leaf])
 
 
@@ -103,7 +103,7 @@ def test_names_a_variable_of_a_running_function() -> None:
     assert holders([kept[0]]) == (f"`{name}`",)
 
 
-def test_what_python_does_not_hold_is_outside() -> None:
+def test_objects_that_python_does_not_hold_are_outside() -> None:
     assert holders([Leaf()]) == (OUTSIDE,)
     assert holders([]) == ()
 
@@ -116,7 +116,7 @@ def test_names_an_attribute_that_instances_share() -> None:
     assert holders(leaves)[0] == "`Shared.entries`"
 
 
-def test_what_holds_a_weak_reference_is_no_holder() -> None:
+def test_the_holder_of_a_weak_reference_is_no_holder() -> None:
     leaf = Leaf()
     HELD.append((leaf,))
     weak = weakref.WeakValueDictionary({0: leaf})

@@ -19,7 +19,7 @@ def memory() -> LiveMemory:
     return LiveMemory(lambda: "forward")
 
 
-def test_the_peak_is_told_with_its_parts() -> None:
+def test_reports_the_peak_with_its_parts() -> None:
     phases: list[Phase] = ["forward"]
     memory = LiveMemory(lambda: phases[-1])
     weight = floats(10)
@@ -201,7 +201,7 @@ def test_garbage_of_earlier_steps_is_not_counted(watched: LiveMemory) -> None:
     assert watched.in_cycles() == InCycles(bytes=0)
 
 
-def test_what_training_keeps_is_no_garbage(watched: LiveMemory) -> None:
+def test_memory_that_training_keeps_is_no_garbage(watched: LiveMemory) -> None:
     kept = [output(watched)]
     watched.end_step()
     watched.end_step()

@@ -285,9 +285,9 @@ def test_waits_for_a_worker_that_is_counting(tmp_path: Path) -> None:
     write(WorkerBatchFile(batch=batch, is_counting=True))
     later = threading.Timer(0.2, write, [WorkerBatchFile(batch=batch.replace(kept=KeptObjects()))])
     later.start()
-    found, _ = batch_of(run_dir, [7])
+    counted_batch, _ = batch_of(run_dir, [7])
     later.join()
-    assert known(found).kept == KeptObjects()
+    assert known(counted_batch).kept == KeptObjects()
 
 
 def test_shared_files_are_not_taken_if_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

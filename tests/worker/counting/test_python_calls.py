@@ -82,9 +82,9 @@ def test_perfsuite_adds_no_python_call_to_a_step() -> None:
         counting.begin_step()
     handle.remove()
     assert counting.gradient_squares is not None
-    told = known(known(counting.counts).python)
-    assert told.functions == dict(sorted(plain.items()))
-    assert sum(told.calls.values()) == plain.total()
+    python_calls = known(known(counting.counts).python)
+    assert python_calls.functions == dict(sorted(plain.items()))
+    assert sum(python_calls.calls.values()) == plain.total()
 
 
 def test_counts_no_function_of_perfsuites_folders() -> None:
@@ -107,12 +107,12 @@ def test_calls_have_the_phase_they_are_made_in() -> None:
         for _ in range(3):
             helper()
         optimizer.step()
-    told = known(counter.end_step().python)
-    assert told.version == "{}.{}".format(*sys.version_info)
-    assert told.functions[f"{__name__}.helper"] == 4
-    assert told.calls["backward"] == 2  # the hook and the function that it calls
-    assert told.calls["forward"] > 3
-    assert told.calls["optimizer"] > 0
+    python_calls = known(counter.end_step().python)
+    assert python_calls.version == "{}.{}".format(*sys.version_info)
+    assert python_calls.functions[f"{__name__}.helper"] == 4
+    assert python_calls.calls["backward"] == 2  # the hook and the function that it calls
+    assert python_calls.calls["forward"] > 3
+    assert python_calls.calls["optimizer"] > 0
 
 
 def test_ignores_calls_of_only_one_step() -> None:
@@ -148,7 +148,7 @@ def test_sees_no_finalizers_or_key_comparisons() -> None:
     seen = names(step)
     assert (seen["step"], seen["__init__"], seen["__hash__"]) == (1, 1, 2)
     assert not {"__del__", "__eq__", "helper"} & set(seen)
-    assert not any(each.__name__.startswith("_collection_") for each in gc.callbacks)
+    assert not any(callback.__name__.startswith("_collection_") for callback in gc.callbacks)
 
 
 def test_callbacks_of_the_collector_are_not_seen() -> None:
@@ -172,14 +172,14 @@ def test_other_threads_are_seen_since_python_3_12() -> None:
     assert seen.all_threads == sees_all
 
 
-def test_hidden_files_hide_all_that_they_call() -> None:
-    for hidden, seen in (((), 2), ((json.__file__,), 1)):
-        counter = PythonCounter(lambda: "forward", hidden)
-        counter.start()
-        json.loads("1", object_hook=None, parse_int=lambda text: helper())
-        helper()
-        counter.stop()
-        assert known(counter.result()).functions[f"{__name__}.helper"] == seen
+@pytest.mark.parametrize(("hidden", "seen"), [((), 2), ((json.__file__,), 1)], ids=["none", "json"])
+def test_hidden_files_hide_all_that_they_call(hidden: tuple[str, ...], seen: int) -> None:
+    counter = PythonCounter(lambda: "forward", hidden)
+    counter.start()
+    json.loads("1", object_hook=None, parse_int=lambda text: helper())
+    helper()
+    counter.stop()
+    assert known(counter.result()).functions[f"{__name__}.helper"] == seen
 
 
 def test_operator_calls_are_unseen_in_one_thread() -> None:
@@ -238,7 +238,7 @@ def test_dry_run_counts_no_python_of_fake_tensors() -> None:
 
 
 @pytest.mark.usefixtures("compiling")
-def test_what_is_compiled_stays_as_it_is() -> None:
+def test_counting_compiles_nothing_again() -> None:
     """Dynamo watches calls around a compiled function, so it would compile the function that counts calls."""
     parameters, _, optimizer = training()
     model = torch.compile(nn.Linear(4, 4), backend="eager")
@@ -248,6 +248,6 @@ def test_what_is_compiled_stays_as_it_is() -> None:
     for _ in range(2):
         with counter:
             model(torch.ones(2, 4))
-        told = known(counter.end_step().python)
-    assert told.calls["forward"] > 0
+        python_calls = known(counter.end_step().python)
+    assert python_calls.calls["forward"] > 0
     assert software.compiled_counts() == known(before)

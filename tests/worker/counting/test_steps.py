@@ -235,7 +235,7 @@ def between(end_step: Any, work: Any) -> Any:
     return lambda: (end_step(), work())
 
 
-def told(counting: Counting) -> str:
+def why_uncounted(counting: Counting) -> str:
     """Return why nothing was counted, and check that no hooks are left."""
     assert counting.result() is None
     assert_nothing_is_left()
@@ -284,7 +284,7 @@ def test_squares_gradients_out_of_sight() -> None:
     """Squaring the gradients is not counted."""
 
     def squared(optimizer: Any, *_: Any) -> None:
-        seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
+        seen.append(sum(float(parameter.grad.square().sum()) for parameter in loop.model.parameters()))
 
     loop = Loop()
     seen = list[float]()
@@ -328,13 +328,13 @@ def test_foreign_dispatch_mode_prevents_counting() -> None:
 
     counting = Loop().run(enter)
     mode.__exit__(None, None, None)
-    assert "its own TorchDispatchMode" in told(counting)
+    assert "its own TorchDispatchMode" in why_uncounted(counting)
 
 
 def test_uncountable_step_is_a_note() -> None:
     loop = Loop()
     loop.counting = Counting(lambda: None)
-    assert told(loop.run()).startswith("AttributeError")
+    assert why_uncounted(loop.run()).startswith("AttributeError")
 
 
 def test_a_compiled_model_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def test_uncountable_graphs_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Loop().run()
     monkeypatch.setitem(counters, "stats", {"unique_graphs": 3})
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
-    assert told(counting).startswith("the graphs of torch.compile are unknown (torch ")
+    assert why_uncounted(counting).startswith("the graphs of torch.compile are unknown (torch ")
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
@@ -379,16 +379,16 @@ def test_does_not_count_an_optimizer_in_backward(outside: int) -> None:
         _pop_mode()
         assert isinstance(left, StepCounter)
         assert not left.is_entered
-    assert told(counting)
+    assert why_uncounted(counting)
 
 
-def test_a_mode_that_was_taken_away_is_told() -> None:
+def test_reports_a_removed_dispatch_mode() -> None:
     def take(loop: Loop) -> None:
         loop.backward()
         if loop.number == FIRST_COUNTED:
             _pop_mode()
 
-    reason = told(Loop().run(take))
+    reason = why_uncounted(Loop().run(take))
     assert reason == "perfsuite's TorchDispatchMode was removed during the step"
 
 

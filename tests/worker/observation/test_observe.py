@@ -84,7 +84,9 @@ def in_one_process(model: str = "llama-tiny", **changes: Any) -> Case:
         ({"activation_checkpointing": "every-2"}, {"recomputing_blocks": "1 of 2"}),
     ],
 )
-def test_which_attention_runs_and_what_recomputes(changes: dict[str, Any], settings: dict[str, str]) -> None:
+def test_reports_the_attention_and_recomputed_blocks(
+    changes: dict[str, Any], settings: dict[str, str]
+) -> None:
     _, result = observed(in_one_process(**{"model": "mamba-tiny", **changes}))
     assert result.settings.items() >= settings.items()
 
@@ -250,7 +252,7 @@ def test_outermost_module_trains() -> None:
 
 def copies_of(model: nn.Module) -> list[torch.Tensor]:
     """Return fp32 master weights like those that mixed-precision optimizers keep."""
-    return [each.detach().float().clone().requires_grad_() for each in model.parameters()]
+    return [parameter.detach().float().clone().requires_grad_() for parameter in model.parameters()]
 
 
 def copying(model: nn.Module, optimizer: torch.optim.Optimizer, copies: list[torch.Tensor]) -> Observer:
@@ -309,9 +311,9 @@ def test_model_that_is_not_trained_is_not_copied() -> None:
 def test_several_models_are_copied_together() -> None:
     """Examples are the stages of Megatron's interleaved pipelines."""
     stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
-    found = owner(sgd(*[copied for stage in stages for copied in copies_of(stage)]))
-    assert isinstance(found, Owners)
-    assert {*found} == {*stages}
+    owners = owner(sgd(*[copied for stage in stages for copied in copies_of(stage)]))
+    assert isinstance(owners, Owners)
+    assert {*owners} == {*stages}
 
 
 def test_accepts_recomputation_torch_does_not_show() -> None:

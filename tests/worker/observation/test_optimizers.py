@@ -62,7 +62,7 @@ def test_notes_another_rate_after_the_first_step() -> None:
     assert same.notes() == Optimizers("SGD").notes() == ()
 
 
-def test_those_that_stepped_are_told() -> None:
+def test_names_the_optimizers_that_stepped() -> None:
     optimizers = Optimizers("Sgd")
     assert optimizers.summary() == "No torch optimizer stepped"
     kept = [Adam(), Adam()]
@@ -161,7 +161,12 @@ def test_a_wrapper_of_the_clock_is_the_clock() -> None:
     wrappers = [Adam(), Adam()]
     for wrapper, wrapped in zip(wrappers, (clock, other), strict=True):
         wrapper.param_groups = wrapped.param_groups
-    assert [optimizers.is_clock(each) for each in (clock, other, *wrappers)] == [True, False, True, False]
+    assert [optimizers.is_clock(optimizer) for optimizer in (clock, other, *wrappers)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_there_is_no_clock_before_the_first_step() -> None:

@@ -91,7 +91,7 @@ def test_squares_gradients_of_every_kind() -> None:
         ((2, 3), (Replicate(), Replicate()), 1),  # like in DDP: each rank has the sum of the whole job
     ],
 )
-def test_what_ranks_hold_alike_counts_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:
+def test_shards_that_ranks_share_count_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:
     with fake_group(0, 6):
         ranks = init_device_mesh("cpu", mesh)
         gradient = DTensor.from_local(torch.full((4,), 3.0), ranks, placements, run_check=False)

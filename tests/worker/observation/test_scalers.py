@@ -66,7 +66,7 @@ def test_knows_the_loss_before_scaling(weight: nn.Parameter, kind: type[GradScal
 def test_knows_each_loss_of_a_list(weight: nn.Parameter) -> None:
     losses = [weight.sum(), weight.prod()]
     scaled = new().scale(losses)
-    assert [loss_before(each) for each in scaled] == losses
+    assert [loss_before(scaled_loss) for scaled_loss in scaled] == losses
 
 
 def test_knows_the_scaler_of_lazily_scaled_losses(weight: nn.Parameter) -> None:
