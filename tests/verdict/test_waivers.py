@@ -85,7 +85,7 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
         (
             SLOW,
             {"tolerated": 22},
-            'tolerates 22, but only counts can grow by a number. Give a share, such as "22%"',
+            'tolerates 22, but an absolute number is only valid for counts. Give a share, such as "22%"',
         ),
         # Growth from 0 exceeds any percentage.
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),
