@@ -316,7 +316,7 @@ def _judge_healthy(
 
 
 def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Run]) -> Check:
-    """Return the check of a span's seconds, whose outcome is `improved`.
+    """Return the given check of a span's seconds. Its outcome was `improved` so far.
 
     If arm B has more of these spans, the outcome becomes `passed`. The seconds are the time of one span, but
     two checkpoints of 1 s each are not better than one checkpoint of 2 s.
@@ -329,7 +329,7 @@ def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Ru
 
 
 def _only_growth_judged(counts: CountCheck) -> CountCheck:
-    """Return counts that are not judged. In a comparison of times, they only explain changes of times.
+    """Return the counts, with all findings `passed`: in a comparison of times, counts only explain changes.
 
     An exception is an increase of kept objects, which is judged. Kept objects slow down and end long runs,
     but do not affect the measured window.

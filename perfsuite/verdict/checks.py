@@ -1,4 +1,4 @@
-"""Judge one metric of a case: the parts that baselines and pairs of arms share. Pure."""
+"""Functions for judging one metric of a case, used both with baselines and with pairs of arms. Pure."""
 
 from collections.abc import Sequence
 from statistics import median

@@ -21,8 +21,9 @@ DEVICE_PROBE_SLOWER = 0.1
 """Share by which a GPU's matmul, copy or all-reduce may be slower than at the baseline. They are timed before
 the workload. If the launches of the baseline scatter more, a larger share is allowed."""
 DEVICE_PROBE_SIGMAS = 2.0
-"""The same limit, in standard deviations of the baseline's launches. The larger of the two limits applies.
-One healthy launch in 44 exceeds this limit, but a case ends only after three unhealthy launches."""
+"""A second limit for the same rates, in standard deviations of the baseline's launches. The larger of the two
+limits applies. One healthy launch in 44 exceeds this second limit, but a case ends only after three unhealthy
+launches."""
 OBSERVED = "observed "  # prefix of observed settings in `setting_differences`
 UNEXPLAINED = "settings differ, but no recorded version or variable does"
 POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be lower than at the baseline
@@ -105,9 +106,9 @@ def _slow_gpus(run: Run, baseline: Baseline | None) -> list[str]:
             least = (
                 1 - _may_be_less([launch.slowest_share.get(name) for launch in baseline.launches])
             ) * usual
-            at_baseline = f"{1 - usual:.0%} less at the baseline, "
+            at_baseline = f"{1 - usual:.0%} less at the baseline; "
         if share < least:
-            allowed = f"{at_baseline}up to {1 - least:.0%} less is healthy"
+            allowed = f"{at_baseline}a lag of up to {1 - least:.0%} is healthy"
             reasons.append(f"{health.slowest_gpu(run, name)} ({allowed})")
     return reasons
 

@@ -35,7 +35,7 @@ def reasons_to_doubt(
 ) -> list[str]:
     """List reasons why counts below the baseline's do not necessarily mean less work.
 
-    `advice` is appended to each reason that no longer applies once the new counts are accepted.
+    `advice` is appended to each reason that the user can remove by accepting the new counts.
     """
     reasons = list(_missing_work(runs, baseline, launches, advice=advice))
     of_runs = (does_less_later(runs, baseline.counts), _lacks_events(runs, baseline.counts, advice=advice))
@@ -89,8 +89,8 @@ def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts], *, advice: 
     """Return a reason to doubt the counts if some launch lacks an event of the other side.
 
     The work of this event might now be done in a way that is not recognised, such as in a thread, or with
-    another writer. `before` has the counts of the other side: the baseline or the other arm. Returns None if
-    all launches have all events of that side.
+    a function that perfsuite does not wrap. `before` has the counts of the other side: the baseline or the
+    other arm. Returns None if all launches have all events of that side.
     """
     expected = _events_of(before)
     missing = {event for run in counted(runs) for event in expected - _events_of(run.counts)}

@@ -85,8 +85,8 @@ def combined(
     """Return the findings about one quantity. Equal findings about several counted steps become one.
 
     `findings` has the findings by step number. `counted` has the numbers of all counted steps in ascending
-    order; the first is the reported step. Two findings are merged if they have the same outcome, and
-    `is_alike` returns True for their changes. If a finding applies to all counted steps, its sentence does
+    order; the first is the reported step. Two findings are merged if both have the same outcome and
+    if `is_alike` returns True for their changes. If a finding applies to all counted steps, its sentence does
     not name the steps. A finding with the outcome `passed`, which is listed but not judged, is returned only
     for the reported step.
     """

@@ -1,4 +1,4 @@
-"""Separate the launches (or pairs) that count as evidence from those with an unhealthy machine."""
+"""Set aside the launches (or pairs) on an unhealthy machine. The others count as evidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

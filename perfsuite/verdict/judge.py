@@ -127,9 +127,10 @@ def _compare(
 ) -> Verdict:
     """Judge healthy launches against the baseline.
 
-    Two kinds of regressions do not end the launches, so the verdict is `undecided` as long as any other check
-    is `undecided`: regressions of metrics without noise alone, and regressions that are all waived. Without
-    the second rule, a waiver of one metric would hide a regression of another one that needs more launches.
+    Regressions do not end the launches if only metrics without noise regressed, or if all regressions are
+    waived. The verdict is then `undecided` as long as the check of a metric with noise is `undecided`.
+    Without the rule for waivers, a waiver of one metric would hide a regression of another one that needs
+    more launches.
     """
     failed = _unlike(runs, baseline)
     if failed is not None:

@@ -17,8 +17,8 @@ LOSS_SIGMAS = 4.3
 LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
 CANCELLED = 1e-4
-"""Share of the largest loss of a curve by which a loss may always differ. A much smaller loss, as in GRPO, is
-a sum of larger terms that cancel each other, so its relative difference means nothing."""
+"""A loss may always differ by this share of the largest loss of its curve. A much smaller loss, as in GRPO,
+is a sum of larger terms that cancel each other, so its relative difference means nothing."""
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
     UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
@@ -39,8 +39,8 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 
     There are three possible reasons: (1) the losses of all steps differ by a common factor; (2) in one of the
     ten parts of a run, the mean loss differs by more than is allowed; (3) a gradient norm differs. After a
-    spike in the baseline's loss, a loss differs only if it is above the spike. In the message, the text
-    `whose` refers to the baseline.
+    spike in the baseline's loss, a loss is reported as different only if it is above the spike. In the
+    message, the text `whose` refers to the baseline.
     """
     then = baseline.launches
     now = from_runs(runs).launches

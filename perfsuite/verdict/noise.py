@@ -2,8 +2,8 @@
 
 The noise is described by two standard deviations of log(cost), which are relative. `sigma` is the standard
 deviation between launches of one session. `session_sigma` is the standard deviation of the shift that all
-launches of a session have in common. `of_case` is the variance of a further shift, which only one case of a
-session has.
+launches of a session have in common. `of_case` is the variance of a further shift, which each case
+of a session has on its own.
 
 A probe is a fixed piece of work that is timed between the steps of a launch. The probe is used to remove the
 drift of the machine: if the machine slows down both steps and probe, seconds / probe_seconds**exponent
@@ -165,7 +165,7 @@ def _between_sessions(of_session: Component | None, per_case: float) -> float:
 
 
 def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
-    """Estimate the noise of a case within a session, which shifts one case of a session but not the others.
+    """Estimate the noise of a case within a session: a shift that no other case of the session shares.
 
     Each case has a mean in each session. The noise is the scatter of these means that neither the effect of
     the case nor the effect of the session explains. Returns None if no two cases have the same sessions.

@@ -30,7 +30,7 @@ NOT_COMPARED = (
     "neither the loss nor the gradients before clipping could be compared, so the case might compute "
     "something else. Accept the counts again (perfsuite baseline accept --only-counts)"
 )
-ONE_LAUNCH = "Launches without a seed also differ. To be sure, launch each side twice"
+ONE_LAUNCH = "Without a seed, even launches of the same code differ. To be sure, launch each side twice"
 NOTHING_TO_COMPARE = (
     "counts are not judged: no baseline has counts, and these launches cannot become a baseline"
 )
@@ -40,7 +40,8 @@ NOTHING_TO_COMPARE = (
 class Reference:
     """The data against which the launches of a case are judged.
 
-    Only `tonight` is about the reference of a session.
+    A session's reference (the packages and the commit of the baseline) is something else: only `tonight` is
+    about it.
     """
 
     baseline: Baseline | None = None  # None: there is no baseline, and the launches can become one
@@ -98,9 +99,9 @@ def _unless_other(
 ) -> Verdict:
     """Return the verdict, or `failed` if the launches compute something other than the baseline of counts.
 
-    Two launches on each side show whether values differ or only scatter. With one launch, the verdict is
-    `failed` only if a common factor scales the loss. With `is_judged`, a baseline of times and its scatter
-    were already used to judge the loss.
+    Two launches on each side show whether values differ or only scatter. With one launch, different
+    losses or gradients make the verdict `failed` only if the losses of all steps differ by the same factor.
+    With `is_judged`, a baseline of times and its scatter were already used to judge the loss.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:

@@ -254,7 +254,7 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Return whether nearly all pairs show the change: all but 1 of 8 pairs, 2 of 10, or 3 of 12."""
+    """Return whether nearly all pairs show the change. At most 1 of 8, 2 of 10, or 3 of 12 may lack it."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)

@@ -1,9 +1,9 @@
 """Plan how often to launch cases and canaries to find a change of a wanted size in one night. Pure.
 
-A plan and the gate that will judge the night use the same noise, and the same formula for the smallest change
-that is found 95 times in 100. Even if the reference shows exactly how fast the machine is, the noise of a
-case within a session remains. If this noise alone hides a change of the wanted size, only launches
-in pairs can find the change.
+A plan uses the same noise as the gate, which judges the night later. Both use the same formula for the
+smallest change that is found 95 times in 100. Even if the reference shows exactly how fast the machine is,
+the noise of a case within a session remains. If this noise alone hides a change of the wanted size, only
+launches in pairs can find the change.
 """
 
 import math

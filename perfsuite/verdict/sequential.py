@@ -60,9 +60,9 @@ _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bo
 _Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is faster by more than this
 Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more than this
 Z_FUTILE = round(NormalDist().inv_cdf(0.9), 3)
-"""The same limit for a comparison with a reference. Launches stop if the chance of a decision is below 10%
-(conditional power: Lachin, Statistics in Medicine 24, 2005, 2747). The saved launches pay for the launches
-with the reference."""
+"""Replaces `Z_HOPELESS` in a comparison with a reference. Launches stop if the chance of a decision is below
+10% (conditional power: Lachin, Statistics in Medicine 24, 2005, 2747). The saved launches pay for the
+launches with the reference."""
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
 _DISAGREEMENT = 0.5  # minimum noise, as a share of the standard deviation of today's launches
@@ -192,7 +192,7 @@ def minimum_detectable_drop(
 
 
 def smallest_tolerance(*, noise: Noise, baseline_launches: int, launches: int, z: float) -> float:
-    """Return the smallest tolerance with which few enough unchanged cases are `regressed`.
+    """Return the smallest tolerance at which an unchanged case is `regressed` only rarely.
 
     With this tolerance, an unchanged case is `regressed` only if it is off by `z` standard errors. `z` is a
     quantile of the normal distribution. Student's t replaces it, as in the test.

@@ -11,8 +11,9 @@ The variance of a case within a session is estimated from the scatter of the can
 from the scatter of cases between the sessions of their baselines. The shift does not remove this variance:
 `correction` adds it to the noise of a case that is judged against the reference.
 
-If the case itself is also launched with the reference, these launches have the same effect of the case within
-the session as tonight's launches. Only the noise between launches is left (`own_correction`).
+The case itself can also be launched with the reference. The effect of the case within the session is then the
+same in these launches and in tonight's launches of the new code, so it cancels. Only the noise between
+launches is left (`own_correction`).
 """
 
 import math
@@ -183,5 +184,8 @@ def _scatter(changes: Iterable[CanaryChange]) -> Component | None:
 
 
 def _times(sessions: Shares) -> float:
-    """Return the variance of tonight minus a baseline, as a multiple of the variance of one session."""
+    """Return the variance of the difference between tonight and a baseline.
+
+    The unit is the variance of one session.
+    """
     return 1 + sum(share**2 for share in sessions.values())

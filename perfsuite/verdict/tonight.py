@@ -1,4 +1,7 @@
-"""Use launches with a session's reference to tell changes of the machine from changes of the code. Pure."""
+"""Distinguish changes of the machine from changes of the code. Pure.
+
+This needs launches that run a session's reference: the packages and the commit of the baseline.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +37,10 @@ from perfsuite.verdict.shift import (
 MACHINE_METRICS = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 """Metrics that follow the machine's speed. The others, such as memory and counts, are never corrected."""
 CHANGES = ("regressed", "improved")
-AS_THE_REFERENCE = "tonight's reference changed as well, so the cause is the machine, not the code"
+AS_THE_REFERENCE = (
+    "tonight, this metric also changed in the launches that run the reference, so the cause is the machine, "
+    "not the code"
+)
 NOT_BESIDE = (
     "{measured} compared with the baseline, but {beside} compared with tonight's reference. It is not known "
     "well enough how much cases vary within a session: accept a baseline of more sessions, or launch the "
@@ -57,7 +63,7 @@ class CanaryRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class Tonight:
-    """The launches with a session's reference on one hardware class, by id of the canary."""
+    """The launches that run a session's reference on one hardware class, by id of the canary."""
 
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
     confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
@@ -146,7 +152,7 @@ def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) ->
 
 
 def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> list[str]:
-    """List the differences between a launch with the reference and the baseline, except those of the machine.
+    """List how a launch that runs the reference differs from the baseline, except for changes of the machine.
 
     `commit` is the commit of the reference. It is None if the commit is unknown, or if there are uncommitted
     changes. The code counts as the same if its digest is the same, or if the baseline was measured at
@@ -216,7 +222,7 @@ def looks_slower(check: Check) -> bool:
 
 
 def beside_reference(measured: Check, beside: Check) -> Check:
-    """Return the check of the corrected costs, but with the change of the measured costs.
+    """Return `beside`, the check of the corrected costs, but with the change that `measured` reports.
 
     `measured` compares the launches with the baseline, and `beside` compares them with the reference.
     """

@@ -42,7 +42,10 @@ class Component:
 
     @property
     def upper(self) -> float:
-        """The component at its upper confidence limit, because a few values can agree by chance."""
+        """The upper confidence limit of the component.
+
+        It is used because the estimate is too low if a few values agree by chance.
+        """
         return max(self.observed, self.explained) * upper_limit(self.degrees) - self.explained
 
     @property

@@ -33,8 +33,8 @@ def waive(
 ) -> tuple[bool, tuple[str, ...]]:
     """Return whether all regressions of a case are waived, and a sentence about each regression.
 
-    `strict` has the outcomes that `--perf-strict` does not allow. A waiver covers only regressions: if the
-    other checks of the case have such an outcome, the case is not waived because of them.
+    `strict` has the outcomes that `--perf-strict` does not allow. A waiver covers only regressions: a
+    case is not waived if its other checks have such an outcome.
     """
     regressions = _regressions(result) if result.outcome == "regressed" else []
     sentences = list[str]()
@@ -135,7 +135,7 @@ def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
         is_within = round(regression.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
     elif regression.growth is None:
         return (
-            f"{waiver.name} tolerates {waiver.tolerated}, but only counts can grow by a number. "
+            f"{waiver.name} tolerates {waiver.tolerated}, but an absolute number is only valid for counts. "
             'Give a share, such as "22%"'
         )
     else:

@@ -181,7 +181,8 @@ def place_of(frames: Iterable[Mapping[str, Any]]) -> str | None:
     outside = [
         frame
         for frame in frames
-        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))  # `<string>` is in a fork server
+        # A fork server runs the code of `python -c`, whose file name is `<string>`.
+        if not str(frame["filename"]).startswith((OF_TORCH, OF_HOOKS, "<"))
         and Path(frame["filename"]).name not in OF_DECORATORS
     ]
     own = [frame for frame in outside if not str(frame["filename"]).startswith(OF_LIBRARIES)]

@@ -137,7 +137,8 @@ def _watch(rank: Rank) -> None:
     flight_recorder.watch(rank.run_dir)
     events.watch()
     if rank.request.counts:
-        with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
+        # If torch lacks a private name, this is reported when a step is counted.
+        with contextlib.suppress(Exception):
             from perfsuite.worker.counting import loader_workers
 
             loader_workers.watch(rank.run_dir, counts_objects=rank.request.times_nothing)
@@ -238,7 +239,8 @@ def _warm_up(device: Any, *, counts: bool) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
-    with contextlib.suppress(Exception):  # if torch lacks a private name, counting a step reports this
+    # If torch lacks a private name, this is reported when a step is counted.
+    with contextlib.suppress(Exception):
         from perfsuite.worker.counting.steps import warm_up
 
         # Load the modules for counting before host memory is first read, because host memory includes these

@@ -172,7 +172,8 @@ class Rank:
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-            Memory.model_rebuild()  # create these objects now. Later, they would count as kept by steps
+            # If these objects were created later, they would be counted as objects that steps keep.
+            Memory.model_rebuild()
         try:  # a private name of torch might be missing
             from perfsuite.worker.counting.steps import Counting
 

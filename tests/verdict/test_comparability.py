@@ -220,7 +220,9 @@ def test_gpu_that_falls_behind_its_peers_is_unhealthy() -> None:
         "a difference of 10% is allowed"
     )
     run = on_gpus(*UNEQUAL)
-    assert launch_problems(run, equal) == [f"{SLOWEST} (0% less at the baseline, up to 10% less is healthy)"]
+    assert launch_problems(run, equal) == [
+        f"{SLOWEST} (0% less at the baseline; a lag of up to 10% is healthy)"
+    ]
     unlike = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4")
     assert [launch_problems(run.replace(machine=other), None) for other in (unlike, make_machine())] == [
         [],
@@ -241,7 +243,7 @@ def test_only_a_very_slow_gpu_is_unhealthy_without_a_baseline() -> None:
     assert launch_problems(on_gpus(*UNEQUAL), None) == []
     (reason,) = launch_problems(on_gpus(*[*UNEQUAL[:5], 2250, *UNEQUAL[6:]]), None)
     assert "25% less than the 3010" in reason
-    assert reason.endswith("(up to 25% less is healthy)")
+    assert reason.endswith("(a lag of up to 25% is healthy)")
 
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])

@@ -86,7 +86,7 @@ def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: di
         (
             SLOW,
             {"tolerated": 22},
-            'tolerates 22, but only counts can grow by a number. Give a share, such as "22%"',
+            'tolerates 22, but an absolute number is only valid for counts. Give a share, such as "22%"',
         ),
         # Growth from 0 exceeds any percentage.
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),

@@ -41,11 +41,11 @@ _settings: set[str] = set()  # settings of the loaders that have begun to yield 
 
 
 class DataWait:
-    """Records how long the thread that trains waits for batches in each step.
+    """Records how long the training thread waits for batches in each step.
 
     If loaders give batches to other threads as well, the training might get these batches from a queue, and
-    wait for them unseen. The data wait is then unknown, unless the loader that the case names gives batches
-    to the training thread.
+    wait for them unseen. The data wait is then unknown, unless the training thread gets batches from the
+    loader that is named in the case.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -39,7 +39,7 @@ class HostMemory:
         self._peak = max(self._peak, self._status_bytes("VmHWM"))
 
     def go_on(self) -> None:
-        """Resume measuring. The peak that `fold` kept still counts."""
+        """Resume measuring. The peak that was stored by `fold` is not lost."""
         try:
             with open(self._clear_refs, "w") as file:
                 file.write("5")
@@ -111,7 +111,7 @@ class CudaMemory:
             self._error = error
 
     def go_on(self) -> None:
-        """Do nothing, because counting objects uses no device memory."""
+        """Do nothing: between `fold` and `go_on`, objects are counted, which uses no device memory."""
 
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""
@@ -135,7 +135,7 @@ def memory_for(device: Any) -> HostMemory | CudaMemory:
 
 
 def keep_peaks() -> None:
-    """Make each `CudaMemory` fold its peaks before torch's `reset_peak_memory_stats` resets them.
+    """Make each `CudaMemory` store its peaks before torch's `reset_peak_memory_stats` resets them.
 
     Call this before a script imports `reset_peak_memory_stats` by name.
     """

@@ -44,7 +44,7 @@ class Injector:
         self._held: Any = None
 
     def before_end(self, step: int, recorder: Recorder) -> None:
-        """Inject the fault if it belongs to this step, before the end of the step is stamped."""
+        """If the fault belongs to this step, inject it before the clock stamps the end of the step."""
         kind = self.fault.kind
         size = self.fault.size
         if kind == "slowdown":

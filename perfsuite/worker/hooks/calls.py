@@ -1,4 +1,4 @@
-"""Notice stalls, and work that torch's dispatcher does not see. Uses only public names."""
+"""Detect stalls. Also detect work that torch's dispatcher does not see. Uses only public names."""
 
 import contextlib
 import functools

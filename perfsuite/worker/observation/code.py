@@ -14,7 +14,7 @@ STANDARD_LIBRARY = tuple(
 )
 PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 GENERATED = f"{os.sep}{CACHES}{os.sep}"
-"""The paths of all files that compilers generated in this session contain this text."""
+"""If a compiler generated a file in this session, the path of the file contains this text."""
 
 
 def digest(started_at: float | None) -> str | None:

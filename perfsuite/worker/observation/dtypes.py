@@ -19,9 +19,9 @@ def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | Non
     """Return how many elements of each dtype this rank holds, for parameters, gradients and so on.
 
     Call this just before a step of `optimizer`, but not before its first step. The weights that the
-    optimizer steps are listed separately, because an optimizer can step its own fp32 copies instead of the
-    model's parameters. Scalars, such as the number of steps, are left out. `linear_layers` maps each dtype to
-    the number of weights of the linear layers that computed in this dtype in this step.
+    optimizer updates are listed separately, because an optimizer can update its own fp32 copies instead of
+    the model's parameters. Scalars, such as the number of steps, are left out. `linear_layers` maps each
+    dtype to the number of weights of the linear layers that computed in this dtype in this step.
     """
     parameters = list(model.parameters())
     stepped = parameters_of(optimizer)

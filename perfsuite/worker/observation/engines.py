@@ -32,9 +32,9 @@ def watch() -> None:
     """Notice each engine that is created from now on.
 
     Call this as soon as torch has been imported. The class of an engine is watched after its module has been
-    executed. If it was this module that imported torch, the module is still being executed when `watch` is
-    called, so call `look_again` later. An engine that was created before its class is watched is noticed at
-    its first step.
+    executed. If the module of the engine's class is the one that imported torch, it is still being executed
+    when `watch` is called, so call `look_again` later. An engine that was created before its class is watched
+    is noticed at its first step.
     """
     global _imports
     notes.clear()

@@ -102,7 +102,7 @@ class Observer:
 
     @property
     def steps_copies(self) -> bool:
-        """Whether the optimizer steps only copies: tensors that are not parameters of the model."""
+        """Whether the optimizer updates only copies: tensors that are not parameters of the model."""
         if engines.of(self.optimizer) is not None:
             return False
         parameters = {id(p) for p in self.model.parameters()}

@@ -95,7 +95,7 @@ class Optimizers:
     def begin(self, there: Iterable[Any] = ()) -> None:
         """At the clock's first step, begin to count the steps for `notes`.
 
-        `there` are all optimizers that exist already.
+        The argument `there` contains all optimizers that exist already.
         """
         self._there.update(there)
         for optimizer in self.seen:

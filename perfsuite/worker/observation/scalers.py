@@ -59,7 +59,7 @@ def watch(skipped: Callable[[Any], object]) -> None:
 
 
 def watch_new() -> None:
-    """Record each scaler that is created from now on in `living`, and follow its class."""
+    """From now on, add each new scaler to `living`, and follow its class."""
     if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
         calls.before(torch.amp.GradScaler, "__init__", _created)
 
@@ -126,7 +126,8 @@ def _marked(scaler: Any, outputs: Any, scaled: Any) -> Any:
         elif isinstance(scaled, list | tuple):
             for before, after in zip(outputs, scaled, strict=True):
                 _marked(scaler, before, after)
-        elif isinstance(scaled, Iterator):  # scales the losses later, so their unscaled values are unknown
+        elif isinstance(scaled, Iterator):
+            # The iterator scales the losses only later, so their unscaled values are unknown.
             return (_marked(scaler, None, after) for after in scaled)
     except Exception:  # the loss then counts as unscaled
         return scaled

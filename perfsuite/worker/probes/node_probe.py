@@ -132,7 +132,7 @@ def _matmul_tflops(device: torch.device, *, best: bool) -> float:
 def _copy_gb_s(device: torch.device) -> float:
     size = (256 if device.type == "cuda" else 64) * MIB
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)  # the warm-up of `_seconds` touches its pages
+    target = torch.empty_like(source)  # the warm-up of `_seconds` touches the pages of `target`
     return 2 * size / min(_seconds(device, lambda: target.copy_(source), 3)) / 1e9
 
 

@@ -1,7 +1,7 @@
 """Recognise when a training run saves or loads a checkpoint, or evaluates its model. Imports torch.
 
 The functions of a library are wrapped as soon as the library is imported. `RECOGNISED` lists the functions of
-torch, of libraries on which other libraries build, and of libraries that have several names. A framework
+torch, of libraries that other libraries use, and of libraries that have several names. A framework
 lists the functions of its own library (`Library.events`).
 
 A name that begins with an underscore is private to its library (seen in transformers 5.23, lightning 2.6). If

@@ -107,9 +107,9 @@ class Spans:
     """The spans of this process.
 
     If a span is inside another span, and both have the same name or both are events, the inner span is only a
-    part of the outer span and is not recorded. Occurrences in the first step with the span have counts and
-    seconds. Later occurrences have only seconds. An occurrence that ends with an exception is left out,
-    because a failed save is not a fast one.
+    part of the outer span and is not recorded. In the first step that contains the span, its occurrences have
+    counts and seconds. Later occurrences have only seconds. An occurrence that ends with an exception is left
+    out, because a failed save is not a fast one.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
@@ -123,7 +123,8 @@ class Spans:
         self._times = OwnList[tuple[str, int, int, float, bool]]()  # name, thread, steps, seconds, is_wait
         self._failed = OwnList[tuple[str, int, str]]()  # name, thread, kind of the exception
         self._moved = OwnList[tuple[str, int]]()  # name and thread of spans that ended in another thread
-        self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
+        # For each thread and name, the first span that has ended.
+        self._first: dict[tuple[int, str], Span] = {}
         self._left: list[Span] = []  # counted spans that left work to other threads
         self._behind: list[Background] = []  # background work of the training thread that might not be over
 
@@ -182,8 +183,8 @@ class Spans:
     def end(self, span: Span, error: type[BaseException] | None = None) -> None:
         """End a span. `error` is the class of the exception that ended it, or None.
 
-        Spans that began later stay open, because a generator can leave its phase after a phase around it
-        has ended. A span that ends in another thread is left out, because its seconds belong to no thread.
+        Spans that began after this one stay open: a phase inside a generator can end later than the phase
+        around it. A span that ends in another thread is left out, because its seconds belong to no thread.
         """
         assert span.since is not None
         seconds = self._meters.now() - span.since
