@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,9 +167,12 @@ def test_the_core_passes_without_it(name: str, tmp_path: Path) -> None:
 
 
 def install_metadata(repository: Path) -> None:
-    """Copy the metadata of the installed perfsuite, with the entry points of this `pyproject.toml`."""
-    package = distribution("perfsuite")
-    (metadata,) = (Path(str(file.locate())) for file in package.files or () if file.name == "METADATA")
+    """Copy the metadata of the installed perfsuite, with the entry points of this `pyproject.toml`.
+
+    A source tree can contain a `perfsuite.egg-info` as well, which has a `PKG-INFO` instead of `METADATA`.
+    """
+    files = [file for package in distributions(name="perfsuite") for file in package.files or ()]
+    metadata = next(Path(str(file.locate())) for file in files if file.name == "METADATA")
     copied = repository / metadata.parent.name
     shutil.copytree(metadata.parent, copied)
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
@@ -177,3 +180,19 @@ def install_metadata(repository: Path) -> None:
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
     (copied / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_an_egg_info_is_not_the_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setuptools writes one into the source tree. Its files are those of a `SOURCES.txt`."""
+    egg_info = tmp_path / "source" / "perfsuite.egg-info"
+    egg_info.mkdir(parents=True)
+    (egg_info / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: perfsuite\nVersion: 0.0\n")
+    (egg_info / "SOURCES.txt").write_text("perfsuite.egg-info/PKG-INFO\n")
+    monkeypatch.syspath_prepend(egg_info.parent)
+    assert not any(file.name == "METADATA" for file in distribution("perfsuite").files or ())
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    shutil.copy(ROOT / "pyproject.toml", repository)
+    install_metadata(repository)
+    (written,) = repository.glob("*.dist-info/entry_points.txt")
+    assert "[perfsuite.frameworks]" in written.read_text()
